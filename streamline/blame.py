@@ -1,0 +1,55 @@
+"""Naming the culprit: what is added to a user's exception before it travels to the consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from asyncio import CancelledError
+
+import anyio
+
+from streamline.errors import StageError
+from streamline.flow import Site
+from streamline.states import State
+
+__all__ = ["blame", "cancellation_requested", "function_name"]
+
+LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
+
+
+def blame(error: BaseException, stage: str, site: Site, position: State | None) -> BaseException:
+    """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
+
+    Args:
+      error: as raised by the user's function, not a cancellation that streamline asked for.
+      stage: the stage as printed, "map(tokenize)".
+      site: where it ran.
+      position: the upstream state right after the item at fault; None where no item is at fault.
+    """
+    if isinstance(error, LOOKS_LIKE_AN_END):
+        wrapped = StageError(f"{stage} raised {type(error).__name__}, which Python would read as an end: {error!r}")
+        wrapped.__cause__ = error
+        error = wrapped
+    at = position.where() if position is not None else ""
+    error.add_note(f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else ""))
+    return error
+
+
+def function_name(fn: object) -> str:
+    """Return how a function is printed and fingerprinted: its qualified name, or its type's for a callable object."""
+    name = getattr(fn, "__qualname__", None)
+    return name if isinstance(name, str) else type(fn).__qualname__
+
+
+def cancellation_requested(error: BaseException) -> bool:
+    """Whether `error`, out of user code that was awaited, is a cancellation that somebody asked this task for.
+
+    A library may let a `CancelledError` of a task of its own escape; taken for ours, it would end a worker in silence.
+    """
+    if not isinstance(error, anyio.get_cancelled_exc_class()):
+        return False
+    if not isinstance(error, CancelledError):
+        return True  # trio's can't be raised by hand
+    task = asyncio.current_task()
+    return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)

@@ -1,0 +1,273 @@
+"""Channels: where one task ends and another begins.
+
+A channel is an anyio memory object stream that carries lists of items with their states. It differs from a plain one
+in three ways:
+
+- The list that still waits in the buffer stays open: what is sent next is appended to it until it is received, so no
+  item waits for a list to fill, and a slow receiver gets few long lists.
+- Capacity counts items (and bytes, if asked to), including those that the receiver has taken as a list but not dealt
+  with yet. The sender asks for room *before* it pulls: inputs are throttled, outputs never.
+- It ends in three ways, never mistaken for one another: `finish`, `fail`, and `abandon`, when its driver is cancelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from streamline.errors import ClosedError
+from streamline.flow import Chunk, Flow
+from streamline.sizes import nbytes
+from streamline.states import Joined, Shifted, State
+from streamline.tasks import Job
+
+__all__ = ["Channel", "Inbox"]
+
+T = TypeVar("T")
+
+
+class _Packet(Generic[T]):
+    """A list on its way: open for appends until it is received."""
+
+    __slots__ = ("after", "failure", "items", "sizes", "states")
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self.sizes: list[int] = []  # in bytes, where there is a byte budget
+        self.states = Joined()
+        self.after: State | None = None
+        self.failure: BaseException | None = None
+
+
+class Channel(Generic[T]):
+    """The sending end; `inbox` is the receiving one.
+
+    Args:
+      begin: the state before the first item.
+      capacity: items between the sender's hands and the receiver's, at least 1.
+      capacity_bytes: likewise in bytes as `streamline.sizes` counts them; one item is always admitted. None: no bound.
+    """
+
+    def __init__(self, begin: State, capacity: int, capacity_bytes: int | None = None) -> None:
+        self.capacity = capacity
+        self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
+        self.held = 0
+        self.held_bytes = 0
+        self.finished = False
+        self._largest = 1
+        self._waiting: anyio.Event | None = None
+        self.open: _Packet[T] | None = None
+        # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
+        streams = anyio.create_memory_object_stream[_Packet[T]](1)
+        self._send: MemoryObjectSendStream[_Packet[T]] = streams[0]
+        self.inbox = Inbox(self, streams[1], begin)
+
+    @property
+    def room(self) -> int:
+        """Items that may be pulled now; under a byte budget, as many as fit if all are as large as the largest yet."""
+        room = self.capacity - self.held
+        if self.capacity_bytes is not math.inf and room > 0:
+            fits = int(self.capacity_bytes - self.held_bytes) // self._largest
+            room = min(room, fits if self.held else max(1, fits))
+        return room
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it."""
+        while (room := self.room) < 1:
+            await self._wait_freed()
+        return room
+
+    async def send(self, chunk: Chunk[T]) -> None:
+        """Hand on a chunk; waits only where a byte budget is set and an item is larger than was to be expected."""
+        if self.capacity_bytes is math.inf:
+            self.reserve(len(chunk.items))
+            self.post(chunk)
+            return
+        for index, item in enumerate(chunk.items):
+            size = nbytes(item)
+            self._largest = max(self._largest, size)
+            while self.held and self.held_bytes + size > self.capacity_bytes:
+                await self._wait_freed()
+            self.held_bytes += size
+            self.reserve(1)
+            self._packet().sizes.append(size)
+            self.post(chunk.part(index, 1))
+        if not chunk.items:
+            self.post(chunk)
+
+    def reserve(self, items: int) -> None:
+        """Count `items` as held from now on, before they are posted."""
+        self.held += items
+
+    def post(self, chunk: Chunk[T]) -> None:
+        """Hand on a chunk whose items have been reserved."""
+        if not chunk.items and chunk.after is None:
+            return
+        packet = self._packet()
+        if chunk.items:
+            packet.states.add(len(packet.items), chunk.states)
+            packet.items.extend(chunk.items)
+        packet.after = chunk.after  # supersedes an earlier one: at most one progress is pending
+        self.inbox.notify()
+
+    def finish(self) -> None:
+        """Say that this was all. Only a flow that has finished may."""
+        self.finished = True
+        self._send.close()
+        self.inbox.notify()
+
+    def fail(self, failure: BaseException) -> None:
+        """Let the receiver have what was sent, then `failure`."""
+        self._packet().failure = failure
+        self.finish()
+
+    def abandon(self) -> None:
+        """Close both ends: nobody is going to read what is left."""
+        self._send.close()
+        self.inbox.shut()
+
+    def freed(self, items: int, size: int) -> None:
+        """Take note that the receiver has dealt with `items` items of `size` bytes together."""
+        self.held -= items
+        self.held_bytes -= size
+        if self._waiting is not None:
+            self._waiting.set()
+            self._waiting = None
+
+    async def _wait_freed(self) -> None:
+        self._waiting = anyio.Event()
+        await self._waiting.wait()
+
+    def _packet(self) -> _Packet[T]:
+        if self.open is None:
+            self.open = _Packet()
+            self._send.send_nowait(self.open)
+        return self.open
+
+
+class Inbox(Flow[T]):
+    """The receiving end: a flow whose state travelled with the last item received.
+
+    Cancel-safe: a cancelled pull has taken nothing. Its other face, for a merge that looks at several inboxes, is
+    `start`, `ready`, `take`, `over` and `wait`.
+    """
+
+    def __init__(self, channel: Channel[T], receive: MemoryObjectReceiveStream[_Packet[T]], begin: State) -> None:
+        super().__init__(begin)
+        self._channel = channel
+        self._receive = receive
+        self._packet: _Packet[T] = _Packet()
+        self._position = 0
+        self._unreleased = 0
+        self._unreleased_bytes = 0
+        self._most = (channel.capacity + 1) // 2  # so that the sender has room while a list is dealt with
+        self._job: Job | None = None
+        self._shut = False
+        self.starter: Callable[[], Job] | None = None
+        self.stopper: Callable[[Job], Awaitable[None]] | None = None
+        self.on_ready: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Start the task that feeds this inbox, if it isn't running yet."""
+        if self.starter is not None:
+            starter, self.starter = self.starter, None
+            self._job = starter()
+
+    def notify(self) -> None:
+        """Called by the sender: there is something to see."""
+        if self.on_ready is not None:
+            self.on_ready()
+
+    @property
+    def ready(self) -> int:
+        """Items that `take` would return now, if it was asked for that many."""
+        if self._position == len(self._packet.items) and self._channel.open is not None and self._packet.after is None:
+            self._adopt(self._receive.receive_nowait())
+        return min(self._most, len(self._packet.items) - self._position)
+
+    def take(self, limit: int) -> Chunk[T] | None:
+        """Return up to `limit` items that are here, or progress; None if there is neither."""
+        count = min(limit, self.ready)
+        packet, start = self._packet, self._position
+        stop = start + count
+        after = packet.after if stop == len(packet.items) else None
+        if not count and after is None:
+            return None
+        if after is not None:
+            packet.after = None
+        self._position = stop
+        self._unreleased += count
+        if packet.sizes:
+            self._unreleased_bytes += sum(packet.sizes[start:stop])
+        return Chunk(packet.items[start:stop], Shifted(packet.states, start) if start else packet.states, after)
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was taken and no more will come.
+
+        Raises:
+          What the sender failed with, once all before it was taken.
+        """
+        if self.ready or self._packet.after is not None:
+            return False
+        if self._packet.failure is not None:
+            self._receive.close()
+            raise self._packet.failure
+        if self._shut:
+            raise ClosedError("the stream was closed while it was being read")
+        if self._channel.finished:
+            self._receive.close()
+        return self._channel.finished
+
+    async def wait(self) -> None:
+        """Wait until there is something to take, or it is over."""
+        try:
+            self._adopt(await self._receive.receive())
+        except anyio.EndOfStream:
+            self._shut = self._shut or not self._channel.finished
+        except anyio.ClosedResourceError:
+            self._shut = True
+
+    def release(self) -> None:
+        if self._unreleased:
+            items, size = self._unreleased, self._unreleased_bytes
+            self._unreleased = self._unreleased_bytes = 0
+            self._channel.freed(items, size)
+
+    def shut(self) -> None:
+        """Close the receiving end; what is buffered is dropped."""
+        self._shut = not self._channel.finished
+        self._receive.close()
+
+    def cancel(self) -> None:
+        """Ask the task that feeds this inbox to end; do not wait."""
+        self.starter = None
+        if self._job is not None:
+            self._job.cancel()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.starter = None
+        if self._job is not None and self.stopper is not None:
+            await self.stopper(self._job)
+        self._channel.abandon()
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        self.start()
+        self.release()
+        while (chunk := self.take(limit)) is None:
+            if self.over:
+                return None
+            await self.wait()
+        return chunk
+
+    def _adopt(self, packet: _Packet[T]) -> None:
+        """Make `packet` the one that is taken from; its sender appends to it no more."""
+        self._packet = packet
+        self._position = 0
+        if packet is self._channel.open:
+            self._channel.open = None

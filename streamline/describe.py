@@ -1,0 +1,48 @@
+"""A plan for a person: what is read, by whom, and how much is held in memory at the most."""
+
+from __future__ import annotations
+
+from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.merge import BestEffort
+from streamline.transforms.batch import Batch
+from streamline.transforms.limit import Take
+
+__all__ = ["describe", "max_in_flight"]
+
+
+def max_in_flight(plan: Plan) -> int:
+    """Return how many of the source's items a rank may have taken and not yet handed to the consumer.
+
+    Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers.
+    """
+    weight = 1
+    held = READ_AHEAD_ITEMS if plan.source.waits else 0
+    for stage in plan.worker:
+        held += stage.in_flight * weight
+        weight *= stage.size if isinstance(stage, Batch) else 1
+    held += plan.worker_capacity(plan.shard.num_shards) * weight
+    held *= plan.shard.num_shards
+    for stage in plan.after:
+        held += stage.in_flight * weight
+        weight *= stage.size if isinstance(stage, Batch) else 1
+    if plan.after:
+        held += plan.capacity(READ_AHEAD_ITEMS, plan.worker + plan.after) * weight
+    return held
+
+
+def describe(plan: Plan) -> str:
+    """Return a plan as lines, in the order in which items go."""
+    n = plan.shard.num_shards
+    lines = [str(plan.source)]
+    lines += [f"  {stage}" for stage in plan.before]
+    lines.append(f"shard into {n} ({plan.mode}){', each reads everything' * (plan.mode == 'replicated' and n > 1)}")
+    for stage in plan.worker:
+        note = f": up to {stage.count * n:,} in all" if isinstance(stage, Take) and n > 1 else ""
+        lines.append(f"  {stage}{note}")
+    kind = "best effort" if isinstance(plan.merge, BestEffort) else "strict"
+    lines.append(f"merge ({kind})")
+    lines += [f"  {stage}" for stage in plan.after]
+    lines.append(f"at most {max_in_flight(plan):,} items in flight")
+    return "\n".join(lines)
+
+

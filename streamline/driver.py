@@ -1,0 +1,75 @@
+"""The driver: the one place that moves items between tasks.
+
+Success: every list is sent, the flow is closed, then the channel says that this was all. Stage failure: what came
+before has been sent; the flow is closed, then the channel fails with the user's exception. Cancellation: the flow is
+closed under a shield, and the channel is abandoned. Snapshot: between two lists the driver passes the gate; the states
+travel with the items, so that is all it has to do.
+
+A driver never raises: its exception would cancel its siblings and strand what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+
+from streamline.blame import cancellation_requested
+from streamline.channel import Channel, Inbox
+from streamline.flow import LIST_ITEMS, Flow, Site
+from streamline.gate import Gate
+from streamline.pace import Pace
+
+__all__ = ["behind_channel", "drive", "into", "run_into"]
+
+T = TypeVar("T")
+
+
+def behind_channel(
+    flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None
+) -> Inbox[T]:
+    """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
+    channel = Channel[T](flow.state, capacity, capacity_bytes)
+    return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name)
+
+
+def run_into(channel: Channel[T], work: Callable[[], Awaitable[None]], site: Site, name: str) -> Inbox[T]:
+    """Return the inbox of `channel`, whose first pull starts `work`."""
+    channel.inbox.starter = lambda: site.tasks.start(work, f"{name} of shard {site.shard}", channel.abandon)
+    channel.inbox.stopper = site.tasks.stop
+    return channel.inbox
+
+
+async def drive(flow: Flow[T], channel: Channel[T], gate: Gate) -> None:
+    """Pull `flow` to its end into `channel`."""
+
+    async def pump() -> None:
+        pace = Pace()
+        while True:
+            await gate.passage()
+            chunk = await flow.pull(min(await channel.wait_room(), LIST_ITEMS))
+            if chunk is None:
+                return
+            await channel.send(chunk)
+            await pace.breathe()
+
+    await into(channel, flow, pump)
+
+
+async def into(channel: Channel[T], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work that fills `channel`, close the `flow` that it read, and tell the channel how it ended."""
+    try:
+        try:
+            await work()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await flow.aclose()
+    except BaseException as failure:
+        if cancellation_requested(failure):
+            channel.abandon()
+            raise
+        channel.fail(failure)
+    else:
+        channel.finish()

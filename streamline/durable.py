@@ -1,0 +1,67 @@
+"""Files that are whole or not there, whatever happens while they are written.
+
+A temporary file in the same directory is written, synced and renamed over the old one, then the directory is synced: a
+kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary behind; its name
+starts with a dot and ends in ".tmp".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["replace_file"]
+
+_CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Put `content` in the place of what `target` holds: all of it, or nothing."""
+    _make_directory(target.parent)
+    temporary = target.with_name(f".streamline-{secrets.token_hex(8)}.tmp")  # its own: two may save at once
+    try:
+        _write(temporary, content)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(target.parent)
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)  # may report what a network disk could not write
+
+
+def _make_directory(directory: Path) -> None:
+    """Make `directory` and what is missing above it, durably."""
+    if directory.is_dir():
+        return
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync_directory(made.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable, where the system can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

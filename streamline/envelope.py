@@ -1,0 +1,142 @@
+"""How a snapshot is written down: JSON that a person can read, with a checksum. Pure.
+
+A file is an object of three entries: `streamline_snapshot` (the format's version), `sha256` (of the canonical JSON of
+the body), and `body`. The envelope and the checksum's rule are for life; a new version changes the body only.
+
+The text is the standard library's, not msgspec's: states hold integers of 128 bits (random generators) and file names
+that are not UTF-8, and both must come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from streamline.errors import SnapshotError
+from streamline.states import Json
+
+__all__ = ["FORMAT_VERSION", "MAGIC", "check_version", "decode", "encode", "one_line"]
+
+FORMAT_VERSION = 1
+MAGIC = "streamline_snapshot"
+LINE_DEPTH = 5
+"""How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""
+
+_ENTRIES = {MAGIC, "sha256", "body"}
+_START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
+
+
+def one_line(body: dict[str, Json]) -> str:
+    """Return a body as one line of JSON.
+
+    Raises:
+      SnapshotError: it holds what JSON would lose or change: a tuple, a key that is no string, NaN.
+    """
+    _refuse_unsavable(body)
+    return json.dumps(body, separators=(",", ":"))
+
+
+def encode(body: dict[str, Json]) -> bytes:
+    """Return a file's content.
+
+    Raises:
+      SnapshotError: as `one_line`.
+    """
+    _refuse_unsavable(body)
+    return (_lines({MAGIC: FORMAT_VERSION, "sha256": _digest(body), "body": body}) + "\n").encode()
+
+
+def decode(content: bytes, path: Path) -> Json:
+    """Return the body in a file's content.
+
+    Args:
+      content: all of the file's bytes.
+      path: for the messages.
+
+    Raises:
+      SnapshotError: empty, cut short, damaged, something else, or of a newer format.
+    """
+    if not content.strip(b"\0 \t\r\n"):
+        raise SnapshotError(f"{path} is empty ({len(content)} bytes, none of them text): use an earlier snapshot")
+    try:
+        envelope = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        _refuse(content, path, error)
+    if not isinstance(envelope, dict) or MAGIC not in envelope:
+        raise SnapshotError(f'{path} is JSON, but no streamline snapshot: it has no "{MAGIC}" entry')
+    check_version(envelope[MAGIC], path)
+    if envelope.keys() != _ENTRIES:
+        raise SnapshotError(f"{path} is damaged: expected the entries {sorted(_ENTRIES)}, found {sorted(envelope)}")
+    body = envelope["body"]
+    if envelope["sha256"] != (digest := _digest(body)):
+        raise SnapshotError(
+            f"{path} is damaged, or was edited: its checksum is {envelope['sha256']}, its content's {digest}; "
+            "use an earlier snapshot"
+        )
+    return body
+
+
+def check_version(version: Json, what: object) -> None:
+    """Refuse a version that this code doesn't read; `what` has it, for the message."""
+    if type(version) is not int or version < 1:
+        raise SnapshotError(f"{what} is damaged: its format's version is {version!r}")
+    if version > FORMAT_VERSION:
+        raise SnapshotError(
+            f"{what} is of format {version}, and this streamline reads up to {FORMAT_VERSION}: upgrade streamline"
+        )
+
+
+def _refuse(content: bytes, path: Path, error: Exception) -> NoReturn:
+    """Say why a file's content is not JSON."""
+    if not content.startswith(_START) and not _START.startswith(content):
+        raise SnapshotError(f"{path} is no streamline snapshot: expected JSON ({error})") from None
+    if not content.endswith(_END):
+        raise SnapshotError(f"{path} is cut short after {len(content):,} bytes: use an earlier snapshot") from None
+    raise SnapshotError(f"{path} is damaged ({error}): use an earlier snapshot") from None
+
+
+def _refuse_unsavable(body: dict[str, Json]) -> None:
+    if found := _unsavable(body):
+        raise SnapshotError(f"this snapshot can't be JSON: {found}")
+
+
+def _unsavable(value: Json) -> str | None:
+    """Say what in a tree JSON would lose or change, and where: "['a'][0] is of type tuple"; None if nothing."""
+    if value is None or isinstance(value, str | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f" is {value}, which JSON has no word for"
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return f" has the key {key!r}, which would come back as a string"
+    elif not isinstance(value, list):
+        return f" is of type {type(value).__name__}; keep dicts, lists, strings, numbers, booleans and None"
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+        if found := _unsavable(child):
+            return f"[{key!r}]{found}"
+    return None
+
+
+def _digest(body: Json) -> str:
+    canonical = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _lines(value: Json, indent: str = "") -> str:
+    """Return JSON for people: what holds no containers is one line. (`json.dumps(indent=)` is many times slower.)"""
+    children: Iterable[Json] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if len(indent) == LINE_DEPTH or not any(isinstance(child, dict | list) for child in children):
+        return json.dumps(value)
+    deeper = indent + " "
+    if isinstance(value, dict):
+        opening, closing = "{}"
+        parts = [f"{json.dumps(key)}: {_lines(child, deeper)}" for key, child in value.items()]
+    else:
+        opening, closing = "[]"
+        parts = [_lines(child, deeper) for child in value]
+    return f"{opening}\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}{closing}"

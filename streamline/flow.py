@@ -1,0 +1,338 @@
+"""The one idea: a flow is an async iterator that knows its state.
+
+A stage is opened over an *opener* of its upstream, at a state or at the beginning, and returns a flow. It may open
+its upstream again (repeat, cache), and closes what it opened. Inside, flows move lists: `pull` returns a `Chunk`, some
+items and a column of their states. Users see items: `async for`, and `state`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import anyio
+
+from streamline.errors import ClosedError
+from streamline.states import Shifted, Since, State, States, Tree
+from streamline.tasks import Tasks
+
+__all__ = [
+    "LIST_ITEMS",
+    "Chunk",
+    "Cursor",
+    "Demand",
+    "Flow",
+    "Lists",
+    "ListsFlow",
+    "Opener",
+    "Run",
+    "Site",
+    "Stage",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+LIST_ITEMS = 256
+"""Items in a list at the most. DESIGN's cap between two checkpoints; larger ones gained < 3 % (bench/tiny_items)."""
+
+
+class Chunk(Generic[T]):
+    """Some items in order, the state after each, and perhaps *progress*: a later state behind them all.
+
+    A chunk without items carries progress alone: what was read since the last item was dropped.
+    """
+
+    __slots__ = ("after", "items", "states")
+
+    def __init__(self, items: Sequence[T], states: States, after: State | None = None) -> None:
+        self.items = items
+        self.states = states
+        self.after = after
+
+    @property
+    def end(self) -> State:
+        """The state behind everything in this chunk."""
+        return self.states[len(self.items) - 1] if self.after is None else self.after
+
+    def part(self, start: int, count: int) -> Chunk[T]:
+        """Return items start … start + count - 1; the last part keeps the progress."""
+        stop = start + count
+        after = self.after if stop >= len(self.items) else None
+        return Chunk(self.items[start:stop], Shifted(self.states, start) if start else self.states, after)
+
+
+class Cursor(Generic[T]):
+    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
+
+    def __init__(self, begin: State) -> None:
+        self._before = begin
+        self._chunk: Chunk[T] = Chunk((), ())
+        self._items: Sequence[T] = ()
+        self._taken = 0
+        self._last = -1
+
+    @property
+    def state(self) -> State:
+        """The state right after the last item returned. It changes only while a pull is in progress."""
+        if self._taken > self._last and self._chunk.after is not None:
+            return self._chunk.after
+        return self._chunk.states[self._taken - 1] if self._taken else self._before
+
+    def _load(self, chunk: Chunk[T]) -> None:
+        """Go to the beginning of the next list."""
+        self._before = self.state
+        self._chunk = chunk
+        self._items = chunk.items
+        self._last = len(chunk.items) - 1
+        self._taken = 0
+
+
+class Flow(Cursor[T], ABC):
+    """An async iterator that knows its state; made without I/O, which begins at the first pull.
+
+    A subclass produces chunks in `_next`. This class remembers failure and end: a failed flow raises the same
+    exception for ever, and a finished one stays finished.
+    """
+
+    def __init__(self, begin: State) -> None:
+        super().__init__(begin)
+        self._failure: BaseException | None = None
+        self._trace: TracebackType | None = None
+        self._ended = False
+
+    def since(self, mark: State) -> State:
+        """Return `mark`, an earlier state of this flow, plus the choices made since."""
+        return Since(mark, self.state)
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next item is here, so that asking for it doesn't wait."""
+        return self._taken <= self._last
+
+    async def pull(self, limit: int = LIST_ITEMS) -> Chunk[T] | None:
+        """Return the next 1 to `limit` items, or none and progress; None at the end.
+
+        Asking again says that the items of the last list have been dealt with.
+        """
+        if self._taken > self._last and not await self._fetch(limit):
+            return None
+        chunk, taken = self._chunk, self._taken
+        if taken or len(self._items) > limit:
+            chunk = chunk.part(taken, limit)
+        self._taken = taken + len(chunk.items)
+        return chunk
+
+    def release(self) -> None:
+        """Say that the items returned so far have been dealt with, without asking for more."""
+
+    async def aclose(self) -> None:
+        """Close what this flow opened. Idempotent; asking a closed flow for more is an error, not an end."""
+        if self._failure is None and not self._ended:
+            self._failure = ClosedError("the stream is closed")
+
+    def __aiter__(self) -> Flow[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        taken = self._taken
+        if taken < self._last:
+            self._taken = taken + 1
+            return self._items[taken]
+        return await self._anext_edge()
+
+    async def _anext_edge(self) -> T:
+        """Return the last item of the list, or fetch another list first."""
+        while self._taken > self._last:
+            if not await self._fetch(LIST_ITEMS):
+                raise StopAsyncIteration
+        item = self._items[self._taken]
+        self._taken += 1
+        if self._taken > self._last:
+            self.release()
+        return item
+
+    async def _fetch(self, limit: int) -> bool:
+        if self._failure is not None:
+            raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
+        if self._ended:
+            return False
+        try:
+            chunk = await self._next(limit)
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as failure:
+            self._failure, self._trace = failure, failure.__traceback__
+            raise
+        if chunk is None:
+            self._ended = True
+            return False
+        self._load(chunk)
+        return True
+
+    @abstractmethod
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        """Produce the next chunk; about `limit` items, None at the end. Never called again after a failure."""
+
+
+class Opener(Protocol[T_co]):
+    """Opens a flow anew: at a state, or with None at the beginning. Opening does no I/O."""
+
+    @property
+    def site(self) -> Site:
+        """Where the flow will run."""
+
+    def __call__(self, state: Tree | None = None) -> Flow[T_co]: ...
+
+    def at(self, site: Site) -> Opener[T_co]:
+        """Return the opener of the same flow at another site: another pass, say."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a chain of stages runs: what order and randomness may depend on, and who owns its tasks.
+
+    Attributes:
+      tasks: the supervisor's; whatever a stage starts, it starts there.
+      shard: 0-based among `num_shards` of the whole job; for stages after the merge, the rank.
+      num_shards: shards in the whole job; after the merge, ranks.
+      epoch: (loader epoch, pass of each enclosing repeat, outermost first).
+    """
+
+    tasks: Tasks
+    shard: int = 0
+    num_shards: int = 1
+    epoch: tuple[int, ...] = (0,)
+
+    def in_pass(self, number: int) -> Site:
+        """Return this site as what is upstream of a repeat sees it in pass `number`."""
+        return replace(self, epoch=(*self.epoch, number))
+
+
+class Demand:
+    """What a generator of chunks knows of its reader, and of where it runs.
+
+    Attributes:
+      site: where it runs.
+      want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
+    """
+
+    __slots__ = ("site", "want")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.want = LIST_ITEMS
+
+
+class Run(Demand, Generic[In]):
+    """One running of a stage, as its generator sees it.
+
+    Attributes:
+      upstream: the flow that the stage reads.
+      own: the stage's own part of the state that it was opened at; None at the beginning.
+    """
+
+    __slots__ = ("own", "upstream")
+
+    def __init__(self, upstream: Flow[In], own: Any, site: Site) -> None:
+        super().__init__(site)
+        self.upstream = upstream
+        self.own = own
+
+
+Lists = AsyncGenerator[Chunk[T], None]
+
+
+class ListsFlow(Flow[T]):
+    """A flow that is written as an async generator of chunks.
+
+    Args:
+      begin: the state before the first item.
+      lists: the generator, not started.
+      demand: where the generator reads how many items are wanted.
+      opened: flows to close behind it.
+    """
+
+    def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
+        super().__init__(begin)
+        self._lists = lists
+        self._demand = demand
+        self._opened = opened
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        self._demand.want = limit
+        try:
+            return await anext(self._lists, None)
+        except anyio.get_cancelled_exc_class():
+            # The generator is dead now: without this, the next pull would look like an end.
+            self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
+            raise
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._lists.aclose()
+        for flow in self._opened:
+            await flow.aclose()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(ABC, Generic[In, Out]):
+    """What one step of a plan does: options, and how to open a flow over an upstream.
+
+    A stage that reads one upstream, once, writes `lists` (and `begin` where it keeps a state of its own); one that
+    opens its upstream differently overrides `open`.
+
+    Attributes:
+      name: unique in its pipeline; its part of a state is kept under it.
+    """
+
+    name: str
+
+    def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
+        """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
+        flow = upstream(state)
+        own = None if state is None else state.get(self.name)
+        run = Run(flow, own, upstream.site)
+        return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
+
+    def begin(self, upstream: State, own: Any) -> State:
+        """Return the state before the first item; for a stage without a state of its own, its upstream's."""
+        return upstream
+
+    def lists(self, run: Run[In]) -> Lists[Out]:
+        """Yield this stage's output, list by list."""
+        raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
+
+    @property
+    def kind(self) -> str:
+        """The stage's kind as users write it: "flat_map"."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def __str__(self) -> str:
+        return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that change which items come out, by name; a resume insists on them."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+
+    @property
+    def chooses(self) -> bool:
+        """Whether another run may deliver this stage's items in another order."""
+        return False
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether this stage's state may go back to an older state of its upstream and read again from there."""
+        return False
+
+    @property
+    def in_flight(self) -> int:
+        """Items that this stage may hold between its input and its output."""
+        return 0

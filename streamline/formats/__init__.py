@@ -1,0 +1,1 @@
+"""Formats: bytes to items, without I/O."""

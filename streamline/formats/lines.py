@@ -1,0 +1,215 @@
+"""Lines: cutting blocks of bytes into slices of whole lines, and slices into items.
+
+A line ends behind b"\\n", and nowhere else; the last one may lack it. Work is done a slice at a time: some hundred lines
+as one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Nobody counts
+bytes per line on the way; where line i of a slice ends is found when somebody asks (`sources.positions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from streamline.errors import DataError
+
+__all__ = ["MAX_LINE_BYTES", "Decode", "Decoded", "Fault", "Splitter", "check_lengths", "decode_json", "decode_text"]
+
+T = TypeVar("T")
+
+MAX_LINE_BYTES = 256 * 1024 * 1024
+"""The longest line that is read unless the user says otherwise: more is likely a file that has no lines."""
+
+SLICE_BYTES = 64 * 1024
+"""A slice's size at the most, unless one line is longer: parsing as much JSON takes about 0.2 ms."""
+
+FIRST_SLICE_BYTES = 4 * 1024
+"""The first slice's size, before anything is known of the lines' length."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line that can't be decoded.
+
+    Attributes:
+      line: its index in the slice.
+      at: where it begins in the slice, in bytes.
+      reason: what was expected, and what arrived.
+      cause: the decoder's own exception.
+    """
+
+    line: int
+    at: int
+    reason: str
+    cause: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Decoded(Generic[T]):
+    """What a slice holds, up to the first line that can't be decoded.
+
+    Attributes:
+      items: in order.
+      lines: lines that were decoded or skipped.
+      kept: the line of each item, as an index in the slice; None: item i is line i.
+      fault: what stopped it.
+    """
+
+    items: list[T]
+    lines: int
+    kept: Sequence[int] | None = None
+    fault: Fault | None = None
+
+
+Decode = Callable[[bytes], Decoded[T]]
+"""Decodes a slice of whole lines; never raises for what is in them."""
+
+
+class Splitter:
+    """Cuts blocks, fed one after the other, into slices of whole lines.
+
+    Args:
+      max_line_bytes: the longest line, without its end.
+      lines: how many lines a slice should have; it learns how long they are from the slices before.
+    """
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, lines: int = 1) -> None:
+        self._max = max_line_bytes
+        self._lines = lines
+        self._size = FIRST_SLICE_BYTES
+        self._block = b""
+        self._at = 0
+        self._tail: list[bytes] = []  # of a line that goes on in the next block; joined once, however many they are
+        self._tail_bytes = 0
+
+    def feed(self, block: bytes) -> None:
+        """Take the next block; the one before must have been cut up: `cut` returned nothing."""
+        self._block = block
+        self._at = 0
+
+    def cut(self) -> bytes:
+        """Return the next slice, at least one whole line; b"" if another block is needed.
+
+        Raises:
+          DataError: the line that is next is too long; it says no place.
+        """
+        block, at = self._block, self._at
+        stop = at + self._size
+        end = block.rfind(b"\n", at, stop) + 1 or block.find(b"\n", stop) + 1
+        if not end:
+            self._keep(block[at:])
+            return b""
+        self._at = end
+        if not self._tail:
+            return block[at:end]
+        self._tail.append(block[at:end])
+        return self.rest()
+
+    def rest(self) -> bytes:
+        """Return what came behind the last line end: at the end of the data, a line that lacks its end, or b""."""
+        joined = b"".join(self._tail)
+        self._tail.clear()
+        self._tail_bytes = 0
+        return joined
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that was fed has been cut off."""
+        return not self._tail and self._at == len(self._block)
+
+    def learn(self, lines: int, size: int) -> None:
+        """Take note that a slice of `size` bytes held `lines` lines."""
+        self._size = min(SLICE_BYTES, max(1, size * self._lines // lines))
+
+    def _keep(self, part: bytes) -> None:
+        self._block = b""
+        self._at = 0
+        if part:
+            self._tail.append(part)
+            self._tail_bytes += len(part)
+        if self._tail_bytes > self._max:
+            raise DataError(_too_long(self._max))
+
+
+def _too_long(max_line_bytes: int) -> str:
+    return (
+        f"expected a line of at most {max_line_bytes:,} bytes, found no line end (\\n) in them: "
+        "a file without lines, or raise max_line_bytes"
+    )
+
+
+def check_lengths(raw: bytes, max_line_bytes: int) -> Fault | None:
+    """Return the first line of a slice that is too long, if there is one."""
+    if len(raw) <= max_line_bytes:
+        return None
+    at = 0
+    for index, line in enumerate(raw.split(b"\n")):
+        if len(line) > max_line_bytes:
+            return Fault(index, at, _too_long(max_line_bytes))
+        at += len(line) + 1
+    return None
+
+
+def decode_text(raw: bytes) -> Decoded[str]:
+    """Return the lines as text, without their ends: "\\n" or "\\r\\n"."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        at = raw.rfind(b"\n", 0, error.start) + 1
+        good = decode_text(raw[:at])
+        reason = f"expected UTF-8, got {_bad_byte(error, error.start - at)}"
+        return Decoded(good.items, good.lines, None, Fault(good.lines, at, reason, error))
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
+    items = text.split("\n")
+    if not items[-1]:
+        items.pop()
+    return Decoded(items, len(items))
+
+
+_decode_value = msgspec.json.Decoder(Any).decode
+
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_json(raw: bytes) -> Decoded[Any]:
+    """Return one value per line; blank lines are skipped."""
+    lines = raw.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    try:
+        return Decoded(list(map(_decode_value, lines)), len(lines))  # decode_lines() would let a value span lines
+    except BAD_JSON:
+        return _decode_up_to_fault(lines)
+
+
+def _decode_up_to_fault(lines: Sequence[bytes]) -> Decoded[Any]:
+    items: list[Any] = []
+    kept: list[int] = []
+    at = 0
+    for index, line in enumerate(lines):
+        if line.strip(b" \t\r"):
+            try:
+                items.append(_decode_value(line))
+            except BAD_JSON as error:
+                return Decoded(items, index, kept, Fault(index, at, _why_not_json(line, error), error))
+            kept.append(index)
+        at += len(line) + 1
+    return Decoded(items, len(lines), kept)
+
+
+def _why_not_json(line: bytes, error: Exception) -> str:
+    if line.startswith(b"\xef\xbb\xbf"):
+        return "expected a JSON value, got a byte order mark: save the file as UTF-8 without one"
+    try:
+        line.decode()
+    except UnicodeDecodeError as bad:
+        return f"expected UTF-8, got {_bad_byte(bad, bad.start)}"
+    shown = line[:60].decode(errors="replace") + ("…" if len(line) > 60 else "")
+    return f"expected one JSON value, got {shown!r}: {error}"
+
+
+def _bad_byte(error: UnicodeDecodeError, at: int) -> str:
+    return f"0x{error.object[error.start]:02x} ({error.reason}) in byte {at} of the line"

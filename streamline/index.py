@@ -1,0 +1,150 @@
+"""What `.shuffle`, `.take`, `.skip` and `.repeat` do to the index of a source before it is sharded: arithmetic, no items.
+
+An index maps positions, 0 to `length`, to the items of a source. The shuffle is a bijection computed on the fly in O(1)
+memory: a Feistel network over the next power of four, walked until it falls inside the length.
+
+Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (cycle walking); the idea of an
+index shuffle without an index in memory is grain's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamline.errors import PlanError
+
+__all__ = ["Bijection", "Index", "Repeated", "Shuffled", "Slice", "Whole"]
+
+Positions = NDArray[np.int64]
+
+ROUNDS = 6
+"""Feistel rounds. 4 suffice against an adversary (Luby and Rackoff); two more for the simple round function."""
+
+
+class Bijection:
+    """A permutation of range(length), by seed."""
+
+    def __init__(self, length: int, entropy: Sequence[int]) -> None:
+        self.length = length
+        bits = max(1, (max(0, length - 1).bit_length() + 1) // 2)
+        self._shift = np.uint64(bits)
+        self._mask = np.uint64((1 << bits) - 1)
+        self._keys = np.random.SeedSequence(entropy).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, positions: Positions) -> Positions:
+        """Return where each position goes."""
+        values = positions.astype(np.uint64)
+        outside = np.ones(len(values), dtype=bool)
+        while outside.any():  # less than four walks each on average: the domain is at most four times the length
+            values[outside] = self._rounds(values[outside])
+            outside = values >= np.uint64(self.length)
+        return values.astype(np.int64)
+
+    def _rounds(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._shift, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._mask)
+        return (left << self._shift) | right
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit numbers. Source: splitmix64's finaliser (S. Vigna, public domain)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Index(ABC):
+    """A map from positions to a source's items."""
+
+    length: int | None  # None: endless
+
+    @abstractmethod
+    def __call__(self, positions: Positions) -> Positions:
+        """Return the item of each position; positions are in [0, length)."""
+
+    @property
+    def identity(self) -> bool:
+        """Whether every position is its own item."""
+        return False
+
+
+@dataclass(frozen=True)
+class Whole(Index):
+    """Every item at its own position."""
+
+    length: int
+
+    def __call__(self, positions: Positions) -> Positions:
+        return positions
+
+    @property
+    def identity(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Slice(Index):
+    """`length` positions of another index, from `start` on; a length of None: all the rest."""
+
+    inner: Index
+    start: int = 0
+    count: int | None = None
+
+    @property
+    def length(self) -> int | None:  # type: ignore[override]
+        rest = None if self.inner.length is None else max(0, self.inner.length - self.start)
+        return rest if self.count is None else self.count if rest is None else min(self.count, rest)
+
+    def __call__(self, positions: Positions) -> Positions:
+        return self.inner(positions + self.start)
+
+
+class Shuffled(Index):
+    """Another, finite index, permuted."""
+
+    def __init__(self, inner: Index, entropy: Sequence[int]) -> None:
+        if inner.length is None:
+            raise PlanError("an endless index can't be shuffled as a whole: put .shuffle before .repeat")
+        self.length = inner.length
+        self._inner = inner
+        self._bijection = Bijection(inner.length, entropy)
+
+    def __call__(self, positions: Positions) -> Positions:
+        return self._inner(self._bijection(positions))
+
+
+class Repeated(Index):
+    """Pass after pass, each with an index of its own.
+
+    Args:
+      index_of_pass: makes the index of pass number p; all passes have the same length.
+      times: passes; None for no end. Passes without items are none.
+    """
+
+    def __init__(self, index_of_pass: Callable[[int], Index], times: int | None) -> None:
+        self._index_of_pass = index_of_pass
+        self._pass = (0, index_of_pass(0))
+        each = self._pass[1].length
+        if each is None:
+            raise PlanError("a .repeat() behind an endless .repeat() would never begin its second pass")
+        self._each = each
+        self.length = 0 if not each else None if times is None else each * times
+
+    def __call__(self, positions: Positions) -> Positions:
+        passes = positions // self._each
+        found = np.empty_like(positions)
+        for number in np.unique(passes).tolist():
+            inside = passes == number
+            found[inside] = self._of_pass(number)(positions[inside] - number * self._each)
+        return found
+
+    def _of_pass(self, number: int) -> Index:
+        if number != self._pass[0]:  # passes go by: keep one
+            self._pass = (number, self._index_of_pass(number))
+        return self._pass[1]

@@ -1,0 +1,384 @@
+"""Many workers' flows into one: strict, or best-effort.
+
+Strict always takes from the active worker with the smallest (produced, index): round-robin, in index order, past the
+workers that have ended. Best-effort looks, without blocking, at the first `max_skips_per_round` + 1 eligible workers
+from `next_worker` on, takes the first that has an item, and waits only when none has; a worker more than `max_lead`
+items ahead of the slowest is not eligible. Best-effort is a choosing flow: each choice is logged, as long as somebody
+holds a mark before it, and a flow opened at a state with choices in it repeats them first.
+
+Both take lists: as long as every worker has items at hand, a whole number of rounds is taken at once. That is the same
+order as one by one.
+
+Both run in whatever task pulls them, and no user code runs in here: a cancelled pull has taken nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import anyio
+
+from streamline.channel import Inbox
+from streamline.flow import Chunk, Flow
+from streamline.states import Joined, Json, State, States, Tree
+
+__all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge"]
+
+T = TypeVar("T")
+
+
+class _Log:
+    """A stretch of choices. Links point forward only: what no mark leads to any more is freed by itself."""
+
+    __slots__ = ("later", "made", "planned", "start")
+
+    def __init__(self, start: int, made: list[int], planned: int) -> None:
+        self.start = start
+        self.made = made
+        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
+        self.later: _Log | None = None
+
+    def between(self, first: int, stop: int) -> list[int]:
+        """Return choices first ... stop - 1, all of this stretch or later."""
+        found: list[int] = []
+        log: _Log | None = self
+        while log is not None and log.start < stop:
+            found += log.made[max(0, first - log.start) : stop - log.start]
+            log = log.later
+        return found
+
+
+class _Reference:
+    """A state in a column, not made yet."""
+
+    __slots__ = ("_index", "_states")
+
+    def __init__(self, states: States, index: int) -> None:
+        self._states = states
+        self._index = index
+
+    def get(self) -> State:
+        return self._states[self._index]
+
+
+class MergeState(State):
+    """Where a merge stands: how many items each worker gave, and the state of each."""
+
+    __slots__ = ("choosing", "log", "name", "next_worker", "number", "produced", "references")
+
+    def __init__(
+        self, name: str, next_worker: int, produced: list[int], references: list[_Reference], log: _Log, choosing: bool
+    ) -> None:
+        self.name = name
+        self.next_worker = next_worker
+        self.produced = produced
+        self.references = references
+        self.log = log
+        self.choosing = choosing
+        self.number = sum(produced)  # of choices made: one an item
+
+    @property
+    def workers(self) -> list[State]:
+        """The workers' states, in index order."""
+        return [reference.get() for reference in self.references]
+
+    def json(self, until: State | None = None) -> Tree:
+        later = cast("MergeState | None", until)
+        ahead: list[State | None] = [None] * len(self.references) if later is None else [*later.workers]
+        stop = later.number if later is not None and self.choosing else self.number
+        own: dict[str, Json] = {
+            "next_worker": self.next_worker,
+            "produced": self.produced,
+            "replay": self.log.between(self.number, max(stop, self.log.planned)),
+            "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
+        }
+        return {self.name: own}
+
+
+class _Taking(Generic[T]):
+    """What one pull takes from the workers; also the column of the states behind its items, made when read."""
+
+    __slots__ = ("_columns", "_counts", "before", "log", "picks", "progressed")
+
+    def __init__(self, before: MergeState) -> None:
+        self.before = before
+        self.log = before.log
+        self.picks: list[int] = []
+        self.progressed = False
+        self._columns: dict[int, Joined] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, worker: int, chunk: Chunk[T]) -> _Reference:
+        """Take note of items of `worker`, and return the worker's state behind them."""
+        column = self._columns.setdefault(worker, Joined())
+        count = self._counts.get(worker, 0)
+        column.add(count, chunk.states)
+        self._counts[worker] = count = count + len(chunk.items)
+        if chunk.after is None:
+            return _Reference(column, count - 1)
+        self.progressed = True
+        return _Reference((chunk.after,), 0)
+
+    def __getitem__(self, index: int, /) -> State:
+        before = self.before
+        produced, references = list(before.produced), list(before.references)
+        counts: dict[int, int] = {}
+        for worker in self.picks[: index + 1]:
+            counts[worker] = counts.get(worker, 0) + 1
+        for worker, count in counts.items():
+            produced[worker] += count
+            references[worker] = _Reference(self._columns[worker], count - 1)
+        next_worker = (self.picks[index] + 1) % len(produced)
+        return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)
+
+
+class MergeFlow(Flow[T]):
+    """What both merges share: taking lists, keeping count, repeating given choices.
+
+    Args:
+      name: the stage's name.
+      inboxes: the workers' channels, opened at the workers' states, in index order.
+      own: this stage's part of the state that it is opened at.
+    """
+
+    choosing = False
+
+    def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None) -> None:
+        self._name = name
+        self._inboxes = inboxes
+        self._produced: list[int] = [0] * len(inboxes) if own is None else list(own["produced"])
+        self._next_worker: int = 0 if own is None else own["next_worker"]
+        self._replay: list[int] = [] if own is None else own["replay"][::-1]
+        made = sum(self._produced)
+        self._log = _Log(made, self._replay[::-1], made + len(self._replay))
+        self._references = [_Reference((inbox.state,), 0) for inbox in inboxes]
+        self._active = list(range(len(inboxes)))
+        super().__init__(self._now())
+
+    def release(self) -> None:
+        for inbox in self._inboxes:
+            inbox.release()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        for inbox in self._inboxes:
+            inbox.cancel()  # all at once, then wait for each
+        for inbox in self._inboxes:
+            await inbox.aclose()
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        for inbox in self._inboxes:
+            inbox.start()
+        self.release()
+        while self._active:
+            chunk = self._rounds(limit) or self._steps(limit)
+            if chunk is not None:
+                return chunk
+            if self._active:
+                await self._wait()
+        return None
+
+    def _rounds(self, limit: int) -> Chunk[T] | None:
+        """Take a whole number of rounds at once, if every active worker has items at hand."""
+        active, inboxes = self._active, self._inboxes
+        rounds = limit // len(active)
+        if rounds < 1 or self._replay or not self._level():
+            return None
+        for worker in active:
+            if not (rounds := min(rounds, inboxes[worker].ready)):
+                return None
+        order = sorted(active, key=self._distance)
+        taking = _Taking[T](self._now())
+        items: list[Any] = [None] * (rounds * len(order))
+        for at, worker in enumerate(order):
+            chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
+            items[at :: len(order)] = chunk.items
+            self._references[worker] = taking.add(worker, chunk)
+            self._produced[worker] += rounds
+        taking.picks = order * rounds
+        return self._chunk_of(items, taking)
+
+    def _steps(self, limit: int) -> Chunk[T] | None:
+        """Take items one by one, as long as the next choice needs no waiting; without any, what progress there is."""
+        taking = _Taking[T](self._now())
+        items: list[T] = []
+        repeating = bool(self._replay)
+        try:
+            while len(items) < limit and self._active and repeating == bool(self._replay):
+                worker = self._choose(taking)
+                if worker is None:
+                    break
+                chunk = cast("Chunk[T]", self._inboxes[worker].take(1))
+                items.append(chunk.items[0])
+                taking.picks.append(worker)
+                self._references[worker] = taking.add(worker, chunk)
+                self._produced[worker] += 1
+                self._next_worker = (worker + 1) % len(self._inboxes)
+                if repeating:
+                    self._replay.pop()
+        except BaseException:
+            if not items:
+                raise  # else it comes again, behind them
+        if not items:
+            for worker in self._active:
+                self._adopt_progress(worker, taking)
+        return self._chunk_of(items, taking) if items or taking.progressed else None
+
+    def _chunk_of(self, items: list[T], taking: _Taking[T]) -> Chunk[T]:
+        """Log the choices, and return what was taken as a chunk."""
+        if items and self.choosing and taking.before.number >= self._log.planned:
+            taking.log = self._log.later = _Log(taking.before.number, taking.picks, self._log.planned)
+            self._log = taking.log
+        return Chunk(items, taking, self._now() if taking.progressed else None)
+
+    def _choose(self, taking: _Taking[T]) -> int | None:
+        """Return the worker to take the next item from, which has one; None if it isn't there yet."""
+        if self._replay:
+            return self._replay[-1] if self._look(self._replay[-1], taking) else None
+        return self._pick(taking)
+
+    def _look(self, worker: int, taking: _Taking[T]) -> bool:
+        """Say whether `worker` has an item; learn of its progress, and of its end."""
+        inbox = self._inboxes[worker]
+        if inbox.ready:
+            return True
+        self._adopt_progress(worker, taking)
+        if inbox.over:
+            self._active.remove(worker)
+        return False
+
+    def _adopt_progress(self, worker: int, taking: _Taking[T]) -> None:
+        inbox = self._inboxes[worker]
+        if not inbox.ready and (chunk := inbox.take(0)) is not None:
+            self._references[worker] = _Reference((chunk.end,), 0)
+            taking.progressed = True
+
+    def _distance(self, worker: int) -> tuple[bool, int]:
+        """Sort key: workers from the next one on, and around."""
+        return worker < self._next_worker, worker
+
+    def _now(self) -> MergeState:
+        produced, references = list(self._produced), list(self._references)
+        return MergeState(self._name, self._next_worker, produced, references, self._log, self.choosing)
+
+    @abstractmethod
+    def _level(self) -> bool:
+        """Say whether one item from each active worker, from the next on, is what picking one by one would give."""
+
+    @abstractmethod
+    def _pick(self, taking: _Taking[T]) -> int | None:
+        """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
+
+    @abstractmethod
+    async def _wait(self) -> None:
+        """Wait until `_choose` may have another answer."""
+
+
+class StrictMerge(MergeFlow[T]):
+    """Always the active worker with the smallest (produced, index)."""
+
+    def _level(self) -> bool:
+        self._next_worker = self._smallest()
+        lowest = self._produced[self._next_worker]
+        for worker in self._active:
+            if self._produced[worker] != lowest + (worker < self._next_worker):
+                return False
+        return True
+
+    def _pick(self, taking: _Taking[T]) -> int | None:
+        while self._active:
+            worker = self._smallest()
+            if self._look(worker, taking):
+                return worker
+            if worker in self._active:
+                return None
+        return None
+
+    def _smallest(self) -> int:
+        return min(self._active, key=lambda worker: (self._produced[worker], worker))
+
+    async def _wait(self) -> None:
+        await self._inboxes[self._replay[-1] if self._replay else self._smallest()].wait()
+
+
+class BestEffortMerge(MergeFlow[T]):
+    """The first eligible worker that has an item, within bounds.
+
+    Args:
+      max_skips_per_round: how many workers without an item are passed over before waiting; 0 is strict order.
+      max_lead: a worker this many items ahead of the slowest active one waits for it; at least 1.
+    """
+
+    choosing = True
+
+    def __init__(
+        self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None, *, max_skips_per_round: int, max_lead: int
+    ) -> None:
+        super().__init__(name, inboxes, own)
+        self._skips = max_skips_per_round
+        self._max_lead = max_lead
+        self._news = anyio.Event()
+        for inbox in inboxes:
+            inbox.on_ready = self._wake
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    def _level(self) -> bool:
+        produced = [self._produced[worker] for worker in self._active]
+        return max(produced) - min(produced) < self._max_lead
+
+    def _pick(self, taking: _Taking[T]) -> int | None:
+        active = len(self._active)
+        while self._active:
+            for worker in self._eligible()[: self._skips + 1]:
+                if self._look(worker, taking):
+                    return worker
+            if len(self._active) == active:
+                return None
+            active = len(self._active)  # the end of one may make others eligible
+        return None
+
+    def _eligible(self) -> list[int]:
+        """The active workers that aren't too far ahead, from the next one on."""
+        slowest = min(self._produced[worker] for worker in self._active)
+        near = [worker for worker in self._active if self._produced[worker] - slowest < self._max_lead]
+        return sorted(near, key=self._distance)
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+        self._news = anyio.Event()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strict:
+    """A strict merge, as written in a plan."""
+
+    name: str
+    chooses: ClassVar[bool] = False
+
+    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
+        return StrictMerge(self.name, inboxes, own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestEffort:
+    """A best-effort merge, as written in a plan; see `BestEffortMerge` for the options."""
+
+    name: str
+    max_skips_per_round: int
+    max_lead: int
+    chooses: ClassVar[bool] = True
+
+    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
+        return BestEffortMerge(
+            self.name, inboxes, own, max_skips_per_round=self.max_skips_per_round, max_lead=self.max_lead
+        )
+
+
+Merge = Strict | BestEffort

@@ -1,0 +1,35 @@
+"""Options are checked where they are written."""
+
+from __future__ import annotations
+
+from streamline.errors import PlanError, PlanTypeError
+
+__all__ = ["check_function", "check_int", "check_seed"]
+
+
+def check_int(option: str, value: object, least: int) -> None:
+    """Insist on an integer of at least `least`.
+
+    Raises:
+      PlanTypeError: it is no integer; a bool is none.
+      PlanError: it is smaller.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}")
+    if value < least:
+        raise PlanError(f"{option} is at least {least}, got {value}")
+
+
+def check_seed(option: str, value: object) -> None:
+    """Insist on a seed: an integer of 0 or more, as NumPy wants it."""
+    check_int(option, value, 0)
+
+
+def check_function(option: str, value: object) -> None:
+    """Insist on something that can be called.
+
+    Raises:
+      PlanTypeError: it can't be.
+    """
+    if not callable(value):
+        raise PlanTypeError(f"{option} is a function, got {type(value).__name__} {value!r}")

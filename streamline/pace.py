@@ -1,0 +1,93 @@
+"""Keeping a chain from holding the event loop: user code runs in slices of about a millisecond.
+
+A stage that calls a sync function on a list looks at the clock now and then and hands on what it has when its slice
+is over, so that the first result of a slow function is not late; and it gives way before the next slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter
+from typing import TypeVar
+
+import anyio.lowlevel
+
+__all__ = ["SLICE_S", "Pace", "call_all"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+SLICE_S = 0.001
+"""Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
+
+CALLS = 16
+"""Calls between two looks at the clock at the most: a look costs about half a tiny call, and a function that
+suddenly takes 200 µs is noticed after 3 ms."""
+
+
+def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
+    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises."""
+    results: list[Out] = []
+    try:
+        results.extend(map(fn, items))
+        if len(results) < len(items):  # map() and extend() take a StopIteration for the end
+            raise StopIteration
+    except BaseException as error:
+        return results, error
+    return results, None
+
+
+class Pace:
+    """The clock of one stage."""
+
+    __slots__ = ("_calls", "_since")
+
+    def __init__(self) -> None:
+        self._calls = 1
+        self._since = perf_counter()
+
+    async def breathe(self) -> None:
+        """Give way if the last time is a slice ago."""
+        if perf_counter() - self._since > SLICE_S:
+            await anyio.lowlevel.checkpoint()
+            self._since = perf_counter()
+
+    def apply(self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out]) -> None:
+        """Append `fn` of items from `start` on to `results`, at least one, until the slice is over.
+
+        Raises:
+          StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
+        """
+        stop, began, done = len(items), perf_counter(), start
+        while done < stop:
+            calls = min(self._calls, stop - done)
+            before = len(results)
+            results.extend(map(fn, items[done : done + calls]))
+            if len(results) - before < calls:  # map() and extend() take a StopIteration for the end
+                raise StopIteration
+            done += calls
+            if self._over(perf_counter() - began):
+                return
+
+    def draw(self, iterator: Iterator[Out], limit: int, results: list[Out]) -> bool:
+        """Append items of a sync iterator to `results` until `limit` or the slice is over; True if it has ended."""
+        stop, began = len(results) + limit, perf_counter()
+        while len(results) < stop:
+            calls = min(self._calls, stop - len(results))
+            before = len(results)
+            results.extend(islice(iterator, calls))
+            if len(results) - before < calls:
+                return True
+            if self._over(perf_counter() - began):
+                break
+        return False
+
+    def _over(self, spent: float) -> bool:
+        """Adapt the number of calls between two looks at the clock; say whether the slice is over."""
+        if spent > SLICE_S:
+            self._calls = max(1, self._calls // 2)
+            return True
+        if spent < SLICE_S / 4 and self._calls < CALLS:
+            self._calls *= 2
+        return False

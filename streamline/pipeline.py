@@ -1,0 +1,457 @@
+"""The plan as users write it: immutable, cheap, typed; each method returns a new one."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Generic, Literal, TypeVar, cast, overload
+
+from streamline.backends.base import Backend
+from streamline.backends.inline import Inline
+from streamline.blame import function_name
+from streamline.collate import as_list, stack, unstack
+from streamline.describe import describe, max_in_flight
+from streamline.errors import PlanError, PlanTypeError
+from streamline.flow import Stage
+from streamline.merge import BestEffort, Merge, Strict
+from streamline.opening import Opening
+from streamline.options import check_function, check_int, check_seed
+from streamline.plan import Plan, Shard, compiled
+from streamline.ranks import find_rank
+from streamline.snapshot import Snapshot
+from streamline.sources.base import Mode, Source
+from streamline.stream import Stream
+from streamline.sync import SyncStream
+from streamline.transforms.batch import Batch
+from streamline.transforms.custom import Declared, Through
+from streamline.transforms.filter import Filter
+from streamline.transforms.flat_map import FlatMap, Unbatch
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.map import ConcurrentMap, Map, Numbering, Seeded
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
+
+__all__ = ["Opened", "Pipeline"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+INLINE = Inline()
+
+
+@dataclass(frozen=True, repr=False)
+class Pipeline(Generic[T]):
+    """A plan: where items come from and what happens to them. Immutable, comparable, printable; nothing runs.
+
+    `for x in pipe` and `async for x in pipe` run it with defaults, `open` with others.
+
+    Attributes:
+      source: where items come from.
+      stages: in order. Without `.shard` they belong to the only worker, until `.merge`.
+      sharding: None until `.shard`; then `sharded_at` stages stand before it.
+      merging: None until `.merge`; then `merged_at` stages stand before it.
+    """
+
+    source: Source[Any]
+    stages: tuple[Stage[Any, Any], ...] = ()
+    sharding: Shard | None = None
+    sharded_at: int = 0
+    merging: Merge | None = None
+    merged_at: int = 0
+
+    # Stages ---------------------------------------------------------------------------------------------------------
+
+    def shard(self, num_shards: int, mode: Mode | None = None, *, drop_remainder: bool = False) -> Pipeline[T]:
+        """Split the source into `num_shards` shards in the whole job, each read by one worker.
+
+        Args:
+          num_shards: at least 1; may exceed the number of items or files.
+          mode: "interleaved" (item i to shard i mod n), "contiguous" (one block each), "file" (file f to shard f mod n) or
+            "replicated" (every worker reads all and keeps its stride); None: the source's default.
+          drop_remainder: leave out the items that would make some shards longer than others.
+
+        Raises:
+          PlanError: a second shard, a mode that the source doesn't have, or a stage before it that acts on items.
+        """
+        check_int(".shard(num_shards)", num_shards, 1)
+        shard = Shard(num_shards=num_shards, mode=mode, drop_remainder=drop_remainder)
+        if self.sharding is not None or self.merging is not None:
+            raise PlanError(".shard splits the source, once: it can't stand behind another .shard or a .merge")
+        return replace(self, sharding=shard, sharded_at=len(self.stages))._checked()
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], Awaitable[U]],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        name: str | None = None,
+    ) -> Pipeline[U]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], U],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        executor: Literal["thread"] | None = None,
+        name: str | None = None,
+    ) -> Pipeline[U]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Awaitable[U]],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        seed: int,
+        name: str | None = None,
+    ) -> Pipeline[U]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., U],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        executor: Literal["thread"] | None = None,
+        seed: int,
+        name: str | None = None,
+    ) -> Pipeline[U]: ...
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        executor: Literal["thread"] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Pipeline[Any]:
+        """Replace each item by `fn` of it. None is an item like any other.
+
+        Args:
+          fn: sync: called inline, in the task that pulls; async: called `concurrency` times at once.
+          concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default.
+          ordered: False: results leave as they are completed. Resuming is exact all the same.
+          executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
+          seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone.
+          name: by default the function's.
+        """
+        check_function(".map(fn)", fn)
+        asynchronous = _is_async(fn)
+        if executor not in (None, "thread"):
+            raise PlanError(f".map(executor=) is 'thread' or None, got {executor!r}")
+        if asynchronous and executor:
+            raise PlanError(".map(executor='thread') calls sync functions; an async one runs in the event loop already")
+        if not asynchronous and not executor and (concurrency not in (None, 1) or not ordered):
+            raise PlanError(
+                ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another"
+            )
+        check_int(".map(concurrency=)", concurrency := 1 if concurrency is None else concurrency, 1)
+        pipe, name = self, self._name(name, function_name(fn))
+        if seed is not None:
+            check_seed(".map(seed=)", seed)
+            if self._chooses:
+                raise PlanError(
+                    ".map(seed=) numbers its inputs, so it can't stand behind an unordered map or a best-effort merge, "
+                    "whose order another run would choose differently: move it before"
+                )
+            fn = Seeded(fn)
+            pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name))
+        if not asynchronous and not executor:
+            return pipe._with(Map(name=name, fn=fn))
+        kind: Literal["task", "thread"] = "task" if asynchronous else "thread"
+        return pipe._with(ConcurrentMap(name=name, fn=fn, concurrency=concurrency, ordered=ordered, executor=kind))
+
+    def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
+        """Keep the items for which the sync function `fn` is true."""
+        check_function(".filter(fn)", fn)
+        if _is_async(fn):
+            raise PlanError(".filter takes a sync function: an async one would always be true. Look it up in a .map before")
+        return self._with(Filter(name=self._name(name, function_name(fn)), fn=fn))
+
+    def flat_map(self, fn: Callable[[T], Iterable[U]], *, name: str | None = None) -> Pipeline[U]:
+        """Replace each item by the items of the iterable that the sync function `fn` makes of it, in order."""
+        check_function(".flat_map(fn)", fn)
+        if _is_async(fn) or inspect.isasyncgenfunction(fn):
+            raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
+        return self._with(FlatMap(name=self._name(name, function_name(fn)), fn=fn))
+
+    @overload
+    def batch(
+        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack"] = "stack", name: str | None = None
+    ) -> Pipeline[Any]: ...
+    @overload
+    def batch(
+        self, size: int, *, drop_remainder: bool = False, collate: None, name: str | None = None
+    ) -> Pipeline[list[T]]: ...
+    @overload
+    def batch(
+        self, size: int, *, drop_remainder: bool = False, collate: Callable[[list[T]], U], name: str | None = None
+    ) -> Pipeline[U]: ...
+    def batch(
+        self,
+        size: int,
+        *,
+        drop_remainder: bool = False,
+        collate: Literal["stack"] | Callable[[list[T]], Any] | None = "stack",
+        name: str | None = None,
+    ) -> Pipeline[Any]:
+        """Collate each `size` items into one.
+
+        Args:
+          size: items in a batch; the last one has the rest.
+          drop_remainder: leave out the last batch if it isn't full.
+          collate: "stack": see `streamline.collate.stack`; None: a list; a function of the list.
+        """
+        check_int(".batch(size)", size, 1)
+        if isinstance(collate, str) and collate != "stack":
+            raise PlanError(f".batch(collate=) is 'stack', None or a function, got {collate!r}")
+        fn = stack if collate == "stack" else as_list if collate is None else collate
+        check_function(".batch(collate=)", fn)
+        return self._with(Batch(name=self._name(name, "batch"), size=size, drop_remainder=drop_remainder, collate=fn))
+
+    def unbatch(self, *, name: str | None = None) -> Pipeline[Any]:
+        """Replace each batch by its items: of a list, the first axis of arrays, in dicts, tuples and dataclasses."""
+        return self._with(Unbatch(name=self._name(name, "unbatch"), fn=unstack))
+
+    def take(self, count: int, *, name: str | None = None) -> Pipeline[T]:
+        """Keep the first `count` items; before a merge, of each worker."""
+        check_int(".take(count)", count, 0)
+        return self._with(Take(name=self._name(name, "take"), count=count))
+
+    def skip(self, count: int, *, name: str | None = None) -> Pipeline[T]:
+        """Drop the first `count` items; before a merge, of each worker."""
+        check_int(".skip(count)", count, 0)
+        return self._with(Skip(name=self._name(name, "skip"), count=count))
+
+    def repeat(self, times: int | None = None, *, name: str | None = None) -> Pipeline[T]:
+        """Go through everything before it `times` times; None: for ever. Shuffles before it differ from pass to pass."""
+        if times is not None:
+            check_int(".repeat(times)", times, 0)
+        return self._with(Repeat(name=self._name(name, "repeat"), times=times))
+
+    def shuffle(self, *, window: int | None = None, seed: int = 0, name: str | None = None) -> Pipeline[T]:
+        """Permute the items: each `window` of them, or without a window the whole index of an indexable source.
+
+        Args:
+          window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
+            twice as many again. Behind `.shard`, in each worker.
+          seed: with it and the epoch (and shard and window), the order is always the same.
+        """
+        check_seed(".shuffle(seed=)", seed)
+        name = self._name(name, "shuffle")
+        if window is None:
+            return self._with(IndexShuffle(name=name, seed=seed))
+        check_int(".shuffle(window=)", window, 1)
+        return self._with(Shuffle(name=name, window=window, seed=seed))
+
+    def shuffle_files(self, *, seed: int = 0, name: str | None = None) -> Pipeline[T]:
+        """Permute the list of files, by seed and epoch, before it is sharded."""
+        check_seed(".shuffle_files(seed=)", seed)
+        return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
+
+    def through(self, fn: Callable[..., AsyncGenerator[U, None]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
+        """Pass the items through an async generator function of one async iterator.
+
+        Args:
+          fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point. Undeclared,
+            a resume runs it from the start and passes over what it had yielded.
+          params: keyword arguments for `fn`.
+        """
+        check_function(".through(fn)", fn)
+        if not isinstance(fn, Declared):
+            warnings.warn(
+                f"a resume will run {function_name(fn)} from its start: declare what it remembers with @sl.stage(state=dict), "
+                "or @sl.stage(stateless=True)",
+                stacklevel=2,
+            )
+        return self._with(Through(name=self._name(name, function_name(fn)), fn=fn, params=params))
+
+    def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
+        """Let what is before run ahead by up to `items` items, in a task of its own.
+
+        Args:
+          items: kept ready at the most.
+          bytes: the same in bytes, as `streamline.sizes.nbytes` counts them; one item is always admitted.
+        """
+        check_int(".prefetch(items)", items, 1)
+        if bytes is not None:
+            check_int(".prefetch(bytes=)", bytes, 1)
+        return self._with(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
+
+    def merge(
+        self,
+        kind: Literal["strict", "best_effort"] = "strict",
+        *,
+        max_skips_per_round: int | None = None,
+        max_lead: int | None = None,
+    ) -> Pipeline[T]:
+        """Make one stream of the workers'. What comes behind acts on this stream.
+
+        Args:
+          kind: "strict": in turn, always the same order. "best_effort": whoever has an item, within bounds; the order
+            depends on timing, resuming is exact all the same.
+          max_skips_per_round: best-effort: workers without an item that are passed over before waiting; 0 is strict
+            order; 2 by default.
+          max_lead: best-effort: items that a worker may be ahead of the slowest one; 8 by default.
+        """
+        if self.merging is not None:
+            raise PlanError("there is one .merge: behind it there is only one stream")
+        if kind not in ("strict", "best_effort"):
+            raise PlanError(f".merge is 'strict' or 'best_effort', got {kind!r}")
+        if kind == "strict":
+            if max_skips_per_round is not None or max_lead is not None:
+                raise PlanError("max_skips_per_round and max_lead are options of .merge('best_effort')")
+            merge: Merge = Strict(name="merge")
+        else:
+            skips, lead = 2 if max_skips_per_round is None else max_skips_per_round, 8 if max_lead is None else max_lead
+            check_int(".merge(max_skips_per_round=)", skips, 0)
+            check_int(".merge(max_lead=)", lead, 1)
+            merge = BestEffort(name="merge", max_skips_per_round=skips, max_lead=lead)
+        return replace(self, merging=merge, merged_at=len(self.stages))
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        *,
+        backend: Backend = INLINE,
+        resume: Snapshot | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        epoch: int = 0,
+    ) -> Opened[T]:
+        """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
+
+        Args:
+          backend: where the workers run.
+          resume: go on right after what this snapshot had delivered; None: from the beginning.
+          rank: which data-parallel rank this is, together with `world_size`; by default it is found out.
+          epoch: seen by shuffles and random generators.
+
+        Raises:
+          PlanError: an unsharded pipeline on several ranks; fewer shards than ranks.
+          ResumeError: the snapshot is of another plan, of other data, or of another rank.
+          ReadError: a file of the source is missing.
+        """
+        check_int(".open(epoch=)", epoch, 0)
+        plan = self.plan
+        found = find_rank(rank, world_size)
+        if found.world_size > 1 and self.sharding is None:
+            raise PlanError(
+                f"each of the {found.world_size} ranks would read everything: add .shard(n) with n a multiple of "
+                f"{found.world_size}, or open(rank=0, world_size=1) if that is meant"
+            )
+        if found.world_size > plan.shard.num_shards:
+            raise PlanError(f"{plan.shard.num_shards} shards for {found.world_size} ranks: .shard({found.world_size}) or more")
+        epoch = epoch if resume is None else resume.epoch
+        source = plan.source.resolved()
+        opening = Opening(
+            plan=replace(plan, source=source),
+            backend=backend,
+            rank=found,
+            epoch=epoch,
+            resume=resume,
+            listing=source.listing(),
+        )
+        opening.check()
+        return Opened(opening)
+
+    def first(self, count: int) -> list[T]:
+        """Return the first items, at most `count`."""
+        with self.open() as stream:
+            return list(islice(stream, count))
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self.open().stream()
+
+    def __iter__(self) -> SyncStream[T]:
+        return self.open().sync_stream()
+
+    # Describing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in sections, as it is run."""
+        return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Items that are taken from the source and not yet consumed, at most, on one rank."""
+        return max_in_flight(self.plan)
+
+    def __repr__(self) -> str:
+        return describe(self.plan)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _chooses(self) -> bool:
+        return any(stage.chooses for stage in self.stages) or (self.merging is not None and self.merging.chooses)
+
+    def _name(self, given: str | None, default: str) -> str:
+        """Return a name that no other part of this pipeline has."""
+        taken = {self.source.name, "shard", "merge", *(stage.name for stage in self.stages)}
+        if given is not None:
+            if given in taken:
+                raise PlanError(f"there is a stage called {given!r} already: names keep states apart")
+            return given
+        name, number = default, 1
+        while name in taken:
+            number += 1
+            name = f"{default}_{number}"
+        return name
+
+    def _with(self, stage: Stage[Any, Any]) -> Pipeline[Any]:
+        return cast("Pipeline[Any]", replace(self, stages=(*self.stages, stage))._checked())
+
+    def _checked(self) -> Pipeline[T]:
+        _ = self.plan
+        return self
+
+
+class Opened(Generic[T]):
+    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._stream: Stream[T] | None = None
+        self._sync: SyncStream[T] | None = None
+
+    def stream(self) -> Stream[T]:
+        """Return an async iterator that begins when it is first asked for an item."""
+        return Stream(self._opening)
+
+    def sync_stream(self) -> SyncStream[T]:
+        """Return a plain iterator, begun."""
+        return SyncStream(self._opening)
+
+    async def __aenter__(self) -> Stream[T]:
+        self._stream = self.stream()
+        await self._stream.start()
+        return self._stream
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    def __enter__(self) -> SyncStream[T]:
+        self._sync = self.sync_stream()
+        return self._sync
+
+    def __exit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.close()
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+

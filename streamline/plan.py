@@ -1,0 +1,235 @@
+"""A plan in sections, and how each section is opened: source and what stands before the shard, the worker's stages, the
+merge, and what stands behind it.
+
+A channel stands where concurrency begins: behind a source that waits, at a worker's end, before the consumer. Capacities
+are in items; where items are batches, fewer of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamline.errors import PlanError
+from streamline.channel import Inbox
+from streamline.driver import behind_channel
+from streamline.flow import Flow, Opener, Site, Stage
+from streamline.index import Index, Repeated, Shuffled, Slice, Whole
+from streamline.merge import Merge, Strict
+from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_placed
+from streamline.sharding import shards_of_rank
+from streamline.sources.base import Mode, Part, Source
+from streamline.states import Tree
+from streamline.transforms.batch import Batch
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
+from streamline.transforms.stride import Stride
+
+__all__ = ["OpenWorker", "Plan", "Shard"]
+
+AnyStage = Stage[Any, Any]
+OpenWorker = Callable[["Plan", Site, "Tree | None"], "Inbox[Any]"]
+"""A backend's part: opens the worker of `site.shard` at a state. The inbox's first pull starts it."""
+
+READ_AHEAD_ITEMS = 256
+"""Items a channel holds: two lists of 128, so that one fills while the other is dealt with."""
+
+ALL_WORKERS_ITEMS = 1024
+"""Items that the channels of all workers of a rank hold together, and at least 8 each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """How the source is split."""
+
+    num_shards: int = 1
+    mode: Mode | None = None
+    drop_remainder: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a pipeline says, section by section.
+
+    Attributes:
+      before: stages before the shard: they act on the index, on the list of files, or run in every worker (replicated).
+      worker: stages of each worker.
+      after: stages behind the merge, on the rank's stream.
+    """
+
+    source: Source[Any]
+    before: tuple[AnyStage, ...]
+    shard: Shard
+    worker: tuple[AnyStage, ...]
+    merge: Merge
+    after: tuple[AnyStage, ...]
+
+    @property
+    def mode(self) -> Mode:
+        """How the source is split."""
+        return self.shard.mode or self.source.default_mode
+
+    def open(self, site: Site, open_worker: OpenWorker, state: Tree | None) -> Flow[Any]:
+        """Return the last flow of the rank `site.shard` of `site.num_shards`, at `state` or at the beginning."""
+        opener: Opener[Any] = _MergeOpener(self, site, open_worker)
+        for stage in self.after:
+            opener = _StageOpener(stage, opener)
+        flow = opener(state)
+        if self.after:  # user code never runs in the consumer's task
+            return behind_channel(flow, site, "the last stage", self.capacity(READ_AHEAD_ITEMS, self.worker + self.after))
+        return flow
+
+    def open_worker(self, site: Site, state: Tree | None) -> Inbox[Any]:
+        """Return the inbox of the worker of shard `site.shard`; its task runs where this is called."""
+        opener = self._head(site)
+        for stage in self.worker:
+            opener = _StageOpener(stage, opener)
+        return behind_channel(opener(state), site, "worker", self.worker_capacity(site.num_shards))
+
+    def worker_capacity(self, workers: int) -> int:
+        """Items that the channel at a worker's end holds."""
+        return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
+
+    @staticmethod
+    def capacity(items: int, stages: Sequence[AnyStage]) -> int:
+        """Return how many outputs of `stages` a channel holds that would hold `items` of the source's; 2 at least."""
+        return max(2, items // math.prod(stage.size for stage in stages if isinstance(stage, Batch)))
+
+    def part(self, site: Site) -> Part:
+        """Return which part of the source the worker at `site` reads."""
+        seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
+        index = None
+        if self.source.indexable:
+            index = index_of(self.before, self.source.length or 0, site.epoch)
+        return Part(
+            mode=self.mode,
+            index=index,
+            shuffle_seed=seeds[-1] if seeds else None,
+            drop_remainder=self.shard.drop_remainder,
+        )
+
+    def _head(self, site: Site) -> Opener[Any]:
+        """Return the opener of what comes out of the shard."""
+        if self.mode == "replicated":
+            opener: Opener[Any] = _SourceOpener(self, replace(site))
+            for stage in self.before:
+                opener = _StageOpener(stage, opener)
+            if site.num_shards > 1:
+                opener = _StageOpener(Stride(name="shard"), opener)
+        else:
+            opener = _SourceOpener(self, site)
+            if not self.source.indexable:
+                for stage in self.before:
+                    if isinstance(stage, Repeat):
+                        opener = _StageOpener(stage, opener)
+        if self.source.waits:
+            opener = _StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS), opener)
+        return opener
+
+
+def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
+    """Return the index of a source of `length` items behind `ops`, in an epoch.
+
+    Raises:
+      PlanError: the operations don't fit together, or one of them doesn't act on an index.
+    """
+    if not ops:
+        return Whole(length)
+    *before, op = ops
+    if isinstance(op, Repeat):
+        return Repeated(lambda number: index_of(before, length, (*epoch, number)), op.times)
+    inner = index_of(before, length, epoch)
+    if isinstance(op, IndexShuffle):
+        return Shuffled(inner, [op.seed, *epoch])
+    if isinstance(op, Take):
+        return Slice(inner, 0, op.count)
+    if isinstance(op, Skip):
+        return Slice(inner, op.count)
+    raise PlanError(f".{op.kind} doesn't act on an index: move it behind .shard")
+
+
+@dataclass(frozen=True)
+class _SourceOpener:
+    plan: Plan
+    site: Site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.plan.source.open(self.site, self.plan.part(self.site), state)
+
+    def at(self, site: Site) -> _SourceOpener:
+        return replace(self, site=site)
+
+
+@dataclass(frozen=True)
+class _StageOpener:
+    stage: AnyStage
+    upstream: Opener[Any]
+
+    @property
+    def site(self) -> Site:
+        return self.upstream.site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.stage.open(self.upstream, state)
+
+    def at(self, site: Site) -> _StageOpener:
+        return replace(self, upstream=self.upstream.at(site))
+
+
+@dataclass(frozen=True)
+class _MergeOpener:
+    plan: Plan
+    site: Site
+    open_worker: OpenWorker
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        plan, site = self.plan, self.site
+        own = None if state is None else state[plan.merge.name]
+        inboxes = []
+        for at, shard in enumerate(shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)):
+            worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
+            inboxes.append(self.open_worker(plan, worker_site, None if own is None else own["workers"][at]))
+        return plan.merge.open(inboxes, own)
+
+    def at(self, site: Site) -> _MergeOpener:
+        return replace(self, site=site)
+
+
+def compiled(
+    source: Source[Any],
+    stages: tuple[AnyStage, ...],
+    sharding: Shard | None,
+    sharded_at: int,
+    merging: Merge | None,
+    merged_at: int,
+) -> Plan:
+    """Return the plan of a pipeline, section by section.
+
+    Raises:
+      PlanError: the stages don't fit together; the message says which, and what to do.
+    """
+    end = len(stages) if merging is None else merged_at
+    start = sharded_at if sharding is not None else _leading(source, stages[:end])
+    plan = Plan(
+        source=source,
+        before=stages[:start],
+        shard=sharding or Shard(),
+        worker=stages[start:end],
+        merge=merging or Strict(name="merge"),
+        after=stages[end:],
+    )
+    check_mode(source, plan.mode)
+    check_before(source, plan.before, plan.mode, plan.shard.num_shards)
+    check_placed(source, plan.worker + plan.after)
+    check_choices(plan.worker + plan.after, plan.merge.chooses, len(plan.worker))
+    return plan
+
+
+def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:
+    """Without a shard: how many stages act on the source itself."""
+    ops = INDEX_OPS if source.indexable else (ShuffleFiles,) if source.listed else ()
+    return next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))

@@ -1,0 +1,76 @@
+"""Which data-parallel rank this process is: given > torch.distributed or JAX > torchrun's > SLURM step's variables."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from streamline.errors import PlanError
+
+__all__ = ["Rank", "find_rank"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Rank `rank` of `world_size`, and how that is known."""
+
+    rank: int
+    world_size: int
+    found_in: str
+
+
+def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
+    """Return the rank that was given, or else the one that this process has been launched as.
+
+    Raises:
+      PlanError: only one of the two was given, or the rank is not below the world size.
+    """
+    if (rank is None) != (world_size is None):
+        raise PlanError("give rank= and world_size= together, or neither")
+    if rank is not None and world_size is not None:
+        return _checked(Rank(rank, world_size, "given"))
+    found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
+    if found is None:
+        return Rank(0, 1, "alone")
+    logger.info("rank %d of %d, found in %s", found.rank, found.world_size, found.found_in)
+    return _checked(found)
+
+
+def _checked(found: Rank) -> Rank:
+    if found.world_size < 1 or not 0 <= found.rank < found.world_size:
+        raise PlanError(f"rank {found.rank} of {found.world_size} ({found.found_in}): expected 0 <= rank < world_size")
+    return found
+
+
+def _of_torch() -> Rank | None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Rank(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+
+
+def _of_jax() -> Rank | None:
+    jax: Any = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return None
+    return Rank(jax.process_index(), jax.process_count(), "jax.distributed")
+
+
+def _of_environment(rank: str, world_size: str) -> Rank | None:
+    if rank not in os.environ or world_size not in os.environ:
+        return None
+    try:
+        return Rank(int(os.environ[rank]), int(os.environ[world_size]), f"{rank} and {world_size}")
+    except ValueError as error:
+        raise PlanError(f"{rank} and {world_size} are set, but not to numbers: {error}") from error
+
+
+def _of_slurm() -> Rank | None:
+    if "SLURM_STEP_ID" not in os.environ:
+        return None  # a batch script's own variables tell of the allocation, not of this process
+    return _of_environment("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")

@@ -1,0 +1,92 @@
+"""What may stand where in a plan; each refusal names the stage and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streamline.errors import PlanError
+from streamline.flow import Stage
+from streamline.sources.base import Mode, Source
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
+
+__all__ = ["INDEX_OPS", "check_before", "check_choices", "check_mode", "check_placed"]
+
+AnyStage = Stage[Any, Any]
+
+INDEX_OPS = (IndexShuffle, Take, Skip, Repeat)
+"""What acts on the index of a source."""
+
+
+def check_mode(source: Source[Any], mode: Mode) -> None:
+    """Insist on a mode that the source has."""
+    if mode not in source.modes:
+        raise PlanError(f".shard(mode=) of {source.kind} is one of {', '.join(source.modes)}; got {mode!r}")
+
+
+def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, num_shards: int) -> None:
+    """Insist that what stands before the shard acts on the index, on the list of files, or on a replicated stream."""
+    for stage in before:
+        if mode == "replicated":
+            allowed: tuple[type, ...] = (Take, Skip, Repeat, ShuffleFiles) if source.listed else (Take, Skip, Repeat)
+        elif source.indexable:
+            allowed = INDEX_OPS
+        else:
+            allowed = (ShuffleFiles, Repeat)
+        if isinstance(stage, allowed):
+            continue
+        if isinstance(stage, IndexShuffle | ShuffleFiles):
+            raise PlanError(_misplaced(stage, source))
+        if isinstance(stage, Take | Skip):
+            raise PlanError(
+                f"`.{stage.kind}` before `.shard` needs to know which items there are, and {source.kind} doesn't before it "
+                "has read them: move it behind (there it counts per shard), or behind .merge"
+            )
+        raise PlanError(f"`.{stage.kind}` before `.shard({num_shards})` would run {num_shards} times per item: move it behind")
+
+
+def check_placed(source: Source[Any], stages: Sequence[AnyStage]) -> None:
+    """Insist that nothing behind the shard acts on the index or on the list of files."""
+    for stage in stages:
+        if isinstance(stage, IndexShuffle | ShuffleFiles):
+            raise PlanError(_misplaced(stage, source))
+
+
+def _misplaced(stage: AnyStage, source: Source[Any]) -> str:
+    if isinstance(stage, ShuffleFiles):
+        if not source.listed:
+            return f".shuffle_files permutes a list of files, and {source.kind} has none"
+        return ".shuffle_files permutes the list of files: put it right behind the source, before .shard"
+    if not source.indexable:
+        return (
+            f".shuffle() permutes a whole index, and {source.kind} has none: use .shuffle(window=n) behind .shard"
+            f"{', and .shuffle_files() before it' if source.listed else ''}"
+        )
+    return ".shuffle() permutes the whole index: put it before .shard, or give it a window= to permute items as they pass"
+
+
+def check_choices(stages: Sequence[AnyStage], merge_chooses: bool, merged_at: int) -> None:
+    """Refuse a .repeat between a stage that chooses an order and one that reads again: passes keep no choices.
+
+    Args:
+      stages: the worker's and those behind the merge.
+      merged_at: how many of them are the worker's.
+    """
+    chooser: str | None = None
+    repeat: str | None = None
+    for at, stage in enumerate([*stages, None]):
+        if at == merged_at and merge_chooses:
+            chooser = "the best-effort merge"
+        if stage is None:
+            return
+        if isinstance(stage, Repeat) and chooser is not None:
+            repeat = stage.name
+        elif repeat is not None and stage.rewinds:
+            raise PlanError(
+                f".repeat goes through what {chooser} has chosen anew in each pass, so {stage} could not read the same "
+                "items again at a resume: move .repeat before .shard"
+            )
+        if stage.chooses:
+            chooser = str(stage)

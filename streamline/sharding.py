@@ -1,0 +1,89 @@
+"""Which items are whose: the arithmetic, pure.
+
+Every rank and worker computes the same split from (length, number of shards), so nobody has to talk to agree. Union of
+the shards = the dataset, intersection = empty, at any number of shards, also more than there are items.
+"""
+
+from __future__ import annotations
+
+from streamline.errors import PlanError
+
+__all__ = ["byte_range", "contiguous", "files_of", "interleaved", "shards_of_rank"]
+
+
+def interleaved(length: int, num_shards: int, shard: int, *, drop_remainder: bool = False) -> range:
+    """Return the indices that one shard owns: every `num_shards`-th.
+
+    Args:
+      length: items in the dataset, >= 0.
+      num_shards: shards in the whole job, >= 1; may exceed `length`.
+      shard: 0-based.
+      drop_remainder: leave out the last `length % num_shards` items, so that all shards own the same number.
+
+    Raises:
+      PlanError: an argument is out of range.
+    """
+    _check(length, num_shards, shard)
+    stop = length - length % num_shards if drop_remainder else length
+    return range(shard, stop, num_shards)
+
+
+def contiguous(length: int, num_shards: int, shard: int, *, drop_remainder: bool = False) -> range:
+    """Return the block of indices that one shard owns.
+
+    Args:
+      length: items in the dataset, >= 0.
+      num_shards: shards in the whole job, >= 1; may exceed `length`.
+      shard: 0-based.
+      drop_remainder: every shard owns `length // num_shards`, and the last items nobody.
+
+    Returns:
+      Consecutive indices; the first `length % num_shards` shards own one more, unless `drop_remainder`.
+
+    Raises:
+      PlanError: an argument is out of range.
+    """
+    _check(length, num_shards, shard)
+    each, rest = divmod(length, num_shards)
+    if drop_remainder:
+        rest = 0
+    start = shard * each + min(shard, rest)
+    return range(start, start + each + (shard < rest))
+
+
+def files_of(count: int, num_shards: int, shard: int) -> range:
+    """Return the files, by index in the listing, that one shard reads: whole ones, file f goes to shard f mod n."""
+    return interleaved(count, num_shards, shard)
+
+
+def byte_range(size: int, num_shards: int, shard: int) -> tuple[int, int]:
+    """Return the [start, stop) bytes of a line file in which the lines of one shard *begin*.
+
+    Args:
+      size: of the file in bytes, >= 0.
+      num_shards: shards in the whole job, >= 1.
+      shard: 0-based.
+
+    Raises:
+      PlanError: an argument is out of range.
+    """
+    _check(size, num_shards, shard)
+    return size * shard // num_shards, size * (shard + 1) // num_shards
+
+
+def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
+    """Return the shards that rank `rank` of `world_size` runs: s mod world_size = rank.
+
+    Raises:
+      PlanError: an argument is out of range.
+    """
+    return interleaved(num_shards, world_size, rank)
+
+
+def _check(length: int, num_shards: int, shard: int) -> None:
+    if length < 0:
+        raise PlanError(f"a length is 0 or more, got {length}")
+    if num_shards < 1:
+        raise PlanError(f"there is at least 1 shard, got {num_shards}")
+    if not 0 <= shard < num_shards:
+        raise PlanError(f"shard {shard} is not among 0 ... {num_shards - 1}")

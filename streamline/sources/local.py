@@ -1,0 +1,141 @@
+"""Local files, read in large blocks in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncGenerator, Callable
+from io import FileIO
+from typing import TypeVar
+
+import anyio
+from aiofiles.threadpool import wrap
+
+from streamline.errors import ReadError
+from streamline.sources.one_thread import OneThread
+
+__all__ = ["LocalStorage"]
+
+R = TypeVar("R")
+
+FIRST_BLOCK_BYTES = 64 * 1024
+"""The first block, so that a resume deep in a file doesn't wait for a large one."""
+
+BLOCK_BYTES = 1024 * 1024
+"""Other blocks: at this size a hop to a thread and back, some 60 µs, costs less than the reading."""
+
+CLOSE_S = 0.5
+"""Seconds that closing waits at the most for a read that hangs; the thread closes the file whenever that ends."""
+
+
+class LocalStorage:
+    """Reads local files with one thread, which ends when this is closed."""
+
+    def __init__(self) -> None:
+        self._thread = OneThread("streamline files")
+        self._open: set[_File] = set()
+
+    async def size(self, path: str) -> int | None:
+        """Return a file's size in bytes."""
+        try:
+            return (await self._call(lambda: os.stat(path))).st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    async def blocks(self, path: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) of a file in blocks of at most 1 MiB.
+
+        Raises:
+          ReadError: it can't be opened or read, has no byte `start`, or changed while it was read.
+        """
+        file = _File(path)
+        self._open.add(file)  # before it is opened: if this task is cancelled meanwhile, `aclose` closes it
+        try:
+            handle = await self._call(lambda: file.open(start))
+            reader = wrap(handle, loop=asyncio.get_running_loop(), executor=self._thread)
+            position, size = start, FIRST_BLOCK_BYTES
+            while stop is None or position < stop:
+                block: bytes = await reader.read(size if stop is None else min(size, stop - position))
+                position += len(block)
+                if not block or position > file.size:
+                    await self._call(lambda end=position: file.check_end(end))  # type: ignore[misc]
+                    return
+                yield block
+                size = BLOCK_BYTES
+        except OSError as error:
+            raise error if isinstance(error, ReadError) else _unreadable(path, error) from error
+        finally:
+            await self._close(file)
+
+    async def aclose(self) -> None:
+        """Close the files that are open, and let the thread end."""
+        for file in list(self._open):
+            await self._close(file)
+        self._thread.shutdown()
+
+    async def _close(self, file: _File) -> None:
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await self._call(file.close)
+        self._open.discard(file)
+
+    async def _call(self, fn: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, fn)
+
+
+class _File:
+    """An open file, and what it was like when it was opened. Its methods block."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._handle: FileIO | None = None
+        self.size = 0
+        self._changed_ns = 0
+
+    def open(self, start: int) -> FileIO:
+        """Open the file, at byte `start`."""
+        self._handle = FileIO(self._path, opener=_open_without_waiting)
+        status = os.fstat(self._handle.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(f"{self._path} is not a regular file: its size isn't known, and it can't be read again")
+        self.size, self._changed_ns = status.st_size, status.st_mtime_ns
+        if start > self.size:
+            raise ReadError(f"{self._path} has {self.size:,} bytes, expected more than {start:,}: has it been replaced?")
+        self._handle.seek(start)
+        return self._handle
+
+    def check_end(self, end: int) -> None:
+        """Check that reading up to `end` was reading all of the file that was opened.
+
+        Raises:
+          ReadError: it is shorter or longer than it was, or somebody has written to it.
+        """
+        assert self._handle is not None
+        status = os.fstat(self._handle.fileno())
+        if end != self.size or status.st_size != self.size:
+            now = max(end, status.st_size) if end > self.size else status.st_size
+            raise ReadError(
+                f"{self._path} changed while it was read: it had {self.size:,} bytes when it was opened, and {now:,} "
+                f"at its end (read up to byte {end:,})"
+            )
+        if status.st_mtime_ns != self._changed_ns:
+            raise ReadError(f"{self._path} changed while it was read: somebody has written to it")
+
+    def close(self) -> None:
+        """Close the file, if it was opened. Idempotent."""
+        if self._handle is not None:
+            self._handle.close()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for its writer
+
+
+def _unreadable(path: str, error: OSError) -> ReadError:
+    if isinstance(error, FileNotFoundError):
+        return ReadError(f"no such file: {path}: it may have been there when the stream was opened")
+    if isinstance(error, IsADirectoryError):
+        return ReadError(f"{path} is a directory: write {os.path.join(path, '*')} for its files")
+    if isinstance(error, PermissionError):
+        return ReadError(f"not allowed to read {path}: check its permissions, and the user that this runs as")
+    return ReadError(f"can't read {path}: {error.strerror or error}")

@@ -1,0 +1,187 @@
+"""From what the user gave to a list of files: globs, braces, and errors that say what to do."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from streamline.errors import PlanError, PlanTypeError, ReadError
+
+__all__ = ["Paths", "expand", "given", "is_url"]
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+MAX_FILES = 1_000_000
+"""Paths that braces may make at the most: beyond that a number is a slip of the finger."""
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is an http(s) URL."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def given(paths: Paths) -> tuple[str, ...]:
+    """Return what the user gave, one path or several, as strings; without looking at any file.
+
+    Raises:
+      PlanTypeError: something that is no path.
+      PlanError: no path at all, or one that no storage can read.
+    """
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    if isinstance(several, bytes) or not isinstance(several, Iterable):
+        raise PlanTypeError(f"expected a path, a URL or a list of them, got {type(paths).__name__}")
+    found = tuple(map(_one, several))
+    if not found:
+        raise PlanError("expected at least one path, got an empty list")
+    return found
+
+
+def _one(path: object) -> str:
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise PlanTypeError(f"expected a path or URL as str or os.PathLike, got {type(path).__name__}: {path!r}")
+    if not text or "\0" in text:
+        raise PlanError(f"expected a path, got {text!r}")
+    scheme = SCHEME.match(text)
+    if scheme and scheme[0].lower() == "file":
+        raise PlanError(f"write a local file as a plain path, not as a URL: {text}")
+    if scheme and not is_url(text):
+        raise PlanError(f"{scheme[0]}:// can't be read: give local paths or http(s) URLs, got {text}")
+    if is_url(text) and "*" in text.split("?")[0]:
+        raise PlanError(
+            f"HTTP has no listing, so a * can't be expanded: {text}\n"
+            "write the names out with braces, part-{000..127}.jsonl or {train,valid}.jsonl, or give a list of URLs "
+            "(a * that belongs to a name is written %2A)"
+        )
+    return text
+
+
+def expand(paths: Iterable[str]) -> list[str]:
+    """Return the files that the given paths mean, in order; those of one glob sorted. Looks at local files.
+
+    Braces stand for several paths: {000..127} (as many digits), {a,b,c}, nested, as in a shell. A local path that
+    exists as it is written is taken so, whatever is in it.
+
+    Raises:
+      ReadError: a local file is missing, a directory, or can't be looked at; a glob without a match.
+      PlanError: braces that mean nothing; a file given twice.
+    """
+    found: list[str] = []
+    for path in paths:
+        found.extend(_braces(path) if is_url(path) else _local(path))
+    seen: set[str] = set()
+    for path in found:
+        if path in seen:
+            raise PlanError(f"{path} is given twice: a state names files, so each may be there once; .repeat() reads again")
+        seen.add(path)
+    return found
+
+
+def _local(path: str) -> Iterator[str]:
+    home = os.path.expanduser(path)
+    if _exists(home):
+        yield _file(home)
+        return
+    for one in _braces(home) if "{" in home else [home]:
+        if _exists(one) or not glob.has_magic(one):
+            yield _file(one)
+        else:
+            yield from _matches(one)
+
+
+def _matches(pattern: str) -> list[str]:
+    matches = sorted(glob.glob(pattern, recursive=True))
+    files = [match for match in matches if not os.path.isdir(match)]
+    if not files and matches:
+        raise ReadError(f"{pattern} matches only directories, {matches[0]} for one: write {pattern.rstrip('/')}/*")
+    if not files:
+        raise ReadError(f"no file matches {pattern}{_seen_from(pattern)}: check the spelling, and that the data is there")
+    return files
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ReadError(f"can't look at {path}: {error.strerror}") from error
+    return True
+
+
+def _file(path: str) -> str:
+    if not _exists(path):
+        raise ReadError(f"no such file: {path}{_seen_from(path)}")
+    if os.path.isdir(path):
+        raise ReadError(f"{path} is a directory: write {os.path.join(path, '*')} for its files, or ** for all below it")
+    return path
+
+
+def _seen_from(path: str) -> str:
+    return "" if os.path.isabs(path) else f" (seen from {Path.cwd()})"
+
+
+def _braces(text: str) -> list[str]:
+    """Return the texts that braces in `text` stand for; a bounded number."""
+    start, stop = _first_group(text)
+    if start < 0:
+        if is_url(text) and ("{" in text or "}" in text):
+            raise PlanError(f"braces that mean nothing in {text}: write {{000..127}} or {{a,b,c}}")
+        return [text]
+    head = text[:start]
+    made: list[str] = []
+    tails = _braces(text[stop:]) if "{" in text[stop:] else [text[stop:]]
+    for choice in _choices(text[start + 1 : stop - 1]):
+        inner = _braces(choice) if "{" in choice else [choice]
+        made.extend(head + one + tail for one in inner for tail in tails)
+        if len(made) > MAX_FILES:
+            raise PlanError(f"{text} stands for more than {MAX_FILES:,} files")
+    return made
+
+
+def _first_group(text: str) -> tuple[int, int]:
+    """Return [start, stop) of the first pair of braces that stand for several texts; (-1, -1) if there is none."""
+    for start, character in enumerate(text):
+        if character == "{" and (stop := _closing(text, start)) > 0:
+            inside = text[start + 1 : stop - 1]
+            if RANGE.fullmatch(inside) or len(_split(inside)) > 1:
+                return start, stop
+    return -1, -1
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == "{") - (text[index] == "}")
+        if not depth:
+            return index + 1
+    return -1
+
+
+def _choices(inside: str) -> Iterable[str]:
+    numbers = RANGE.fullmatch(inside)
+    if numbers is None:
+        return _split(inside)
+    first, last = int(numbers[1]), int(numbers[2])
+    padded = any(len(text) > 1 and text.startswith("0") for text in numbers.groups())
+    width = max(map(len, numbers.groups())) if padded else 0
+    step = 1 if first <= last else -1
+    return (str(number).zfill(width) for number in range(first, last + step, step))
+
+
+def _split(inside: str) -> list[str]:
+    """Split at the commas that are in no inner braces."""
+    parts, depth = [""], 0
+    for character in inside:
+        depth += (character == "{") - (character == "}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

@@ -1,0 +1,177 @@
+"""States: where a flow stands, right after an item it returned.
+
+A state is immutable and lazy: stages hand out small objects that refer to one another, and only `json` turns
+them into a tree that can be saved, one entry per stage, keyed by the stage's name. A list of items carries its
+states as one *column*, an object that makes the state of item i when it is asked for: most states are never read.
+
+Choosing flows (a best-effort merge, an unordered map) decide an order that another run would decide differently.
+A stage that goes back to an older upstream state, a *mark*, and reads again from there must see the same items
+again, so the state that it keeps is `Since(mark, now)`: the mark, plus every choice made between the two. The walk
+that collects those choices is the `until` argument of `json`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+__all__ = ["At", "Counted", "Joined", "Json", "Numbered", "Over", "Picked", "Shifted", "Since", "State", "States", "Tree"]
+
+Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
+Tree: TypeAlias = "dict[str, Json]"
+
+
+class State(ABC):
+    """Where a flow stands: what resumes right *after* the last item it returned."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def json(self, until: State | None = None) -> Tree:
+        """Return this state as JSON, keyed by stage name.
+
+        Args:
+          until: a later state of the same flow; the choices made up to there are then part of the result, and a
+            flow opened at it repeats them before it chooses freely.
+        """
+
+    def where(self) -> str:
+        """Return the source position for a person: "train.jsonl line 18"."""
+        return ""
+
+
+class At(State):
+    """A source's state: its position, as JSON."""
+
+    __slots__ = ("name", "own")
+
+    def __init__(self, name: str, own: Json) -> None:
+        self.name = name
+        self.own = own
+
+    def json(self, until: State | None = None) -> Tree:
+        return {self.name: self.own}
+
+    def where(self) -> str:
+        if isinstance(self.own, dict):
+            return ", ".join(f"{key} {value}" for key, value in self.own.items())
+        return f"{self.name} item {self.own}"
+
+
+class Over(State):
+    """A stage's own part over the state of its upstream."""
+
+    __slots__ = ("name", "own", "upstream")
+
+    def __init__(self, name: str, own: Json, upstream: State) -> None:
+        self.name = name
+        self.own = own
+        self.upstream = upstream
+
+    def json(self, until: State | None = None) -> Tree:
+        tree = self.upstream.json(None if until is None else cast(Over, until).upstream)
+        tree[self.name] = self.own
+        return tree
+
+    def where(self) -> str:
+        return self.upstream.where()
+
+
+class Since(State):
+    """A mark that a stage goes back to, and the choices made from there to `now`."""
+
+    __slots__ = ("mark", "now")
+
+    def __init__(self, mark: State, now: State) -> None:
+        self.mark = mark
+        self.now = now
+
+    def json(self, until: State | None = None) -> Tree:
+        if until is None:
+            until = self.now
+        return self.mark.json(until.now if isinstance(until, Since) else until)
+
+    def where(self) -> str:
+        return self.now.where()
+
+
+class States(Protocol):
+    """A column: the state right after item i of a list, made when it is read."""
+
+    def __getitem__(self, index: int, /) -> State: ...
+
+
+class Counted:
+    """The states of a source that counts its items."""
+
+    __slots__ = ("_first", "_name")
+
+    def __init__(self, name: str, first: int) -> None:
+        self._name = name
+        self._first = first  # the count after the list's first item
+
+    def __getitem__(self, index: int, /) -> State:
+        return At(self._name, self._first + index)
+
+
+class Numbered:
+    """A stage's count of its items, over the upstream's states."""
+
+    __slots__ = ("_first", "_name", "_states")
+
+    def __init__(self, name: str, first: int, states: States) -> None:
+        self._name = name
+        self._first = first
+        self._states = states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(self._name, self._first + index, self._states[index])
+
+
+class Shifted:
+    """A column without its first `by` states."""
+
+    __slots__ = ("_by", "_states")
+
+    def __init__(self, states: States, by: int) -> None:
+        if isinstance(states, Shifted):  # keeps repeated splitting of one list flat
+            states, by = states._states, states._by + by
+        self._states = states
+        self._by = by
+
+    def __getitem__(self, index: int, /) -> State:
+        return self._states[self._by + index]
+
+
+class Picked:
+    """Some states of a column, in order."""
+
+    __slots__ = ("_indices", "_states")
+
+    def __init__(self, states: States, indices: Sequence[int]) -> None:
+        self._states = states
+        self._indices = indices
+
+    def __getitem__(self, index: int, /) -> State:
+        return self._states[self._indices[index]]
+
+
+class Joined:
+    """Columns end to end."""
+
+    __slots__ = ("_columns", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._columns: list[States] = []
+
+    def add(self, start: int, states: States) -> None:
+        """Let `states[0]` be this column's state number `start`; later starts come later."""
+        self._starts.append(start)
+        self._columns.append(states)
+
+    def __getitem__(self, index: int, /) -> State:
+        at = bisect_right(self._starts, index) - 1
+        return self._columns[at][index - self._starts[at]]

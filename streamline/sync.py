@@ -1,0 +1,206 @@
+"""A plan that runs, for a plain `for` loop.
+
+The event loop (uvloop where it exists) runs in a thread of its own; the consumer receives lists, not items. Everything
+that the thread holds is in `_Engine`, which doesn't know the stream: when the stream is dropped, the engine stops.
+
+Success, failure, snapshot: as in `streamline.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
+is; leaving the `with` block, or dropping the iterator, ends the engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from streamline.errors import ClosedError
+from streamline.flow import LIST_ITEMS, Chunk, Cursor, Flow
+from streamline.gate import Gate
+from streamline.opening import Opening
+from streamline.snapshot import Snapshot
+from streamline.states import State
+from streamline.tasks import Tasks, supervise
+from streamline.threads import waker
+
+__all__ = ["SyncStream"]
+
+T = TypeVar("T")
+
+DEPTH_ITEMS = 1024
+"""Items between the two threads at the most: switching threads costs some 50 µs, as much as 200 tiny items."""
+
+EXIT_S = 1.0
+"""How long the interpreter's exit waits for an engine that is stuck in user code."""
+
+
+class SyncStream(Cursor[T], Generic[T]):
+    """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._gate = Gate()
+        self._engine = _Engine[T](opening, self._gate)
+        self._finalize = weakref.finalize(self, self._engine.stop)
+        self._failure: BaseException | None = None
+        self._ended = False
+        super().__init__(self._engine.start())
+
+    def close(self) -> None:
+        """End everything that this stream started, and wait until it has ended. Idempotent."""
+        self._finalize()
+        if self._failure is None and not self._ended:
+            self._failure = ClosedError("the stream is closed")
+
+    def snapshot(self) -> Snapshot:
+        """Return the state of the run: what resumes right after the last item received. Doesn't wait."""
+        return self._opening.snapshot(self.state, Gate())
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        taken = self._taken
+        if taken < self._last:
+            self._taken = taken + 1
+            return self._items[taken]
+        return self._next_edge()
+
+    def _next_edge(self) -> T:
+        """Return the last item of the list, or fetch another list first."""
+        while self._taken > self._last:
+            self._fetch()
+        item = self._items[self._taken]
+        self._taken += 1
+        if self._taken > self._last:
+            self._engine.dealt_with(len(self._items))
+        return item
+
+    def _fetch(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            raise StopIteration
+        try:
+            chunk = self._engine.take()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:
+            self._failure = failure
+            self._finalize()
+            raise
+        if chunk is None:
+            self._ended = True
+            self._finalize()
+            raise StopIteration
+        self._load(chunk)
+
+
+class _Engine(Generic[T]):
+    """The thread, its event loop, and the border that lists cross.
+
+    Each of the two counters has one writer, so no lock is needed. `depth` items may be out at once; it doubles when the
+    consumer has emptied the border while the loop waited for room: a slow consumer keeps few items waiting, a fast one
+    makes the switches rare.
+    """
+
+    def __init__(self, opening: Opening, gate: Gate) -> None:
+        plan = opening.plan
+        self._opening = opening
+        self._gate = gate
+        self._most = plan.capacity(DEPTH_ITEMS, plan.worker + plan.after)
+        self._depth = min(16, self._most)
+        self._sent = 0
+        self._dealt = 0
+        self._border: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
+        self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
+        self._room: anyio.Event | None = None
+        self._stop: anyio.Event | None = None
+        self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
+
+    def start(self) -> State:
+        """Start the thread, and return the state before the first item."""
+        self._thread.start()
+        begun = self._begun.get()
+        if isinstance(begun, BaseException):
+            self._thread.join()
+            raise begun
+        return begun
+
+    def take(self) -> Chunk[T] | None:
+        """Wait for the next list; None at the end. Raises what the pipeline failed with."""
+        found = self._border.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def dealt_with(self, items: int) -> None:
+        """Say that a list has been handed out."""
+        self._dealt += items
+        room = self._room
+        if room is not None and self._wake is not None:
+            self._room = None
+            if self._border.empty():
+                self._depth = min(2 * self._depth, self._most)
+            self._signal(room)
+
+    def stop(self) -> None:
+        """End the loop and its thread; wait for that, though not for user code that is stuck."""
+        if self._stop is not None:
+            self._signal(self._stop)
+        if self._thread is not threading.current_thread() and self._thread.ident is not None:
+            self._thread.join(EXIT_S)
+
+    def _signal(self, event: anyio.Event) -> None:
+        if self._wake is not None:
+            try:
+                self._wake(event.set)
+            except RuntimeError:
+                return  # the loop has ended already
+
+    def _main(self) -> None:
+        try:
+            anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+        except BaseException as failure:
+            self._begun.put(failure)
+            self._border.put(failure)
+        finally:
+            self._border.put(ClosedError("the stream is closed"))
+
+    async def _serve(self) -> None:
+        self._wake = waker()
+        self._stop = anyio.Event()
+        await supervise(self._begin, self._stop, self._gate)
+
+    def _begin(self, tasks: Tasks) -> None:
+        flow: Flow[T] = self._opening.flow(tasks)
+        self._begun.put(flow.state)
+        tasks.start(lambda: self._feed(flow), "border", lambda: None)
+
+    async def _feed(self, flow: Flow[T]) -> None:
+        """Carry lists across the border, then the end or the failure."""
+        end: BaseException | None = None
+        try:
+            while (chunk := await flow.pull(await self._wait_room())) is not None:
+                self._sent += len(chunk.items)
+                self._border.put(chunk)
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as failure:
+            end = failure
+        finally:
+            with anyio.CancelScope(shield=True):
+                await flow.aclose()
+        self._border.put(end)
+
+    async def _wait_room(self) -> int:
+        while (room := self._depth - (self._sent - self._dealt)) < 1:
+            event = self._room = anyio.Event()
+            if self._depth - (self._sent - self._dealt) < 1:  # the other thread may just have made room
+                await event.wait()
+        return min(room, LIST_ITEMS)

@@ -1,0 +1,107 @@
+"""Who owns the tasks: one task group, in a supervisor's task, never in the consumer's.
+
+A task group entered in the consumer's task would turn the consumer's own exception into a group, and a `break` under
+a timeout into a cancellation from nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from streamline.gate import Event, Gate
+from streamline.threads import ThreadPool
+
+__all__ = ["Job", "Tasks", "supervise"]
+
+
+class Job:
+    """A running task that can be stopped, and waited for."""
+
+    def __init__(self, cleanup: Callable[[], None]) -> None:
+        self._scope = anyio.CancelScope()
+        self._done = anyio.Event()
+        self._cleanup = cleanup
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` to its end, or until it is cancelled."""
+        try:
+            with self._scope:
+                await work()
+        finally:
+            self._done.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has asked this task to end."""
+        return self._scope.cancel_called
+
+    def cancel(self) -> None:
+        """Ask the task to end; do not wait."""
+        self._scope.cancel()
+
+    async def stop(self) -> None:
+        """Cancel the task and wait until it has cleaned up, also when the caller is being cancelled itself."""
+        self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._done.wait()
+
+    def finished(self) -> None:
+        """Clean up behind a task that will not run any more, whether or not it ever did."""
+        self._cleanup()
+        self._done.set()
+
+
+class Tasks:
+    """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop.
+
+    Attributes:
+      gate: what every task that moves items passes between two lists.
+      threads: for sync user code that shall not hold the loop.
+    """
+
+    def __init__(self, group: TaskGroup, gate: Gate | None = None) -> None:
+        self.gate = gate or Gate()
+        self.threads = ThreadPool()
+        self._group = group
+        self._jobs: set[Job] = set()
+
+    def start(self, work: Callable[[], Awaitable[None]], name: str, cleanup: Callable[[], None]) -> Job:
+        """Start `work` as a task called `name`; it must not raise, but report through its channel.
+
+        Args:
+          cleanup: called when the supervisor ends, however that comes about; idempotent.
+        """
+        job = Job(cleanup)
+        self._jobs.add(job)
+        self._group.start_soon(job.run, work, name=f"streamline {name}")
+        return job
+
+    async def stop(self, job: Job) -> None:
+        """Stop one job and forget it."""
+        await job.stop()
+        self._jobs.discard(job)
+
+    def finished(self) -> None:
+        """Clean up behind all jobs: a job that was cancelled before its first step never ran its own `finally`."""
+        for job in self._jobs:
+            job.finished()
+        self._jobs.clear()
+        self.threads.close()
+
+
+async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, gate: Gate) -> None:
+    """Own a task group until `stop` is set, then cancel what still runs and clean up behind it."""
+    tasks: Tasks | None = None
+    try:
+        async with anyio.create_task_group() as group:
+            tasks = Tasks(group, gate)
+            ready(tasks)
+            await stop.wait()
+            group.cancel_scope.cancel()
+    finally:
+        if tasks is not None:
+            tasks.finished()
+        gate.on(Event.CLOSE)

@@ -1,0 +1,32 @@
+"""Dropping items, with progress, so that a resume doesn't read again what was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.states import Picked
+from streamline.transforms.calls import results
+
+__all__ = ["Filter"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter(Stage[T, T]):
+    """Keeps the items for which `fn` is true."""
+
+    fn: Callable[[T], object]
+
+    async def lists(self, run: Run[T]) -> Lists[T]:
+        async with aclosing(results(run, self.fn, str(self))) as parts:
+            async for chunk, verdicts in parts:
+                kept = [index for index, verdict in enumerate(verdicts) if verdict]
+                if len(kept) == len(chunk.items):
+                    yield chunk
+                else:
+                    yield Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)

@@ -1,0 +1,117 @@
+"""One item into many.
+
+State: the upstream's before the input that is being unfolded (a mark, `Since`), and how many of its outputs were
+delivered; a resume unfolds that input again and passes over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from streamline.blame import blame
+from streamline.errors import PlanTypeError
+from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.pace import Pace
+from streamline.states import Over, Since, State
+
+__all__ = ["FlatMap", "Unbatch"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatMap(Stage[In, Out]):
+    """Replaces each item by the items of the iterable that `fn` makes of it, which may be lazy and endless."""
+
+    fn: Callable[[In], Iterable[Out]]
+
+    @property
+    def rewinds(self) -> bool:
+        return True
+
+    def begin(self, upstream: State, own: Any) -> State:
+        return Over(self.name, own or 0, upstream)
+
+    async def lists(self, run: Run[In]) -> Lists[Out]:
+        mark = run.upstream.state
+        skip: int = run.own or 0
+        pace = Pace()
+        while (chunk := await run.upstream.pull(run.want)) is not None:
+            for index, item in enumerate(chunk.items):
+                now = chunk.states[index]
+                unfolding = _Unfolding(self, run, mark, now, skip)
+                unfolding.start(item)
+                while not unfolding.finished:  # a failure leaves by its own raise
+                    part = unfolding.list(pace)
+                    if part.items or part.after is not None:
+                        yield part
+                    if unfolding.failure is not None:
+                        raise unfolding.failure
+                    await pace.breathe()
+                mark, skip = now, 0
+            if chunk.after is not None:
+                mark = chunk.after
+                yield Chunk((), (), Over(self.name, 0, mark))
+
+
+class _Unfolding(Generic[In, Out]):
+    """The outputs of one input, list by list."""
+
+    def __init__(self, stage: FlatMap[In, Out], run: Run[In], mark: State, now: State, skip: int) -> None:
+        self._stage, self._run, self._mark, self._now = stage, run, mark, now
+        self._skip = skip
+        self._delivered = skip
+        self._outputs: Iterator[Out] = iter(())
+        self.failure: BaseException | None = None
+        self.finished = False
+
+    def start(self, item: In) -> None:
+        try:
+            outputs = self._stage.fn(item)
+            if not isinstance(outputs, Iterable):
+                raise PlanTypeError(f"expected an iterable from {self._stage}, got {type(outputs).__name__}")
+            self._outputs = iter(outputs)
+        except BaseException as error:
+            self._fail(error)
+
+    def list(self, pace: Pace) -> Chunk[Out]:
+        """Return the next outputs, and whether they were the last: the state behind those needs no going back."""
+        out: list[Out] = []
+        if self.failure is None:
+            try:
+                self.finished = pace.draw(self._outputs, self._skip + self._run.want, out)
+            except BaseException as error:
+                self._fail(error)
+        passed_over = min(self._skip, len(out))
+        self._skip -= passed_over
+        first = self._delivered + 1
+        self._delivered += len(out) - passed_over
+        after = Over(self._stage.name, 0, self._now) if self.finished else None
+        return Chunk(out[passed_over:], _Unfolded(self._stage.name, first, self._mark, self._now), after)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = blame(error, str(self._stage), self._run.site, self._now)
+
+
+class _Unfolded:
+    """States inside one input's outputs."""
+
+    __slots__ = ("_first", "_mark", "_name", "_now")
+
+    def __init__(self, name: str, first: int, mark: State, now: State) -> None:
+        self._name, self._first, self._mark, self._now = name, first, mark, now
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(self._name, self._first + index, Since(self._mark, self._now))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbatch(FlatMap[In, Out]):
+    """Replaces each batch by its items."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,161 @@
+"""A function of each item: inline, in tasks, or in threads; with a random generator of its own if asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+
+from streamline.channel import Channel
+from streamline.driver import run_into
+from streamline.errors import PlanTypeError
+from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site, Stage
+from streamline.states import Numbered, Over, State, Tree
+from streamline.transforms.calls import results
+from streamline.transforms.concurrent import Delivery, InOrder, TaskPool, ThreadedPool
+from streamline.transforms.unordered import AsCompleted
+
+__all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+WAITING_ITEMS = 64
+"""Results that may wait for the consumer beside the calls in flight, so that a list is worth its hop."""
+
+AHEAD = 64
+"""Unordered: inputs admitted beyond the oldest unfinished one, per call in flight (DESIGN, "Unordered work")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Stage[In, Out]):
+    """`fn` of each item, inline: in the task that pulls. For quick sync functions."""
+
+    fn: Callable[[In], Out]
+
+    async def lists(self, run: Run[In]) -> Lists[Out]:
+        async with aclosing(results(run, self.fn, str(self))) as parts:
+            async for chunk, out in parts:
+                if out and inspect.iscoroutine(out[0]):
+                    raise self._not_awaited(out)
+                yield Chunk(out, chunk.states, chunk.after)
+
+    def _not_awaited(self, coroutines: list[Any]) -> PlanTypeError:
+        for coroutine in coroutines:
+            if inspect.iscoroutine(coroutine):
+                coroutine.close()
+        return PlanTypeError(f"{self} returned a coroutine: give .map the `async def` itself, so that it is awaited")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConcurrentMap(Stage[In, Out]):
+    """`fn` of many items at once, in a job of its own behind a channel.
+
+    Attributes:
+      concurrency: calls (or threads) at once.
+      ordered: whether results keep the order of their inputs. Otherwise they leave as they are completed; state: the
+        low-water mark and what is done beyond it.
+      executor: "task" for async functions, "thread" for sync ones.
+    """
+
+    fn: Callable[[In], Any]
+    concurrency: int
+    ordered: bool = True
+    executor: Literal["task", "thread"] = "task"
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"fn": self.fn} if self.ordered else {"fn": self.fn, "ordered": False}
+
+    @property
+    def chooses(self) -> bool:
+        return not self.ordered
+
+    @property
+    def rewinds(self) -> bool:
+        return not self.ordered
+
+    @property
+    def capacity(self) -> int:
+        """Items between their admission and the consumer."""
+        return self.concurrency + max(self.concurrency, WAITING_ITEMS)
+
+    @property
+    def in_flight(self) -> int:
+        return self.capacity + (0 if self.ordered else self.max_ahead)
+
+    @property
+    def max_ahead(self) -> int:
+        """Unordered: how far beyond the oldest unfinished input others may be finished."""
+        return AHEAD * self.concurrency
+
+    def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
+        flow = upstream(state)
+        begin, order = flow.state, cast("Delivery[In, Out]", InOrder())
+        if not self.ordered:
+            completed = AsCompleted[In, Out](
+                self.name, flow.state, None if state is None else state.get(self.name), self.max_ahead
+            )
+            begin, order = completed.begin, completed
+        channel = Channel[Out](begin, self.capacity)
+        pool = TaskPool if self.executor == "task" else ThreadedPool
+        job = pool(self.fn, str(self), flow, channel, upstream.site, self.concurrency, order)
+        return run_into(channel, job.run, upstream.site, str(self))
+
+
+class Generators:
+    """The random generators of one stage's items in one shard and epoch.
+
+    Each depends on (seed, stage name, epoch, shard, ordinal of the item) alone: the same after a resume, and under any
+    concurrency. Philox is counter-based, so that each item has a stretch of 2^128 numbers of its own.
+    """
+
+    def __init__(self, seed: int, stage: str, site: Site) -> None:
+        entropy = [seed, len(stage), *stage.encode(), site.num_shards, site.shard, *site.epoch]
+        self._key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
+
+    def of(self, ordinal: int) -> np.random.Generator:
+        """Return the generator of the stage's input number `ordinal`, from 0."""
+        return np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, ordinal, 0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
+    """Pairs each item with its generator. State: the ordinal of the next item."""
+
+    seed: int
+    stage: str
+
+    def begin(self, upstream: State, own: Any) -> State:
+        return Over(self.name, own or 0, upstream)
+
+    async def lists(self, run: Run[In]) -> Lists[tuple[In, np.random.Generator]]:
+        ordinal: int = run.own or 0
+        generators = Generators(self.seed, self.stage, run.site)
+        while (chunk := await run.upstream.pull(run.want)) is not None:
+            pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]
+            states = Numbered(self.name, ordinal + 1, chunk.states)
+            ordinal += len(pairs)
+            yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
+
+
+class Seeded:
+    """Calls `fn(item, rng=...)` on a pair. A class, not a closure: it is picklable, and shows its function's name."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+
+    def __call__(self, pair: tuple[Any, np.random.Generator]) -> Any:
+        item, rng = pair
+        return self.fn(item, rng=rng)
+
+

@@ -1,0 +1,29 @@
+"""A channel where the user wants one, or where concurrency begins: what is upstream runs ahead in a task of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from streamline.driver import behind_channel
+from streamline.flow import Flow, Opener, Stage
+from streamline.states import Tree
+
+__all__ = ["Prefetch"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefetch(Stage[T, T]):
+    """Keeps up to `items` items ready (and `bytes` bytes, if given; one item is always admitted)."""
+
+    items: int
+    bytes: int | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return self.items
+
+    def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
+        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)

@@ -1,0 +1,248 @@
+"""Results as they are completed, with a state from which exactly the others are computed again.
+
+Inputs are numbered from where the flow was opened. The state behind a result: the upstream's at the low-water mark (all
+inputs before it are done), and which inputs beyond it are done too, as ranges. This flow chooses, so a mark on it also
+needs the choices made since: the inputs' numbers, counted from the mark's low-water, in the order of completion. A flow
+opened at such a state completes those first, in that order, and holds the others back meanwhile.
+
+Deliveries are kept in segments that link forward: what no state refers to any more is freed by itself, and a state costs
+nothing until it is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from streamline.flow import Chunk
+from streamline.states import Json, State, States, Tree
+from streamline.transforms.concurrent import Delivery, Part
+
+__all__ = ["AsCompleted", "UnorderedState"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+SEGMENT_ITEMS = 1024
+"""Deliveries between two points from which states are counted: reading a state costs time in proportion."""
+
+
+class _Segment:
+    """A stretch of deliveries, and the inputs that its states may refer to."""
+
+    __slots__ = ("done", "inputs", "later", "low", "planned", "positions", "start", "state")
+
+    def __init__(self, start: int, low: int, done: frozenset[int], state: State, planned: list[int]) -> None:
+        self.start = start  # deliveries before this segment
+        self.low = low  # every input before this one was done when the segment began
+        self.done = done  # inputs beyond it that were done too
+        self.state = state  # the upstream's right before input `low`
+        self.planned = planned  # the choices given at the opening, outstanding until they are made
+        self.positions: list[int] = []
+        self.inputs: list[tuple[int, int, States, State | None]] = []  # first, stop, states, progress behind
+        self.later: _Segment | None = None
+
+    def behind(self, position: int, seen: int) -> State:
+        """Return the upstream's state right after input `position`, as known when `seen` inputs lists were."""
+        found = self.state
+        for first, stop, states, after in self.inputs[:seen]:
+            if first > position + 1:
+                break
+            if first <= position < stop:
+                found = after if after is not None and position == stop - 1 else states[position - first]
+            elif after is not None and stop == position + 1:
+                found = after
+        return found
+
+    def water(self, count: int) -> tuple[int, set[int]]:
+        """Return the low-water mark after `count` deliveries, and the inputs done beyond it."""
+        done = self.done.union(self.positions[:count])
+        low = self.low
+        while low in done:
+            low += 1
+        return low, {position for position in done if position > low}
+
+
+class UnorderedState(State):
+    """Where an unordered map stands: after `count` deliveries of a segment."""
+
+    __slots__ = ("_count", "_name", "_seen", "_segment")
+
+    def __init__(self, name: str, segment: _Segment, count: int, seen: int) -> None:
+        self._name = name
+        self._segment = segment
+        self._count = count
+        self._seen = seen
+
+    def json(self, until: State | None = None) -> Tree:
+        later = self if until is None else cast(UnorderedState, until)
+        low, done = self._segment.water(self._count)
+        replay = self._delivered_until(later) + later._outstanding()
+        mark = self._segment.behind(low - 1, self._seen)
+        tree = mark.json(later._behind_all(max([low - 1, *done, *replay])))
+        own: dict[str, Json] = {"done": ranges(done, low), "replay": [position - low for position in replay]}
+        tree[self._name] = own
+        return tree
+
+    def where(self) -> str:
+        return self._segment.behind(self._segment.water(self._count)[0], self._seen).where()
+
+    def _delivered_until(self, later: UnorderedState) -> list[int]:
+        found: list[int] = []
+        segment, start = self._segment, self._count
+        while segment is not later._segment:
+            found += segment.positions[start:]
+            segment, start = cast(_Segment, segment.later), 0
+        return found + segment.positions[start : later._count]
+
+    def _outstanding(self) -> list[int]:
+        return self._segment.planned[self._segment.start + self._count :]
+
+    def _behind_all(self, position: int) -> State:
+        """Return the upstream's state behind `position`, or behind what this state knows of if that is less."""
+        return self._segment.behind(position, self._seen)
+
+
+def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
+    """Return positions as [first, stop) ranges, counted from `low`."""
+    found: list[list[int]] = []
+    for position in sorted(positions):
+        if found and found[-1][1] == position - low:
+            found[-1][1] += 1
+        else:
+            found.append([position - low, position - low + 1])
+    return found
+
+
+class _Completed:
+    """The states behind a list of deliveries."""
+
+    __slots__ = ("_count", "_name", "_seen", "_segment")
+
+    def __init__(self, name: str, segment: _Segment, count: int, seen: int) -> None:
+        self._name, self._segment, self._count, self._seen = name, segment, count, seen
+
+    def __getitem__(self, index: int, /) -> State:
+        return UnorderedState(self._name, self._segment, self._count + index + 1, self._seen)
+
+
+class AsCompleted(Delivery[In, Out]):
+    """Results leave when they are there; at a resume, first in the order that was chosen before.
+
+    Args:
+      name: the stage's name.
+      begin: the upstream's state where it was opened.
+      own: this stage's part of the state that it is opened at.
+      max_ahead: inputs that may be admitted beyond the oldest one that isn't done.
+    """
+
+    def __init__(self, name: str, begin: State, own: Any, max_ahead: int) -> None:
+        done = {at for first, stop in (own["done"] if own else []) for at in range(first, stop)}
+        replay: list[int] = list(own["replay"]) if own else []
+        self._name = name
+        self._max_ahead = max_ahead
+        self._segment = _Segment(0, 0, frozenset(done), begin, replay)
+        self._skip = done
+        self._replay = deque(replay)
+        self._planned = set(replay)
+        self._parked: list[Part[In]] = []
+        self._early: dict[int, Out] = {}
+        self._positions: list[int] = []
+        self._results: list[Out] = []
+        self._progress = False
+        self._running = 0
+
+    @property
+    def begin(self) -> State:
+        """The state before the first delivery."""
+        return UnorderedState(self._name, self._segment, 0, 0)
+
+    def room(self, position: int) -> int:
+        limit = self._segment.low + self._max_ahead
+        if position >= limit:
+            limit = self._turn().low + self._max_ahead
+        if self._replay:  # they were within the bound of the run that chose them
+            limit = max(limit, max(self._replay) + 1)
+        return max(0, limit - position)
+
+    def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
+        count = len(chunk.items)
+        inputs = self._segment.inputs
+        if not count and inputs and inputs[-1][0] == inputs[-1][1] == position:
+            inputs.pop()  # one progress at a place is enough
+        inputs.append((position, position + count, chunk.states, chunk.after))
+        self._progress = chunk.after is not None
+        if not self._skip and not self._replay:
+            self._running += count
+            return [Part(chunk, position)] if count else []
+        return self._admit_at_resume(chunk, position)
+
+    def put(self, part: Part[In], start: int, results: list[Out]) -> bool:
+        first = part.first + start
+        self._running -= len(results)
+        if self._replay:
+            self._early.update(zip(range(first, first + len(results)), results, strict=True))
+            while self._replay and self._replay[0] in self._early:
+                position = self._replay.popleft()
+                self._positions.append(position)
+                self._results.append(self._early.pop(position))
+        else:
+            self._positions.extend(range(first, first + len(results)))
+            self._results.extend(results)
+        return bool(self._results)
+
+    def released(self) -> list[Part[In]]:
+        if self._replay or not self._parked:
+            return []
+        parked, self._parked = self._parked, []
+        self._running += len(parked)
+        return parked
+
+    def take(self) -> Chunk[Out] | None:
+        segment = self._segment
+        if len(segment.positions) >= SEGMENT_ITEMS:
+            segment = self._turn()
+        count, seen = len(segment.positions), len(segment.inputs)
+        if not self._results:
+            if not self._progress or self._running or self._parked:
+                return None
+            self._progress = False
+            return Chunk((), (), UnorderedState(self._name, segment, count, seen))
+        results, self._results = self._results, []
+        segment.positions += self._positions
+        self._positions = []
+        return Chunk(results, _Completed(self._name, segment, count, seen))
+
+    def due(self, part: Part[In], index: int) -> bool:
+        return False  # what runs is finished and delivered first
+
+    @property
+    def stranded(self) -> bool:
+        return bool(self._replay)
+
+    def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
+        """Pass over what was done; hold back what was not chosen yet while earlier choices are outstanding."""
+        parts: list[Part[In]] = []
+        for index in range(len(chunk.items)):
+            at = position + index
+            if at in self._skip:
+                self._skip.discard(at)
+                continue
+            part = Part(chunk.part(index, 1), at)
+            if self._replay and at not in self._planned:
+                self._parked.append(part)
+            else:
+                parts.append(part)
+        self._running += len(parts)
+        return parts
+
+    def _turn(self) -> _Segment:
+        """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
+        old = self._segment
+        count, seen = len(old.positions), len(old.inputs)
+        low, done = old.water(count)
+        new = _Segment(old.start + count, low, frozenset(done), old.behind(low - 1, seen), old.planned)
+        new.inputs = [entry for entry in old.inputs if entry[1] > low]
+        old.later = self._segment = new
+        return new

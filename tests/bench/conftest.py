@@ -1,0 +1,6 @@
+"""Makes `bench` importable: it is no part of the installed package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -1,0 +1,208 @@
+"""Files that are whole or not there: a failure, an interrupt and a kill at every system call."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamline import durable
+from streamline.durable import replace_file
+
+OLD, NEW = b"old" * 1000, b"new" * 2000
+STEPS = ["open", "write", "fsync", "close", "replace", "open", "fsync", "close"]
+RENAME = STEPS.index("replace")
+
+
+class Disk:
+    """Stands before the system calls of a save, and fails one of them.
+
+    Attributes:
+      calls: the names of those made.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fail_at: int = -1, error: BaseException | None = None) -> None:
+        self.calls: list[str] = []
+        self._fail_at = fail_at
+        self._error = error
+        for name in set(STEPS):
+            monkeypatch.setattr(os, name, self._checked(name, getattr(os, name)))
+
+    def _checked(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any) -> Any:
+            self.calls.append(name)
+            if len(self.calls) - 1 != self._fail_at or self._error is None:
+                return call(*args)
+            if name == "write":
+                call(args[0], args[1][: len(args[1]) // 2])  # a disk fills in the middle of a write
+            if name == "close":
+                call(*args)
+            raise self._error
+
+        return checked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.json"
+
+
+def content(path: Path) -> bytes:
+    """Return what the file holds, and see that nothing lies beside it."""
+    assert [other.name for other in path.parent.iterdir()] == [path.name]
+    return path.read_bytes()
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+def test_the_file_is_on_disk_before_it_is_renamed_and_its_name_afterwards(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    replace_file(path, NEW)
+    assert disk.calls == STEPS
+    assert content(path) == NEW
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_a_failure_at_any_step_is_raised_and_leaves_a_whole_file_alone(step: int, code: int, path: Path) -> None:
+    replace_file(path, OLD)
+    before = open_files()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch, step, OSError(code, os.strerror(code)))
+        with pytest.raises(OSError, match=os.strerror(code)) as failure:
+            replace_file(path, NEW)
+    assert failure.value.errno == code
+    assert disk.calls[: step + 1] == STEPS[: step + 1]
+    assert content(path) == (OLD if step <= RENAME else NEW)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("step", range(RENAME + 1))
+def test_a_first_file_that_fails_leaves_nothing(step: int, path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        Disk(patch, step, OSError(errno.ENOSPC, "full"))
+        with pytest.raises(OSError, match="full"):
+            replace_file(path, NEW)
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_an_interrupt_at_any_step_leaves_a_whole_file_alone(step: int, path: Path) -> None:
+    replace_file(path, OLD)
+    before = open_files()
+    with pytest.MonkeyPatch.context() as patch:
+        Disk(patch, step, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            replace_file(path, NEW)
+    assert content(path) == (OLD if step <= RENAME else NEW)
+    assert open_files() == before
+
+
+def test_a_failure_comes_out_even_if_the_temporary_can_not_be_removed(path: Path) -> None:
+    def broken(path: Path) -> None:
+        raise OSError(errno.EROFS, "read-only by now")
+
+    replace_file(path, OLD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", broken)
+        Disk(patch, RENAME, OSError(errno.EIO, "the first failure"))
+        with pytest.raises(OSError, match="the first failure"):
+            replace_file(path, NEW)
+    assert path.read_bytes() == OLD
+    left = [other.name for other in path.parent.iterdir() if other != path]
+    assert [(name[0], name[-4:]) for name in left] == [(".", ".tmp")]
+
+
+def test_a_write_that_took_only_a_part_is_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    replace_file(path, NEW)
+    assert content(path) == NEW
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_can_not_sync_directories_will_do(code: int, path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        Disk(patch, RENAME + 2, OSError(code, "no"))
+        replace_file(path, NEW)
+    assert content(path) == NEW
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """Let the kernel itself refuse to write beyond `size_bytes`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_a_part_and_then_no_more_leaves_the_old_file(path: Path) -> None:
+    replace_file(path, OLD)
+    with largest_file(300), pytest.raises(OSError, match="File too large"):
+        replace_file(path, NEW)
+    assert content(path) == OLD
+
+
+def test_missing_directories_are_made_and_each_name_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    sync = durable._sync_directory
+    monkeypatch.setattr(durable, "_sync_directory", lambda path: (synced.append(path), sync(path)))
+    replace_file(tmp_path / "a" / "b" / "file.json", NEW)
+    assert synced == [tmp_path / "a", tmp_path, tmp_path / "a" / "b"]
+
+
+def test_a_link_is_replaced_not_what_it_points_to(tmp_path: Path) -> None:
+    target, link = tmp_path / "step-1.json", tmp_path / "latest.json"
+    target.write_bytes(OLD)
+    link.symlink_to(target)
+    replace_file(link, NEW)
+    assert (target.read_bytes(), link.read_bytes()) == (OLD, NEW)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from streamline.durable import replace_file
+
+path, kill_at, calls = Path(sys.argv[1]), int(sys.argv[2]), 0
+
+def counted(name, call):
+    def step(*args):
+        global calls
+        calls += 1
+        if calls - 1 == kill_at:
+            if name == "write":
+                call(args[0], args[1][: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args)
+    return step
+
+for name in ("open", "write", "fsync", "close", "replace"):
+    setattr(os, name, counted(name, getattr(os, name)))
+replace_file(path, b"new" * 2000)
+"""
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
+    replace_file(path, OLD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(step)], env=environment, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == (OLD if step <= RENAME else NEW)
+    left = [other.name for other in path.parent.iterdir() if other != path]
+    assert len(left) == (0 < step <= RENAME)

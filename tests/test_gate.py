@@ -1,0 +1,198 @@
+"""The gate: every pair of phase and event, and who waits when."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+
+from streamline.errors import ClosedError, StreamlineError
+from streamline.gate import TABLE, Event, Gate, Phase
+
+Pair: TypeAlias = tuple[Phase, Event]
+AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
+
+PATHS: dict[Phase, list[Event]] = {
+    Phase.RUNNING: [],
+    Phase.QUIESCING: [Event.QUIESCE],
+    Phase.CAPTURED: [Event.QUIESCE, Event.CAPTURE],
+    Phase.PAUSED: [Event.QUIESCE, Event.PAUSE],
+    Phase.CLOSED: [Event.CLOSE],
+}
+HELD = [Phase.QUIESCING, Phase.CAPTURED, Phase.PAUSED]
+LEGAL: dict[Pair, Phase] = {
+    (Phase.RUNNING, Event.QUIESCE): Phase.QUIESCING,
+    (Phase.RUNNING, Event.CLOSE): Phase.CLOSED,
+    (Phase.QUIESCING, Event.CAPTURE): Phase.CAPTURED,
+    (Phase.QUIESCING, Event.PAUSE): Phase.PAUSED,
+    (Phase.QUIESCING, Event.RESUME): Phase.RUNNING,
+    (Phase.QUIESCING, Event.CLOSE): Phase.CLOSED,
+    (Phase.PAUSED, Event.CAPTURE): Phase.CAPTURED,
+    (Phase.PAUSED, Event.RESUME): Phase.RUNNING,
+    (Phase.PAUSED, Event.CLOSE): Phase.CLOSED,
+    (Phase.CAPTURED, Event.PAUSE): Phase.PAUSED,
+    (Phase.CAPTURED, Event.RESUME): Phase.RUNNING,
+    (Phase.CAPTURED, Event.CLOSE): Phase.CLOSED,
+    (Phase.CLOSED, Event.CLOSE): Phase.CLOSED,
+}
+"""Written out again: a row that slips into the table, or out of it, must be meant twice."""
+
+ILLEGAL = [(phase, event) for phase in Phase for event in Event if (phase, event) not in LEGAL]
+
+
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
+    """Run a coroutine function to its end on each event loop; one that hangs fails."""
+    backend = "trio" if request.param == "trio" else "asyncio"
+    options: dict[str, Any] = {"use_uvloop": True} if request.param == "uvloop" else {}
+    if options:
+        pytest.importorskip("uvloop")
+
+    async def limited(test: AsyncTest) -> None:
+        with anyio.fail_after(10):
+            await test()
+
+    return lambda test: anyio.run(limited, test, backend=backend, backend_options=options)
+
+
+def gate_in(phase: Phase) -> Gate:
+    gate = Gate()
+    for event in PATHS[phase]:
+        gate.on(event)
+    assert gate.phase is phase
+    return gate
+
+
+async def passers(gate: Gate, group: TaskGroup, count: int = 3) -> list[int]:
+    """Start tasks that pass the gate, let them come as far as they can, and return who has passed: live."""
+    passed: list[int] = []
+
+    async def passer(number: int) -> None:
+        await gate.passage()
+        passed.append(number)
+
+    for number in range(count):
+        group.start_soon(passer, number)
+    await anyio.wait_all_tasks_blocked()
+    return passed
+
+
+def test_the_table_is_the_one_that_was_agreed() -> None:
+    assert TABLE == LEGAL
+
+
+@pytest.mark.parametrize(("pair", "after"), LEGAL.items())
+def test_a_legal_event_leads_where_the_table_says_and_returns_the_phase_before(pair: Pair, after: Phase) -> None:
+    phase, event = pair
+    gate = gate_in(phase)
+    assert gate.on(event) is phase
+    assert gate.phase is after
+
+
+@pytest.mark.parametrize(("phase", "event"), ILLEGAL)
+def test_an_illegal_event_raises_and_changes_nothing(phase: Phase, event: Event) -> None:
+    gate = gate_in(phase)
+    with pytest.raises(RuntimeError, match=rf"can't {event.value} a stream that is {phase.value}") as refused:
+        gate.on(event)
+    assert isinstance(refused.value, ClosedError) == (phase is Phase.CLOSED)
+    assert isinstance(refused.value, StreamlineError) == (phase is Phase.CLOSED)
+    assert gate.phase is phase
+
+
+@pytest.mark.parametrize("phase", HELD)
+def test_an_illegal_event_lets_nobody_pass(phase: Phase, run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate = gate_in(phase)
+        async with anyio.create_task_group() as group:
+            passed = await passers(gate, group)
+            for event in [event for at, event in ILLEGAL if at is phase]:
+                with pytest.raises(RuntimeError):
+                    gate.on(event)
+            await anyio.wait_all_tasks_blocked()
+            assert passed == []
+            group.cancel_scope.cancel()
+
+    run(test)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.CLOSED])
+def test_who_finds_the_gate_open_does_not_wait(phase: Phase) -> None:
+    passage = gate_in(phase).passage()
+    with pytest.raises(StopIteration):
+        passage.send(None)  # a single step, without an event loop
+
+
+@pytest.mark.parametrize("event", [Event.RESUME, Event.CLOSE])
+@pytest.mark.parametrize("phase", HELD)
+def test_tasks_wait_until_items_may_move_or_the_stream_is_closed(
+    phase: Phase, event: Event, run: Callable[[AsyncTest], None]
+) -> None:
+    async def test() -> None:
+        gate = gate_in(phase)
+        async with anyio.create_task_group() as group:
+            passed = await passers(gate, group)
+            assert passed == []
+            gate.on(event)
+            await anyio.wait_all_tasks_blocked()
+            assert sorted(passed) == [0, 1, 2]
+
+    run(test)
+
+
+def test_tasks_wait_through_the_phases_in_between(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate = gate_in(Phase.QUIESCING)
+        async with anyio.create_task_group() as group:
+            passed = await passers(gate, group)
+            for event in (Event.PAUSE, Event.CAPTURE, Event.PAUSE):
+                gate.on(event)
+                await anyio.wait_all_tasks_blocked()
+                assert passed == []
+            gate.on(Event.RESUME)
+
+        assert sorted(passed) == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_gate_that_opens_and_closes_in_one_step_keeps_the_tasks_waiting(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate = gate_in(Phase.PAUSED)
+        async with anyio.create_task_group() as group:
+            passed = await passers(gate, group)
+            gate.on(Event.RESUME)
+            gate.on(Event.QUIESCE)
+            await anyio.wait_all_tasks_blocked()
+            assert passed == []
+            gate.on(Event.RESUME)
+            await anyio.wait_all_tasks_blocked()
+            assert sorted(passed) == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_snapshot_in_one_step_holds_up_nobody(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate = Gate()
+        for event in (Event.QUIESCE, Event.CAPTURE, Event.RESUME):
+            gate.on(event)
+        async with anyio.create_task_group() as group:
+            assert sorted(await passers(gate, group)) == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_task_cancelled_at_the_gate_leaves_it_as_it_is(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate = gate_in(Phase.PAUSED)
+        async with anyio.create_task_group() as group:
+            assert await passers(gate, group) == []
+            group.cancel_scope.cancel()
+        assert gate.phase is Phase.PAUSED
+        async with anyio.create_task_group() as group:
+            passed = await passers(gate, group)
+            gate.on(Event.RESUME)
+        assert sorted(passed) == [0, 1, 2]
+
+    run(test)
