@@ -76,10 +76,12 @@ class Channel(Generic[T]):
         return room
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it."""
-        while (room := self.room) < 1:
+        """Wait until there is room, and return it. Behind a full channel: for a quarter of it, so that lists are long."""
+        if (room := self.room) >= 1:
+            return room
+        while self.held > self.capacity * 3 // 4 or self.room < 1:
             await self._wait_freed()
-        return room
+        return self.room
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk; waits only where a byte budget is set and an item is larger than was to be expected."""
@@ -128,13 +130,14 @@ class Channel(Generic[T]):
     def abandon(self) -> None:
         """Close both ends: nobody is going to read what is left."""
         self._send.close()
+        self.open = None
         self.inbox.shut()
 
     def freed(self, items: int, size: int) -> None:
         """Take note that the receiver has dealt with `items` items of `size` bytes together."""
         self.held -= items
         self.held_bytes -= size
-        if self._waiting is not None:
+        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
             self._waiting.set()
             self._waiting = None
 
@@ -170,6 +173,7 @@ class Inbox(Flow[T]):
         self.starter: Callable[[], Job] | None = None
         self.stopper: Callable[[Job], Awaitable[None]] | None = None
         self.on_ready: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Start the task that feeds this inbox, if it isn't running yet."""
@@ -185,25 +189,34 @@ class Inbox(Flow[T]):
     @property
     def ready(self) -> int:
         """Items that `take` would return now, if it was asked for that many."""
-        if self._position == len(self._packet.items) and self._channel.open is not None and self._packet.after is None:
+        if not self._packet.items and self._channel.open is not None and self._packet.after is None:
             self._adopt(self._receive.receive_nowait())
-        return min(self._most, len(self._packet.items) - self._position)
+        return min(self._most, len(self._packet.items))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to see: no item, no progress, no end."""
+        packet, channel = self._packet, self._channel
+        if packet.items or packet.after is not None or packet.failure is not None or channel.open is not None:
+            return False
+        return not channel.finished and not self._shut
 
     def take(self, limit: int) -> Chunk[T] | None:
         """Return up to `limit` items that are here, or progress; None if there is neither."""
         count = min(limit, self.ready)
-        packet, start = self._packet, self._position
-        stop = start + count
-        after = packet.after if stop == len(packet.items) else None
+        packet, first = self._packet, self._position
+        items = packet.items[:count]
+        del packet.items[:count]  # what was taken is the taker's: nothing here refers to it any more
+        after = None if packet.items else packet.after
         if not count and after is None:
             return None
         if after is not None:
             packet.after = None
-        self._position = stop
+        self._position += count
         self._unreleased += count
         if packet.sizes:
-            self._unreleased_bytes += sum(packet.sizes[start:stop])
-        return Chunk(packet.items[start:stop], Shifted(packet.states, start) if start else packet.states, after)
+            self._unreleased_bytes += sum(packet.sizes[first : first + count])
+        return Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
 
     @property
     def over(self) -> bool:
@@ -231,6 +244,11 @@ class Inbox(Flow[T]):
             self._shut = self._shut or not self._channel.finished
         except anyio.ClosedResourceError:
             self._shut = True
+        except BaseException:
+            # asyncio's own cancellation (a timeout, say) may strike this task after it was handed the packet.
+            if self._channel.open is not None and not self._receive.statistics().current_buffer_used:
+                self._adopt(self._channel.open)
+            raise
 
     def release(self) -> None:
         if self._unreleased:
@@ -242,6 +260,7 @@ class Inbox(Flow[T]):
         """Close the receiving end; what is buffered is dropped."""
         self._shut = not self._channel.finished
         self._receive.close()
+        self.notify()  # whoever waits in a merge learns of it
 
     def cancel(self) -> None:
         """Ask the task that feeds this inbox to end; do not wait."""
@@ -255,6 +274,8 @@ class Inbox(Flow[T]):
         if self._job is not None and self.stopper is not None:
             await self.stopper(self._job)
         self._channel.abandon()
+        if self.on_closed is not None:
+            self.on_closed()
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         self.start()

@@ -27,7 +27,7 @@ def max_in_flight(plan: Plan) -> int:
         weight *= stage.size if isinstance(stage, Batch) else 1
     if plan.after:
         held += plan.capacity(READ_AHEAD_ITEMS, plan.worker + plan.after) * weight
-    return held
+    return held + plan.border_capacity * weight
 
 
 def describe(plan: Plan) -> str:

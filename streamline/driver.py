@@ -20,7 +20,7 @@ from streamline.blame import cancellation_requested
 from streamline.channel import Channel, Inbox
 from streamline.flow import LIST_ITEMS, Flow, Site
 from streamline.gate import Gate
-from streamline.pace import Pace
+from streamline.pace import HANDOVER_S, Pace
 
 __all__ = ["behind_channel", "drive", "into", "run_into"]
 
@@ -39,6 +39,8 @@ def run_into(channel: Channel[T], work: Callable[[], Awaitable[None]], site: Sit
     """Return the inbox of `channel`, whose first pull starts `work`."""
     channel.inbox.starter = lambda: site.tasks.start(work, f"{name} of shard {site.shard}", channel.abandon)
     channel.inbox.stopper = site.tasks.stop
+    channel.inbox.on_closed = lambda: site.tasks.disown(channel.abandon)
+    site.tasks.own(channel.abandon)
     return channel.inbox
 
 
@@ -53,7 +55,8 @@ async def drive(flow: Flow[T], channel: Channel[T], gate: Gate) -> None:
             if chunk is None:
                 return
             await channel.send(chunk)
-            await pace.breathe()
+            del chunk
+            await pace.breathe(HANDOVER_S)
 
     await into(channel, flow, pump)
 

@@ -19,15 +19,19 @@ _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Put `content` in the place of what `target` holds: all of it, or nothing."""
+    """Put `content` in the place of what `target` holds: all of it, or nothing; directories on the way are made.
+
+    Raises:
+      OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
+    """
     _make_directory(target.parent)
     temporary = target.with_name(f".streamline-{secrets.token_hex(8)}.tmp")  # its own: two may save at once
     try:
         _write(temporary, content)
-        os.replace(temporary, target)
+        temporary.replace(target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
     _sync_directory(target.parent)
 

@@ -16,7 +16,7 @@ from streamline.plan import Plan
 from streamline.states import Json
 from streamline.transforms.prefetch import Prefetch
 
-__all__ = ["compare", "fingerprint"]
+__all__ = ["Entry", "compare", "fingerprint"]
 
 Entry = dict[str, Json]
 

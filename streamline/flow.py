@@ -17,13 +17,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 
 from streamline.errors import ClosedError
-from streamline.states import Shifted, Since, State, States, Tree
+from streamline.states import Reference, Shifted, Since, State, States, Tree
 from streamline.tasks import Tasks
 
 __all__ = [
     "LIST_ITEMS",
     "Chunk",
-    "Cursor",
     "Demand",
     "Flow",
     "Lists",
@@ -57,9 +56,14 @@ class Chunk(Generic[T]):
         self.after = after
 
     @property
+    def behind(self) -> Reference:
+        """The state behind everything in this chunk, not made yet."""
+        return Reference(self.states, len(self.items) - 1) if self.after is None else Reference.to(self.after)
+
+    @property
     def end(self) -> State:
         """The state behind everything in this chunk."""
-        return self.states[len(self.items) - 1] if self.after is None else self.after
+        return self.behind.get()
 
     def part(self, start: int, count: int) -> Chunk[T]:
         """Return items start … start + count - 1; the last part keeps the progress."""
@@ -68,65 +72,41 @@ class Chunk(Generic[T]):
         return Chunk(self.items[start:stop], Shifted(self.states, start) if start else self.states, after)
 
 
-class Cursor(Generic[T]):
-    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
-
-    def __init__(self, begin: State) -> None:
-        self._before = begin
-        self._chunk: Chunk[T] = Chunk((), ())
-        self._items: Sequence[T] = ()
-        self._taken = 0
-        self._last = -1
-
-    @property
-    def state(self) -> State:
-        """The state right after the last item returned. It changes only while a pull is in progress."""
-        if self._taken > self._last and self._chunk.after is not None:
-            return self._chunk.after
-        return self._chunk.states[self._taken - 1] if self._taken else self._before
-
-    def _load(self, chunk: Chunk[T]) -> None:
-        """Go to the beginning of the next list."""
-        self._before = self.state
-        self._chunk = chunk
-        self._items = chunk.items
-        self._last = len(chunk.items) - 1
-        self._taken = 0
-
-
-class Flow(Cursor[T], ABC):
+class Flow(ABC, Generic[T]):
     """An async iterator that knows its state; made without I/O, which begins at the first pull.
 
     A subclass produces chunks in `_next`. This class remembers failure and end: a failed flow raises the same
-    exception for ever, and a finished one stays finished.
+    exception for ever, and a finished one stays finished. It holds on to no item that it has returned.
     """
 
     def __init__(self, begin: State) -> None:
-        super().__init__(begin)
+        self._behind = Reference.to(begin)
+        self._rest: Chunk[T] | None = None
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
 
+    @property
+    def state(self) -> State:
+        """The state right after the last item returned. It changes only while a pull is in progress."""
+        return self._behind.get()
+
     def since(self, mark: State) -> State:
         """Return `mark`, an earlier state of this flow, plus the choices made since."""
         return Since(mark, self.state)
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether the next item is here, so that asking for it doesn't wait."""
-        return self._taken <= self._last
 
     async def pull(self, limit: int = LIST_ITEMS) -> Chunk[T] | None:
         """Return the next 1 to `limit` items, or none and progress; None at the end.
 
         Asking again says that the items of the last list have been dealt with.
         """
-        if self._taken > self._last and not await self._fetch(limit):
+        chunk, self._rest = self._rest, None
+        if chunk is None and (chunk := await self._fetch(limit)) is None:
             return None
-        chunk, taken = self._chunk, self._taken
-        if taken or len(self._items) > limit:
-            chunk = chunk.part(taken, limit)
-        self._taken = taken + len(chunk.items)
+        if len(chunk.items) > limit:
+            self._rest = chunk.part(limit, len(chunk.items))
+            chunk = chunk.part(0, limit)
+        self._behind = chunk.behind
         return chunk
 
     def release(self) -> None:
@@ -141,28 +121,16 @@ class Flow(Cursor[T], ABC):
         return self
 
     async def __anext__(self) -> T:
-        taken = self._taken
-        if taken < self._last:
-            self._taken = taken + 1
-            return self._items[taken]
-        return await self._anext_edge()
+        while (chunk := await self.pull(1)) is not None:
+            if chunk.items:
+                return chunk.items[0]
+        raise StopAsyncIteration
 
-    async def _anext_edge(self) -> T:
-        """Return the last item of the list, or fetch another list first."""
-        while self._taken > self._last:
-            if not await self._fetch(LIST_ITEMS):
-                raise StopAsyncIteration
-        item = self._items[self._taken]
-        self._taken += 1
-        if self._taken > self._last:
-            self.release()
-        return item
-
-    async def _fetch(self, limit: int) -> bool:
+    async def _fetch(self, limit: int) -> Chunk[T] | None:
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
-            return False
+            return None
         try:
             chunk = await self._next(limit)
         except anyio.get_cancelled_exc_class():
@@ -170,11 +138,8 @@ class Flow(Cursor[T], ABC):
         except BaseException as failure:
             self._failure, self._trace = failure, failure.__traceback__
             raise
-        if chunk is None:
-            self._ended = True
-            return False
-        self._load(chunk)
-        return True
+        self._ended = chunk is None
+        return chunk
 
     @abstractmethod
     async def _next(self, limit: int) -> Chunk[T] | None:

@@ -15,7 +15,8 @@ Both run in whatever task pulls them, and no user code runs in here: a cancelled
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -23,7 +24,7 @@ import anyio
 
 from streamline.channel import Inbox
 from streamline.flow import Chunk, Flow
-from streamline.states import Joined, Json, State, States, Tree
+from streamline.states import Joined, Json, Reference, State, Tree
 
 __all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge"]
 
@@ -51,26 +52,13 @@ class _Log:
         return found
 
 
-class _Reference:
-    """A state in a column, not made yet."""
-
-    __slots__ = ("_index", "_states")
-
-    def __init__(self, states: States, index: int) -> None:
-        self._states = states
-        self._index = index
-
-    def get(self) -> State:
-        return self._states[self._index]
-
-
 class MergeState(State):
     """Where a merge stands: how many items each worker gave, and the state of each."""
 
     __slots__ = ("choosing", "log", "name", "next_worker", "number", "produced", "references")
 
     def __init__(
-        self, name: str, next_worker: int, produced: list[int], references: list[_Reference], log: _Log, choosing: bool
+        self, name: str, next_worker: int, produced: list[int], references: list[Reference], log: _Log, choosing: bool
     ) -> None:
         self.name = name
         self.next_worker = next_worker
@@ -86,7 +74,7 @@ class MergeState(State):
         return [reference.get() for reference in self.references]
 
     def json(self, until: State | None = None) -> Tree:
-        later = cast("MergeState | None", until)
+        later = None if until is None else cast(MergeState, until.latest)
         ahead: list[State | None] = [None] * len(self.references) if later is None else [*later.workers]
         stop = later.number if later is not None and self.choosing else self.number
         own: dict[str, Json] = {
@@ -111,16 +99,16 @@ class _Taking(Generic[T]):
         self._columns: dict[int, Joined] = {}
         self._counts: dict[int, int] = {}
 
-    def add(self, worker: int, chunk: Chunk[T]) -> _Reference:
+    def add(self, worker: int, chunk: Chunk[T]) -> Reference:
         """Take note of items of `worker`, and return the worker's state behind them."""
         column = self._columns.setdefault(worker, Joined())
         count = self._counts.get(worker, 0)
         column.add(count, chunk.states)
         self._counts[worker] = count = count + len(chunk.items)
         if chunk.after is None:
-            return _Reference(column, count - 1)
+            return Reference(column, count - 1)
         self.progressed = True
-        return _Reference((chunk.after,), 0)
+        return Reference.to(chunk.after)
 
     def __getitem__(self, index: int, /) -> State:
         before = self.before
@@ -130,7 +118,7 @@ class _Taking(Generic[T]):
             counts[worker] = counts.get(worker, 0) + 1
         for worker, count in counts.items():
             produced[worker] += count
-            references[worker] = _Reference(self._columns[worker], count - 1)
+            references[worker] = Reference(self._columns[worker], count - 1)
         next_worker = (self.picks[index] + 1) % len(produced)
         return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)
 
@@ -154,8 +142,9 @@ class MergeFlow(Flow[T]):
         self._replay: list[int] = [] if own is None else own["replay"][::-1]
         made = sum(self._produced)
         self._log = _Log(made, self._replay[::-1], made + len(self._replay))
-        self._references = [_Reference((inbox.state,), 0) for inbox in inboxes]
+        self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
+        self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
         super().__init__(self._now())
 
     def release(self) -> None:
@@ -174,9 +163,10 @@ class MergeFlow(Flow[T]):
             inbox.start()
         self.release()
         while self._active:
-            chunk = self._rounds(limit) or self._steps(limit)
-            if chunk is not None:
-                return chunk
+            if not all(self._inboxes[worker].idle for worker in self._active):
+                chunk = self._rounds(limit) or self._steps(limit)
+                if chunk is not None:
+                    return chunk
             if self._active:
                 await self._wait()
         return None
@@ -185,11 +175,13 @@ class MergeFlow(Flow[T]):
         """Take a whole number of rounds at once, if every active worker has items at hand."""
         active, inboxes = self._active, self._inboxes
         rounds = limit // len(active)
-        if rounds < 1 or self._replay or not self._level():
+        if rounds < 1 or self._replay:
             return None
         for worker in active:
             if not (rounds := min(rounds, inboxes[worker].ready)):
                 return None
+        if not self._level():
+            return None
         order = sorted(active, key=self._distance)
         taking = _Taking[T](self._now())
         items: list[Any] = [None] * (rounds * len(order))
@@ -202,30 +194,39 @@ class MergeFlow(Flow[T]):
         return self._chunk_of(items, taking)
 
     def _steps(self, limit: int) -> Chunk[T] | None:
-        """Take items one by one, as long as the next choice needs no waiting; without any, what progress there is."""
+        """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
         taking = _Taking[T](self._now())
-        items: list[T] = []
+        picks = taking.picks
+        self._left = {}
         repeating = bool(self._replay)
         try:
-            while len(items) < limit and self._active and repeating == bool(self._replay):
+            while len(picks) < limit and self._active and repeating == bool(self._replay):
                 worker = self._choose(taking)
                 if worker is None:
                     break
-                chunk = cast("Chunk[T]", self._inboxes[worker].take(1))
-                items.append(chunk.items[0])
-                taking.picks.append(worker)
-                self._references[worker] = taking.add(worker, chunk)
+                picks.append(worker)
+                self._left[worker] -= 1
                 self._produced[worker] += 1
                 self._next_worker = (worker + 1) % len(self._inboxes)
                 if repeating:
                     self._replay.pop()
         except BaseException:
-            if not items:
+            if not picks:
                 raise  # else it comes again, behind them
+        items = self._take_picked(taking)
         if not items:
             for worker in self._active:
                 self._adopt_progress(worker, taking)
         return self._chunk_of(items, taking) if items or taking.progressed else None
+
+    def _take_picked(self, taking: _Taking[T]) -> list[T]:
+        """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
+        queues: dict[int, Iterator[T]] = {}
+        for worker in set(taking.picks):
+            chunk = cast("Chunk[T]", self._inboxes[worker].take(taking.picks.count(worker)))
+            self._references[worker] = taking.add(worker, chunk)
+            queues[worker] = iter(chunk.items)
+        return [next(queues[worker]) for worker in taking.picks]
 
     def _chunk_of(self, items: list[T], taking: _Taking[T]) -> Chunk[T]:
         """Log the choices, and return what was taken as a chunk."""
@@ -241,19 +242,21 @@ class MergeFlow(Flow[T]):
         return self._pick(taking)
 
     def _look(self, worker: int, taking: _Taking[T]) -> bool:
-        """Say whether `worker` has an item; learn of its progress, and of its end."""
-        inbox = self._inboxes[worker]
-        if inbox.ready:
-            return True
-        self._adopt_progress(worker, taking)
-        if inbox.over:
-            self._active.remove(worker)
-        return False
+        """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
+        left = self._left.get(worker)
+        if left is None:
+            inbox = self._inboxes[worker]
+            left = self._left[worker] = inbox.ready
+            if not left:
+                self._adopt_progress(worker, taking)
+                if inbox.over:
+                    self._active.remove(worker)
+        return left > 0
 
     def _adopt_progress(self, worker: int, taking: _Taking[T]) -> None:
         inbox = self._inboxes[worker]
         if not inbox.ready and (chunk := inbox.take(0)) is not None:
-            self._references[worker] = _Reference((chunk.end,), 0)
+            self._references[worker] = Reference.to(chunk.end)
             taking.progressed = True
 
     def _distance(self, worker: int) -> tuple[bool, int]:
@@ -328,25 +331,35 @@ class BestEffortMerge(MergeFlow[T]):
         self._news.set()
 
     def _level(self) -> bool:
-        produced = [self._produced[worker] for worker in self._active]
-        return max(produced) - min(produced) < self._max_lead
+        """Every worker is eligible when its turn comes, and so in each round: all of them move on by one."""
+        produced = self._produced
+        slowest = min(produced[worker] for worker in self._active)
+        at_slowest = sum(produced[worker] == slowest for worker in self._active)
+        for worker in sorted(self._active, key=self._distance):
+            if produced[worker] - slowest >= self._max_lead:
+                return False
+            at_slowest -= produced[worker] == slowest
+            if not at_slowest:
+                return True  # the slowest are one further now, and whoever comes may be so too
+        return True
 
     def _pick(self, taking: _Taking[T]) -> int | None:
-        active = len(self._active)
         while self._active:
-            for worker in self._eligible()[: self._skips + 1]:
+            active, produced = list(self._active), self._produced
+            limit = min(produced[worker] for worker in active) + self._max_lead
+            first = bisect_left(active, self._next_worker)
+            looked = 0
+            for worker in active[first:] + active[:first]:
+                if produced[worker] >= limit:
+                    continue
                 if self._look(worker, taking):
                     return worker
-            if len(self._active) == active:
-                return None
-            active = len(self._active)  # the end of one may make others eligible
+                looked += 1
+                if looked > self._skips:
+                    break
+            if len(active) == len(self._active):
+                return None  # else one has ended, which may make others eligible
         return None
-
-    def _eligible(self) -> list[int]:
-        """The active workers that aren't too far ahead, from the next one on."""
-        slowest = min(self._produced[worker] for worker in self._active)
-        near = [worker for worker in self._active if self._produced[worker] - slowest < self._max_lead]
-        return sorted(near, key=self._distance)
 
     async def _wait(self) -> None:
         await self._news.wait()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from streamline.backends.base import Backend
-from streamline.fingerprint import compare, fingerprint
+from streamline.fingerprint import Entry, compare, fingerprint
 from streamline.flow import Flow, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.plan import Plan
@@ -37,6 +38,11 @@ class Opening:
     resume: Snapshot | None
     listing: Any
 
+    @cached_property
+    def fingerprint(self) -> list[Entry]:
+        """What the plan is; shared by all snapshots of the run."""
+        return fingerprint(self.plan)
+
     def check(self) -> None:
         """Insist that the snapshot belongs to this plan, these data and this rank.
 
@@ -46,7 +52,7 @@ class Opening:
         snapshot = self.resume
         if snapshot is None:
             return
-        compare(fingerprint(self.plan), snapshot.fingerprint)
+        compare(self.fingerprint, snapshot.fingerprint)
         if (snapshot.rank, snapshot.world_size) != (self.rank.rank, self.rank.world_size):
             raise ResumeError(
                 f"the snapshot is of rank {snapshot.rank} of {snapshot.world_size}, this is rank {self.rank.rank} of "
@@ -79,7 +85,7 @@ class Opening:
     def _snapshot_of(self, state: Tree) -> Snapshot:
         return Snapshot(
             version=FORMAT_VERSION,
-            fingerprint=fingerprint(self.plan),
+            fingerprint=self.fingerprint,
             listing=self.listing,
             epoch=self.epoch,
             rank=self.rank.rank,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
-__all__ = ["SLICE_S", "Pace", "call_all"]
+__all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -21,18 +21,30 @@ Out = TypeVar("Out")
 SLICE_S = 0.001
 """Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
 
-CALLS = 16
-"""Calls between two looks at the clock at the most: a look costs about half a tiny call, and a function that
-suddenly takes 200 µs is noticed after 3 ms."""
+HANDOVER_S = 0.0002
+"""Seconds of work behind a channel after which its reader gets a turn: a switch of tasks costs a twentieth of this, and
+large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
+
+LIST_S = 0.004
+"""Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
+
+CALLS = 64
+"""Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that
+suddenly takes 200 µs is noticed after 13 ms."""
 
 
 def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
-    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises."""
+    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises.
+
+    It returns early when the items take long, so that no result waits for many others, nor whoever wants to leave.
+    """
     results: list[Out] = []
+    stop = perf_counter() + LIST_S
     try:
-        results.extend(map(fn, items))
-        if len(results) < len(items):  # map() and extend() take a StopIteration for the end
-            raise StopIteration
+        for item in items:
+            results.append(fn(item))
+            if perf_counter() > stop:
+                break
     except BaseException as error:
         return results, error
     return results, None
@@ -47,9 +59,9 @@ class Pace:
         self._calls = 1
         self._since = perf_counter()
 
-    async def breathe(self) -> None:
+    async def breathe(self, after_s: float = SLICE_S) -> None:
         """Give way if the last time is a slice ago."""
-        if perf_counter() - self._since > SLICE_S:
+        if perf_counter() - self._since > after_s:
             await anyio.lowlevel.checkpoint()
             self._since = perf_counter()
 

@@ -35,8 +35,11 @@ AnyStage = Stage[Any, Any]
 OpenWorker = Callable[["Plan", Site, "Tree | None"], "Inbox[Any]"]
 """A backend's part: opens the worker of `site.shard` at a state. The inbox's first pull starts it."""
 
-READ_AHEAD_ITEMS = 256
-"""Items a channel holds: two lists of 128, so that one fills while the other is dealt with."""
+READ_AHEAD_ITEMS = 512
+"""Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
+
+BORDER_ITEMS = 4096
+"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.sync`."""
 
 ALL_WORKERS_ITEMS = 1024
 """Items that the channels of all workers of a rank hold together, and at least 8 each."""
@@ -88,11 +91,19 @@ class Plan:
         opener = self._head(site)
         for stage in self.worker:
             opener = _StageOpener(stage, opener)
-        return behind_channel(opener(state), site, "worker", self.worker_capacity(site.num_shards))
+        flow = opener(state)
+        if isinstance(flow, Inbox):  # the worker ends in a channel already: a concurrent map's, say
+            return flow
+        return behind_channel(flow, site, "worker", self.worker_capacity(site.num_shards))
 
     def worker_capacity(self, workers: int) -> int:
         """Items that the channel at a worker's end holds."""
         return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
+
+    @property
+    def border_capacity(self) -> int:
+        """Items that may be between the event loop's thread and a plain loop's."""
+        return self.capacity(BORDER_ITEMS, self.worker + self.after)
 
     @staticmethod
     def capacity(items: int, stages: Sequence[AnyStage]) -> int:

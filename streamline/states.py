@@ -17,7 +17,21 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
-__all__ = ["At", "Counted", "Joined", "Json", "Numbered", "Over", "Picked", "Shifted", "Since", "State", "States", "Tree"]
+__all__ = [
+    "At",
+    "Counted",
+    "Joined",
+    "Json",
+    "Numbered",
+    "Over",
+    "Picked",
+    "Reference",
+    "Shifted",
+    "Since",
+    "State",
+    "States",
+    "Tree",
+]
 
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
 Tree: TypeAlias = "dict[str, Json]"
@@ -36,6 +50,11 @@ class State(ABC):
           until: a later state of the same flow; the choices made up to there are then part of the result, and a
             flow opened at it repeats them before it chooses freely.
         """
+
+    @property
+    def latest(self) -> State:
+        """The state that an `until` means: behind a mark, where the stage stands now."""
+        return self
 
     def where(self) -> str:
         """Return the source position for a person: "train.jsonl line 18"."""
@@ -71,7 +90,7 @@ class Over(State):
         self.upstream = upstream
 
     def json(self, until: State | None = None) -> Tree:
-        tree = self.upstream.json(None if until is None else cast(Over, until).upstream)
+        tree = self.upstream.json(None if until is None else cast(Over, until.latest).upstream)
         tree[self.name] = self.own
         return tree
 
@@ -89,9 +108,11 @@ class Since(State):
         self.now = now
 
     def json(self, until: State | None = None) -> Tree:
-        if until is None:
-            until = self.now
-        return self.mark.json(until.now if isinstance(until, Since) else until)
+        return self.mark.json(self.now if until is None else until)
+
+    @property
+    def latest(self) -> State:
+        return self.now.latest
 
     def where(self) -> str:
         return self.now.where()
@@ -101,6 +122,25 @@ class States(Protocol):
     """A column: the state right after item i of a list, made when it is read."""
 
     def __getitem__(self, index: int, /) -> State: ...
+
+
+class Reference:
+    """A state in a column, not made yet: most never are."""
+
+    __slots__ = ("_index", "_states")
+
+    def __init__(self, states: States, index: int) -> None:
+        self._states = states
+        self._index = index
+
+    @classmethod
+    def to(cls, state: State) -> Reference:
+        """Return a reference to a state that is there."""
+        return cls((state,), 0)
+
+    def get(self) -> State:
+        """Make the state."""
+        return self._states[self._index]
 
 
 class Counted:

@@ -12,15 +12,17 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
+from streamline.cursor import AsyncCursor
 from streamline.errors import ClosedError
-from streamline.flow import Flow
+from streamline.flow import Chunk, Flow
 from streamline.gate import Gate
 from streamline.opening import Opening
 from streamline.snapshot import Snapshot
+from streamline.states import At
 from streamline.tasks import Tasks, supervise
 from streamline.threads import waker
 
@@ -31,23 +33,29 @@ T = TypeVar("T")
 _supervisors: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
 
-class Stream(Generic[T]):
+class Stream(AsyncCursor[T]):
     """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`."""
 
     def __init__(self, opening: Opening) -> None:
+        super().__init__(At("", None))  # until it is started
         self._opening = opening
         self._gate = Gate()
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
         self._closed = False
 
-    async def start(self) -> None:
+    async def start(self) -> Flow[T]:
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._closed:
             raise ClosedError("the stream is closed")
         self._supervisor = _Supervisor(self._gate)
         weakref.finalize(self, self._supervisor.abandon).atexit = False
-        self._flow = self._opening.flow(await self._supervisor.start())
+        tasks = await self._supervisor.start()
+        if self._closed:  # by another task, meanwhile
+            raise ClosedError("the stream is closed")
+        self._flow = flow = self._opening.flow(tasks)
+        super().__init__(flow.state)
+        return flow
 
     async def aclose(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
@@ -55,6 +63,7 @@ class Stream(Generic[T]):
         Cancellation: the clean-up is finished all the same.
         """
         self._closed = True
+        self._forget()
         with anyio.CancelScope(shield=True):
             if self._flow is not None:
                 await self._flow.aclose()
@@ -65,30 +74,27 @@ class Stream(Generic[T]):
         """Return the state of the run: what resumes right after the last item received. Doesn't wait."""
         if self._flow is None:
             await self.start()
-        assert self._flow is not None  # noqa: S101 - for the type checker
-        return self._opening.snapshot(self._flow.state, self._gate)
+        return self._opening.snapshot(self.state, self._gate)
 
-    def __aiter__(self) -> Stream[T]:
-        return self
-
-    def __anext__(self) -> Coroutine[Any, Any, T]:
-        flow = self._flow
-        if flow is not None and flow.at_hand:
-            return flow.__anext__()
-        return self._anext_edge()
-
-    async def _anext_edge(self) -> T:
-        if self._flow is None:
-            await self.start()
-        flow = self._flow
-        assert flow is not None  # noqa: S101 - for the type checker
+    async def _pull(self) -> Chunk[T] | None:
+        """Pull a list; at the end, or behind a failure, close what isn't needed any more: it will say so again."""
+        flow = self._flow or await self.start()
         try:
-            return await flow.__anext__()
+            chunk = await flow.pull()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException:
-            await self.aclose()  # it ended, or failed: it will say so again, but needs nothing any more
+            await self.aclose()
             raise
+        if chunk is None:
+            await self.aclose()
+        elif self._closed:  # by another task, meanwhile
+            raise ClosedError("the stream is closed")
+        return chunk
+
+    def _dealt_with(self) -> None:
+        if self._flow is not None:
+            self._flow.release()
 
 
 class _Supervisor:

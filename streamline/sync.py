@@ -14,12 +14,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from time import perf_counter
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import anyio
 
+from streamline.cursor import Cursor
 from streamline.errors import ClosedError
-from streamline.flow import LIST_ITEMS, Chunk, Cursor, Flow
+from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.gate import Gate
 from streamline.opening import Opening
 from streamline.snapshot import Snapshot
@@ -31,8 +34,8 @@ __all__ = ["SyncStream"]
 
 T = TypeVar("T")
 
-DEPTH_ITEMS = 1024
-"""Items between the two threads at the most: switching threads costs some 50 µs, as much as 200 tiny items."""
+QUICK_S = 0.001
+"""A consumer that deals with a list in less time than this is quick enough for longer ones."""
 
 EXIT_S = 1.0
 """How long the interpreter's exit waits for an engine that is stuck in user code."""
@@ -47,12 +50,14 @@ class SyncStream(Cursor[T], Generic[T]):
         self._engine = _Engine[T](opening, self._gate)
         self._finalize = weakref.finalize(self, self._engine.stop)
         self._failure: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._ended = False
         super().__init__(self._engine.start())
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent."""
         self._finalize()
+        self._forget()
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 
@@ -67,53 +72,53 @@ class SyncStream(Cursor[T], Generic[T]):
         taken = self._taken
         if taken < self._last:
             self._taken = taken + 1
-            return self._items[taken]
+            item: T = self._items[taken]
+            self._items[taken] = None
+            return item
         return self._next_edge()
 
     def _next_edge(self) -> T:
         """Return the last item of the list, or fetch another list first."""
         while self._taken > self._last:
             self._fetch()
-        item = self._items[self._taken]
-        self._taken += 1
-        if self._taken > self._last:
-            self._engine.dealt_with(len(self._items))
+        if self._taken < self._last:
+            return self.__next__()
+        item = self._take_last()
+        self._engine.dealt_with(self._taken)
         return item
 
     def _fetch(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
             raise StopIteration
-        try:
-            chunk = self._engine.take()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as failure:
-            self._failure = failure
+        found = self._engine.take()  # Ctrl-C comes out here, and changes nothing
+        if isinstance(found, BaseException):
+            self._failure, self._trace = found, found.__traceback__
             self._finalize()
-            raise
-        if chunk is None:
+            raise found
+        if found is None:
             self._ended = True
             self._finalize()
             raise StopIteration
-        self._load(chunk)
+        self._load(found)
 
 
 class _Engine(Generic[T]):
     """The thread, its event loop, and the border that lists cross.
 
     Each of the two counters has one writer, so no lock is needed. `depth` items may be out at once; it doubles when the
-    consumer has emptied the border while the loop waited for room: a slow consumer keeps few items waiting, a fast one
-    makes the switches rare.
+    consumer has dealt with a list in no time and finds no other, and shrinks when it is slow: a slow consumer keeps few
+    items waiting, a fast one makes the switches of threads rare, each of which costs as much as some 200 tiny items.
     """
 
     def __init__(self, opening: Opening, gate: Gate) -> None:
         plan = opening.plan
         self._opening = opening
         self._gate = gate
-        self._most = plan.capacity(DEPTH_ITEMS, plan.worker + plan.after)
-        self._depth = min(16, self._most)
+        self._most = plan.border_capacity
+        self._depth = 2
+        self._taken_at = 0.0
         self._sent = 0
         self._dealt = 0
         self._border: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
@@ -132,11 +137,15 @@ class _Engine(Generic[T]):
             raise begun
         return begun
 
-    def take(self) -> Chunk[T] | None:
-        """Wait for the next list; None at the end. Raises what the pipeline failed with."""
+    def take(self) -> Chunk[T] | BaseException | None:
+        """Wait for the next list, or for what the pipeline failed with; None at the end."""
+        dealt_s = perf_counter() - self._taken_at
+        if dealt_s > 10 * QUICK_S:
+            self._depth = max(2, self._depth // 2)
+        elif dealt_s < QUICK_S and self._border.empty():
+            self._depth = min(2 * self._depth, self._most)
         found = self._border.get()
-        if isinstance(found, BaseException):
-            raise found
+        self._taken_at = perf_counter()
         return found
 
     def dealt_with(self, items: int) -> None:
@@ -145,8 +154,6 @@ class _Engine(Generic[T]):
         room = self._room
         if room is not None and self._wake is not None:
             self._room = None
-            if self._border.empty():
-                self._depth = min(2 * self._depth, self._most)
             self._signal(room)
 
     def stop(self) -> None:
@@ -203,4 +210,4 @@ class _Engine(Generic[T]):
             event = self._room = anyio.Event()
             if self._depth - (self._sent - self._dealt) < 1:  # the other thread may just have made room
                 await event.wait()
-        return min(room, LIST_ITEMS)
+        return min(max(1, self._depth // 2), room, LIST_ITEMS)

@@ -67,6 +67,15 @@ class Tasks:
         self.threads = ThreadPool()
         self._group = group
         self._jobs: set[Job] = set()
+        self._owned: set[Callable[[], None]] = set()
+
+    def own(self, cleanup: Callable[[], None]) -> None:
+        """Call `cleanup` when the supervisor ends, unless it is disowned before; it is idempotent."""
+        self._owned.add(cleanup)
+
+    def disown(self, cleanup: Callable[[], None]) -> None:
+        """Forget `cleanup`: what it was for has been cleaned up."""
+        self._owned.discard(cleanup)
 
     def start(self, work: Callable[[], Awaitable[None]], name: str, cleanup: Callable[[], None]) -> Job:
         """Start `work` as a task called `name`; it must not raise, but report through its channel.
@@ -85,10 +94,14 @@ class Tasks:
         self._jobs.discard(job)
 
     def finished(self) -> None:
-        """Clean up behind all jobs: a job that was cancelled before its first step never ran its own `finally`."""
+        """Clean up behind all jobs: one that was cancelled before its first step never ran its own `finally`, and what
+        stands behind a channel that nobody asked for anything was never closed by a job."""
         for job in self._jobs:
             job.finished()
         self._jobs.clear()
+        for cleanup in self._owned:
+            cleanup()
+        self._owned.clear()
         self.threads.close()
 
 

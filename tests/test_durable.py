@@ -60,8 +60,8 @@ def content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def open_files() -> set[str]:
-    return set(os.listdir("/dev/fd"))
+def open_files() -> set[Path]:
+    return set(Path("/dev/fd").iterdir())
 
 
 def test_the_file_is_on_disk_before_it_is_renamed_and_its_name_afterwards(
@@ -160,7 +160,12 @@ def test_a_disk_that_takes_a_part_and_then_no_more_leaves_the_old_file(path: Pat
 def test_missing_directories_are_made_and_each_name_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     sync = durable._sync_directory
-    monkeypatch.setattr(durable, "_sync_directory", lambda path: (synced.append(path), sync(path)))
+
+    def noted(path: Path) -> None:
+        synced.append(path)
+        sync(path)
+
+    monkeypatch.setattr(durable, "_sync_directory", noted)
     replace_file(tmp_path / "a" / "b" / "file.json", NEW)
     assert synced == [tmp_path / "a", tmp_path, tmp_path / "a" / "b"]
 

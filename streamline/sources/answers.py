@@ -11,12 +11,12 @@ from http import HTTPStatus
 
 from streamline.errors import ReadError
 
-__all__ = ["Answer", "Transient", "Version", "ask", "retry_after_s", "understand"]
+__all__ = ["Answer", "TransientError", "Version", "ask", "retry_after_s", "understand"]
 
 CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """An answer that may be another one next time.
 
     Attributes:
@@ -95,11 +95,11 @@ def understand(url: str, status: int, headers: Mapping[str, str], position: int,
       known: the version that has been read up to there; None: nothing has.
 
     Raises:
-      Transient: another try may do better.
+      TransientError: another try may do better.
       ReadError: another try would not.
     """
     if status in (408, 429) or status >= 500:
-        raise Transient(f"the server answered {_status(status)}", retry_after_s(headers.get("Retry-After")))
+        raise TransientError(f"the server answered {_status(status)}", retry_after_s(headers.get("Retry-After")))
     if status == 200:
         answer = _whole(url, headers)
     elif status == 206:

@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
@@ -22,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from streamline.errors import ReadError
-from streamline.sources.answers import Answer, Transient, Version, ask, understand
+from streamline.sources.answers import Answer, TransientError, Version, ask, understand
 from streamline.sources.one_thread import OneThread
 from streamline.sources.storage import HttpOptions
 
@@ -44,7 +45,13 @@ MAX_RETRY_AFTER_S = 60.0
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
 
-TRANSIENT = (Transient, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.ClientResponseError, OSError)
+TRANSIENT = (
+    TransientError,
+    aiohttp.ClientConnectionError,
+    aiohttp.ClientPayloadError,
+    aiohttp.ClientResponseError,
+    OSError,
+)
 """What another try may not find again ..."""
 
 FINAL = (aiohttp.TooManyRedirects, aiohttp.ClientConnectorCertificateError)
@@ -68,7 +75,7 @@ class HttpStorage:
         while True:
             try:
                 response, answer = await self._request(url, 0, 1, None)
-            except (aiohttp.ClientError, Transient, OSError) as error:
+            except (aiohttp.ClientError, TransientError, OSError) as error:
                 await attempts.failed(error, 0)
             else:
                 response.close()
@@ -97,7 +104,7 @@ class HttpStorage:
                         yield block
                 if answer.whole or position == answer.version.total:
                     return
-            except (aiohttp.ClientError, Transient, OSError) as error:
+            except (aiohttp.ClientError, TransientError, OSError) as error:
                 await attempts.failed(error, position)
             finally:
                 if response is not None:
@@ -114,11 +121,8 @@ class HttpStorage:
     async def _request(
         self, url: str, position: int, stop: int | None, known: Version | None
     ) -> tuple[aiohttp.ClientResponse, Answer]:
-        try:
-            target = URL(url, encoded=ENCODED.fullmatch(url) is not None)
-        except ValueError as error:
-            raise ReadError(f"not a URL: {url}: {error}") from error
-        response = await self._session.get(target, headers=ask(position, stop, known))
+        target = _target(url)
+        response = await self._session.get(target, headers=ask(position, stop, known), proxy=_proxy(target))
         try:
             return response, understand(url, response.status, response.headers, position, known)
         except BaseException:
@@ -136,9 +140,27 @@ class HttpStorage:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 read_bufsize=BUFFER_BYTES,
-                trust_env=True,
             )
         return self._opened
+
+
+def _target(url: str) -> URL:
+    try:
+        target = URL(url, encoded=ENCODED.fullmatch(url) is not None)
+        target.port  # noqa: B018 - parsed only when it is asked for
+    except ValueError as error:
+        raise ReadError(f"not a URL: {url}: {error}") from error
+    return target
+
+
+def _proxy(url: URL) -> str | None:
+    """Return the proxy that the environment names for a URL.
+
+    aiohttp's own `trust_env` asks two threads of the event loop's executor for each request, and they stay.
+    """
+    if url.host is None or proxy_bypass(url.host):
+        return None
+    return getproxies().get(url.scheme)
 
 
 async def _body(
@@ -156,7 +178,7 @@ async def _body(
     if protocol is not None and isinstance(protocol.exception(), HttpProcessingError):  # what came behind is no answer
         raise ReadError(f"{response.url}: expected the end at byte {at:,}, as the server had told, got more")
     if answer.stop is not None and at != answer.stop:
-        raise Transient(f"the body ended at byte {at:,}, expected {answer.stop:,} as the server had told")
+        raise TransientError(f"the body ended at byte {at:,}, expected {answer.stop:,} as the server had told")
     if at < position:
         raise ReadError(f"{response.url} has {at:,} bytes, expected more than {position:,}: has it been replaced?")
 
@@ -188,7 +210,7 @@ class _Attempts:
             tries = "once" if self._failed == 1 else f"{self._failed} times in a row"
             raise ReadError(f"{self._url}: failed {tries} at byte {position:,}: {_said(error)}") from error
         pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
-        asked_s = error.retry_after_s if isinstance(error, Transient) else None
+        asked_s = error.retry_after_s if isinstance(error, TransientError) else None
         await anyio.sleep(pause_s if asked_s is None else max(pause_s, min(asked_s, MAX_RETRY_AFTER_S)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Items(Source[T]):
         return ListsFlow(At(self.name, done), self._lists(demand, index, positions_of(index, site, part), done), demand)
 
     async def _lists(self, run: Demand, index: Index, positions: range | None, done: int) -> Lists[T]:
-        pace, site = Pace(), run.site
+        pace, site, read = Pace(), run.site, self._reader()
         while True:
             stop = done + run.want if positions is None else min(done + run.want, len(positions))
             if stop <= done:
@@ -69,7 +69,7 @@ class Items(Source[T]):
             found: list[T] = []
             failure: BaseException | None = None
             try:
-                self._read(indices, pace, found)
+                read(indices, pace, found)
             except BaseException as error:
                 failure = blame(error, self.name, site, At(self.name, done + len(found) + 1))
             if found:
@@ -79,15 +79,18 @@ class Items(Source[T]):
                 raise failure
             await pace.breathe()
 
-    def _read(self, indices: Sequence[int], pace: Pace, found: list[T]) -> None:
-        """Append the items of the first of `indices`, as many as fit into a slice of time."""
+    def _reader(self) -> Callable[[Sequence[int], Pace, list[T]], None]:
+        """Return what appends the items of the first of some indices to a list, as many as fit a slice of time."""
         if isinstance(self.items, _TakesLists):
-            found.extend(self.items.__getitems__(list(indices)))
-            if len(found) != len(indices):
-                raise PlanError(f"expected {len(indices)} items from __getitems__, got {len(found)}")
-        else:
-            getitem: Callable[[int], T] = self.items.__getitem__
-            pace.apply(getitem, indices, 0, found)
+            return self._read_list
+        getitem: Callable[[int], T] = self.items.__getitem__
+        return lambda indices, pace, found: pace.apply(getitem, indices, 0, found)
+
+    def _read_list(self, indices: Sequence[int], pace: Pace, found: list[T]) -> None:
+        items: Sequence[T] = cast(_TakesLists, self.items).__getitems__(list(indices))
+        if len(items) != len(indices):
+            raise PlanError(f"expected {len(indices)} items from __getitems__, got {len(items)}")
+        found.extend(items)
 
 
 def positions_of(index: Index, site: Site, part: Part) -> range | None:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import AsyncGenerator, Callable
 from io import FileIO
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -39,7 +40,7 @@ class LocalStorage:
     async def size(self, path: str) -> int | None:
         """Return a file's size in bytes."""
         try:
-            return (await self._call(lambda: os.stat(path))).st_size
+            return (await self._call(Path(path).stat)).st_size
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -75,9 +76,12 @@ class LocalStorage:
         self._thread.shutdown()
 
     async def _close(self, file: _File) -> None:
-        with anyio.move_on_after(CLOSE_S, shield=True):
-            await self._call(file.close)
+        if file not in self._open:
+            return
         self._open.discard(file)
+        closing = asyncio.wrap_future(self._thread.submit(file.close))
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await asyncio.shield(closing)  # else giving up would take the call back
 
     async def _call(self, fn: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, fn)
@@ -100,7 +104,9 @@ class _File:
             raise ReadError(f"{self._path} is not a regular file: its size isn't known, and it can't be read again")
         self.size, self._changed_ns = status.st_size, status.st_mtime_ns
         if start > self.size:
-            raise ReadError(f"{self._path} has {self.size:,} bytes, expected more than {start:,}: has it been replaced?")
+            raise ReadError(
+                f"{self._path} has {self.size:,} bytes, expected more than {start:,}: has it been replaced?"
+            )
         self._handle.seek(start)
         return self._handle
 
@@ -135,7 +141,7 @@ def _unreadable(path: str, error: OSError) -> ReadError:
     if isinstance(error, FileNotFoundError):
         return ReadError(f"no such file: {path}: it may have been there when the stream was opened")
     if isinstance(error, IsADirectoryError):
-        return ReadError(f"{path} is a directory: write {os.path.join(path, '*')} for its files")
+        return ReadError(f"{path} is a directory: write {Path(path) / '*'} for its files")
     if isinstance(error, PermissionError):
         return ReadError(f"not allowed to read {path}: check its permissions, and the user that this runs as")
     return ReadError(f"can't read {path}: {error.strerror or error}")

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError, ReadError
 
@@ -33,7 +34,7 @@ def given(paths: Paths) -> tuple[str, ...]:
       PlanTypeError: something that is no path.
       PlanError: no path at all, or one that no storage can read.
     """
-    several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    several: Any = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     if isinstance(several, bytes) or not isinstance(several, Iterable):
         raise PlanTypeError(f"expected a path, a URL or a list of them, got {type(paths).__name__}")
     found = tuple(map(_one, several))
@@ -78,13 +79,15 @@ def expand(paths: Iterable[str]) -> list[str]:
     seen: set[str] = set()
     for path in found:
         if path in seen:
-            raise PlanError(f"{path} is given twice: a state names files, so each may be there once; .repeat() reads again")
+            raise PlanError(
+                f"{path} is given twice: a state names files, so each may be there once; .repeat() reads again"
+            )
         seen.add(path)
     return found
 
 
 def _local(path: str) -> Iterator[str]:
-    home = os.path.expanduser(path)
+    home = os.path.expanduser(path)  # noqa: PTH111  (a Path would drop a leading ./)
     if _exists(home):
         yield _file(home)
         return
@@ -96,18 +99,20 @@ def _local(path: str) -> Iterator[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    matches = sorted(glob.glob(pattern, recursive=True))
-    files = [match for match in matches if not os.path.isdir(match)]
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (likewise)
+    files = [match for match in matches if not Path(match).is_dir()]
     if not files and matches:
         raise ReadError(f"{pattern} matches only directories, {matches[0]} for one: write {pattern.rstrip('/')}/*")
     if not files:
-        raise ReadError(f"no file matches {pattern}{_seen_from(pattern)}: check the spelling, and that the data is there")
+        raise ReadError(
+            f"no file matches {pattern}{_seen_from(pattern)}: check the spelling, and that the data is there"
+        )
     return files
 
 
 def _exists(path: str) -> bool:
     try:
-        os.stat(path)
+        Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -118,13 +123,13 @@ def _exists(path: str) -> bool:
 def _file(path: str) -> str:
     if not _exists(path):
         raise ReadError(f"no such file: {path}{_seen_from(path)}")
-    if os.path.isdir(path):
-        raise ReadError(f"{path} is a directory: write {os.path.join(path, '*')} for its files, or ** for all below it")
+    if Path(path).is_dir():
+        raise ReadError(f"{path} is a directory: write {Path(path) / '*'} for its files, or ** for all below it")
     return path
 
 
 def _seen_from(path: str) -> str:
-    return "" if os.path.isabs(path) else f" (seen from {Path.cwd()})"
+    return "" if Path(path).is_absolute() else f" (seen from {Path.cwd()})"
 
 
 def _braces(text: str) -> list[str]:

@@ -41,5 +41,7 @@ async def results(
             if failure is not None:
                 raise failure
             done += len(out)
+            del out  # the reader has it: large results are not kept while the next are made
             await pace.breathe()
+        del chunk
         await pace.breathe()

@@ -65,8 +65,8 @@ class Delivery(ABC, Generic[In, Out]):
         """Take note of a chunk whose first item has `position`, and return what of it has to run."""
 
     @abstractmethod
-    def put(self, part: Part[In], start: int, results: list[Out]) -> bool:
-        """Take results of `part` from index `start` on; say whether something has become due."""
+    def put(self, part: Part[In], index: int, result: Out) -> bool:
+        """Take the result of item `index` of `part`; say whether something has become due."""
 
     def released(self) -> list[Part[In]]:
         """Return what was held back at the admission and has to run now."""
@@ -98,9 +98,9 @@ class InOrder(Delivery[In, Out]):
         self._parts.append(part)
         return [part]
 
-    def put(self, part: Part[In], start: int, results: list[Out]) -> bool:
-        part.results[start : start + len(results)] = results
-        return start == self._next and part is self._parts[0]
+    def put(self, part: Part[In], index: int, result: Out) -> bool:
+        part.results[index] = result
+        return index == self._next and part is self._parts[0]
 
     def take(self) -> Chunk[Out] | None:
         if not self._parts:
@@ -149,7 +149,8 @@ class Pool(ABC, Generic[In, Out]):
         self._failure: BaseException | None = None
         self._failed_at: tuple[Part[In], int] | None = None
         self._news = anyio.Event()
-        self._delivered = anyio.Event()
+        self._notified = False
+        self._delivered: anyio.Event | None = None
 
     async def run(self) -> None:
         """Do the job: never raises but for its own cancellation."""
@@ -172,6 +173,7 @@ class Pool(ABC, Generic[In, Out]):
                 await self._site.tasks.gate.passage()
                 room = min(await self._channel.wait_room(), LIST_ITEMS)
                 while not (allowed := self._order.room(position)):
+                    self._delivered = anyio.Event()
                     await self._delivered.wait()
                 chunk = await self._upstream.pull(min(room, allowed))
                 if chunk is None or self._fed:
@@ -184,13 +186,13 @@ class Pool(ABC, Generic[In, Out]):
             self._failure = self._failure or failure
         self._fed = True
         self._wake(len(self._idle))
-        self._news.set()
+        self._notify()
 
     def _admit(self, chunk: Chunk[In], position: int) -> None:
         parts = self._order.admit(chunk, position)
         self._run_parts(parts)
         if not parts or not chunk.items:
-            self._news.set()  # nothing to run, but perhaps progress to deliver
+            self._notify()  # nothing to run, but perhaps progress to deliver
 
     def _run_parts(self, parts: list[Part[In]]) -> None:
         count = sum(len(part.items) for part in parts)
@@ -202,27 +204,27 @@ class Pool(ABC, Generic[In, Out]):
         for _ in range(min(count, len(self._idle))):
             self._idle.pop().set()
 
-    def _claim(self, limit: int) -> tuple[Part[In], int, int] | None:
-        """Return a part and which of its items to run next; None if there are none at present."""
-        part = self._part
-        while part is None or self._index == len(part.items):
-            if not self._parts:
-                return None
-            part = self._part = self._parts.popleft()
-            self._index = 0
-        start = self._index
-        self._index = stop = min(start + limit, len(part.items))
-        return part, start, stop
+    def _next_part(self) -> bool:
+        """Go on with the next part that has items to run; say whether there is one."""
+        while self._parts:
+            self._part, self._index = self._parts.popleft(), 0
+            if self._part.items:
+                return True
+        return False
 
-    async def _wait_claim(self) -> bool:
-        """Wait until there may be something to claim; False if there will be nothing any more."""
-        if self._fed:
+    def _notify(self) -> None:
+        """Wake the deliverer."""
+        if not self._notified:
+            self._notified = True
             self._news.set()
-            return False
+
+    async def _wait_claim(self) -> None:
+        """Wait until there may be something to claim; also behind the end, for what was held back until others are done."""
+        if self._fed:
+            self._notify()
         event = anyio.Event()
         self._idle.append(event)
         await event.wait()
-        return True
 
     def _fail(self, part: Part[In], index: int, error: BaseException) -> None:
         """Take note that an item failed: start nothing more. Of several, the first in order counts."""
@@ -233,17 +235,18 @@ class Pool(ABC, Generic[In, Out]):
         self._parts.clear()
         self._part = None
         self._wake(len(self._idle))
-        self._news.set()
+        self._notify()
 
     async def _deliver(self) -> None:
         """Send on what is due, until all is sent or a failure is due."""
         while True:
-            self._news = anyio.Event()
+            self._news, self._notified = anyio.Event(), False
             while (chunk := self._order.take()) is not None:
                 self._channel.post(chunk)
-            self._delivered.set()
-            self._delivered = anyio.Event()
-            self._run_parts(self._order.released())
+            if self._delivered is not None:
+                self._delivered.set()
+            if self._failed_at is None:
+                self._run_parts(self._order.released())
             if self._failed_at is not None and self._order.due(*self._failed_at):
                 return
             if self._fed and not self._running and not self._parts and self._exhausted:
@@ -258,7 +261,7 @@ class Pool(ABC, Generic[In, Out]):
 
     @abstractmethod
     async def _work(self) -> None:
-        """Claim and run items until there are none any more."""
+        """Claim and run items until cancelled."""
 
 
 class TaskPool(Pool[In, Out]):
@@ -269,14 +272,14 @@ class TaskPool(Pool[In, Out]):
         self._fn = fn
 
     async def _work(self) -> None:
-        fn, order, pace, calls = self._fn, self._order, Pace(), 0
+        fn, put, pace, calls = self._fn, self._order.put, Pace(), 0
         while True:
-            claim = self._claim(1)
-            if claim is None:
-                if await self._wait_claim():
-                    continue
-                return
-            part, index, _ = claim
+            part, index = self._part, self._index
+            if part is None or index == len(part.items):
+                if not self._next_part():
+                    await self._wait_claim()
+                continue
+            self._index = index + 1
             self._running += 1
             try:
                 result = await fn(part.items[index])
@@ -285,10 +288,9 @@ class TaskPool(Pool[In, Out]):
                     raise
                 self._fail(part, index, error)
             else:
-                if order.put(part, index, [result]):
-                    self._news.set()
-            finally:
-                self._running -= 1
+                if put(part, index, result) and not self._notified:
+                    self._notify()
+            self._running -= 1
             calls += 1
             if not calls % 16:
                 await pace.breathe()  # an async function need not ever wait
@@ -304,23 +306,25 @@ class ThreadedPool(Pool[In, Out]):
     async def _work(self) -> None:
         limit = 1
         while True:
-            claim = self._claim(limit)
-            if claim is None:
-                if await self._wait_claim():
-                    continue
-                return
-            part, start, stop = claim
+            part, start = self._part, self._index
+            if part is None or start == len(part.items):
+                if not self._next_part():
+                    await self._wait_claim()
+                continue
+            items = part.items[start : start + limit]
+            self._index = start + len(items)
             self._running += 1
             began = perf_counter()
-            try:
-                run = partial(call_all, self._fn, part.items[start:stop])
-                results, error = await self._site.tasks.threads.run(run)
-            finally:
-                self._running -= 1
-            if self._order.put(part, start, results) or error is None:
-                self._news.set()
+            error: BaseException | None = None
+            while items and error is None:
+                results, error = await self._site.tasks.threads.run(partial(call_all, self._fn, items))
+                for index, result in enumerate(results, start):
+                    if self._order.put(part, index, result):
+                        self._notify()
+                start, items = start + len(results), items[len(results) :]
+            self._running -= 1
             if error is not None:
-                self._fail(part, start + len(results), error)
+                self._fail(part, start, error)
             limit = self._next_limit(limit, perf_counter() - began)
 
     def _next_limit(self, limit: int, took_s: float) -> int:

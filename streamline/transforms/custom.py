@@ -12,6 +12,7 @@ progress can pass it while it yields nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import msgspec
 
 from streamline.blame import blame, cancellation_requested
 from streamline.channel import Channel
+from streamline.cursor import Reader
 from streamline.driver import into, run_into
 from streamline.errors import PlanTypeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site, Stage
@@ -110,7 +112,7 @@ class _Running(Generic[In, Out]):
     """The job of one custom stage; also the async iterator that the user's function reads."""
 
     def __init__(self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site) -> None:
-        self._stage, self._upstream, self._channel, self._site = stage, upstream, channel, site
+        self._stage, self._reader, self._channel, self._site = stage, Reader(upstream), channel, site
         self._declared = stage.fn if isinstance(stage.fn, Declared) else None
         self._state: dict[str, Any] | None = None if own["state"] is None else jsonable(own["state"], str(stage))
         self._saved = own["state"]
@@ -125,8 +127,12 @@ class _Running(Generic[In, Out]):
         params = dict(self._stage.params)
         if self._state is not None:
             params["state"] = self._state
-        outputs = self._stage.fn(self, **params)
         try:
+            outputs = self._stage.fn(self, **params)
+            if not isinstance(outputs, AsyncGenerator):
+                if inspect.iscoroutine(outputs):
+                    outputs.close()  # it will not be awaited
+                raise PlanTypeError(f"expected an async generator from {self._stage}, got {type(outputs).__name__}")
             async with aclosing(outputs):
                 while True:
                     await self._channel.wait_room()
@@ -159,7 +165,7 @@ class _Running(Generic[In, Out]):
         if self._declared is not None and self._outputs >= self._skip and self._inputs >= self._declared.snapshot_every:
             self._save()
         try:
-            item = await anext(self._upstream)
+            item = await anext(self._reader)
         except StopAsyncIteration:
             raise
         except BaseException as failure:
@@ -167,7 +173,7 @@ class _Running(Generic[In, Out]):
                 self._failure = failure
             raise
         self._inputs += 1
-        self._now = self._upstream.state
+        self._now = self._reader.state
         return item
 
     def _save(self) -> None:

@@ -43,6 +43,7 @@ class Map(Stage[In, Out]):
                 if out and inspect.iscoroutine(out[0]):
                     raise self._not_awaited(out)
                 yield Chunk(out, chunk.states, chunk.after)
+                del chunk, out  # the reader has them: large results are not kept while the next are made
 
     def _not_awaited(self, coroutines: list[Any]) -> PlanTypeError:
         for coroutine in coroutines:
@@ -86,7 +87,7 @@ class ConcurrentMap(Stage[In, Out]):
     @property
     def capacity(self) -> int:
         """Items between their admission and the consumer."""
-        return self.concurrency + max(self.concurrency, WAITING_ITEMS)
+        return self.concurrency + max(3 * self.concurrency, WAITING_ITEMS)
 
     @property
     def in_flight(self) -> int:

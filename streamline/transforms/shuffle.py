@@ -50,7 +50,7 @@ class Shuffle(Stage[T, T]):
         number, served = (run.own["window"], run.own["served"]) if run.own else (0, 0)
         drawing = _Window[T](self.window, run.upstream.state)
         while not drawing.complete:
-            await drawing.draw(run, self.window)
+            await drawing.draw(run, self.window - len(drawing.items))
         if drawing.failure is not None:
             raise drawing.failure
         while drawing.items:

@@ -44,24 +44,33 @@ class _Segment:
         self.later: _Segment | None = None
 
     def behind(self, position: int, seen: int) -> State:
-        """Return the upstream's state right after input `position`, as known when `seen` inputs lists were."""
-        found = self.state
-        for first, stop, states, after in self.inputs[:seen]:
-            if first > position + 1:
-                break
-            if first <= position < stop:
-                found = after if after is not None and position == stop - 1 else states[position - first]
-            elif after is not None and stop == position + 1:
-                found = after
-        return found
+        """Return the upstream's state right after input `position`, or the last one that is known of those before it.
 
-    def water(self, count: int) -> tuple[int, set[int]]:
-        """Return the low-water mark after `count` deliveries, and the inputs done beyond it."""
+        Args:
+          seen: how many lists of inputs are taken into account.
+        """
+        last = None
+        for entry in self.inputs[:seen]:
+            if entry[0] > position + (entry[0] == entry[1]):
+                break
+            last = entry
+        if last is None:
+            return self.state
+        first, stop, states, after = last
+        if after is not None and position >= stop - 1:
+            return after
+        return states[min(position, stop - 1) - first]
+
+    def water(self, count: int, seen: int) -> tuple[int, set[int]]:
+        """Return the low-water mark after `count` deliveries and `seen` lists of inputs, and the inputs done from it on.
+
+        The water stays below what has come: at a resume, inputs may be known as done whose states are still to come.
+        """
         done = self.done.union(self.positions[:count])
-        low = self.low
-        while low in done:
+        low, come = self.low, self.inputs[seen - 1][1] if seen else self.low
+        while low in done and low < come:
             low += 1
-        return low, {position for position in done if position > low}
+        return low, {position for position in done if position >= low}
 
 
 class UnorderedState(State):
@@ -76,8 +85,8 @@ class UnorderedState(State):
         self._seen = seen
 
     def json(self, until: State | None = None) -> Tree:
-        later = self if until is None else cast(UnorderedState, until)
-        low, done = self._segment.water(self._count)
+        later = self if until is None else cast(UnorderedState, until.latest)
+        low, done = self._segment.water(self._count, self._seen)
         replay = self._delivered_until(later) + later._outstanding()
         mark = self._segment.behind(low - 1, self._seen)
         tree = mark.json(later._behind_all(max([low - 1, *done, *replay])))
@@ -86,7 +95,7 @@ class UnorderedState(State):
         return tree
 
     def where(self) -> str:
-        return self._segment.behind(self._segment.water(self._count)[0], self._seen).where()
+        return self._segment.behind(self._segment.water(self._count, self._seen)[0], self._seen).where()
 
     def _delivered_until(self, later: UnorderedState) -> list[int]:
         found: list[int] = []
@@ -178,18 +187,21 @@ class AsCompleted(Delivery[In, Out]):
             return [Part(chunk, position)] if count else []
         return self._admit_at_resume(chunk, position)
 
-    def put(self, part: Part[In], start: int, results: list[Out]) -> bool:
-        first = part.first + start
-        self._running -= len(results)
+    def put(self, part: Part[In], index: int, result: Out) -> bool:
+        self._running -= 1
         if self._replay:
-            self._early.update(zip(range(first, first + len(results)), results, strict=True))
-            while self._replay and self._replay[0] in self._early:
-                position = self._replay.popleft()
-                self._positions.append(position)
-                self._results.append(self._early.pop(position))
-        else:
-            self._positions.extend(range(first, first + len(results)))
-            self._results.extend(results)
+            return self._put_early(part.first + index, result)
+        self._positions.append(part.first + index)
+        self._results.append(result)
+        return True
+
+    def _put_early(self, position: int, result: Out) -> bool:
+        """While earlier choices are outstanding: deliver those, in their order."""
+        self._early[position] = result
+        while self._replay and self._replay[0] in self._early:
+            position = self._replay.popleft()
+            self._positions.append(position)
+            self._results.append(self._early.pop(position))
         return bool(self._results)
 
     def released(self) -> list[Part[In]]:
@@ -241,7 +253,7 @@ class AsCompleted(Delivery[In, Out]):
         """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
         old = self._segment
         count, seen = len(old.positions), len(old.inputs)
-        low, done = old.water(count)
+        low, done = old.water(count, seen)
         new = _Segment(old.start + count, low, frozenset(done), old.behind(low - 1, seen), old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
         old.later = self._segment = new

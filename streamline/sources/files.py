@@ -1,0 +1,177 @@
+"""Line files: `read_lines` and `read_jsonl`.
+
+A worker reads its files one after the other. Contiguous mode splits one file at byte offsets, unread: a shard owns the
+lines that *begin* in its range, so it skips to the first line end from the byte before its range on, and reads its
+last line to the end, wherever that is.
+
+A resume seeks to its byte, or asks a server for the bytes from there on; a gzip file can only be read from its start,
+so there a resume decompresses what is before its line once more, and drops it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from streamline.errors import PlanError, PlanTypeError, ResumeError, StreamlineError
+from streamline.flow import Demand, Flow, ListsFlow, Site
+from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
+from streamline.index import Bijection
+from streamline.sharding import files_of
+from streamline.sources.base import Mode, Part, Source
+from streamline.sources.paths import Paths, expand, given, is_url
+from streamline.sources.pieces import named_gzip, not_splittable
+from streamline.sources.positions import Place, begin_of
+from streamline.sources.reader import FilePart, LineReader
+from streamline.sources.storage import HttpOptions
+from streamline.states import At, Tree
+
+__all__ = ["Files", "HttpOptions", "read_jsonl", "read_lines"]
+
+T = TypeVar("T")
+
+
+def read_lines(
+    paths: Paths, *, name: str = "read_lines", http: HttpOptions | None = None, max_line_bytes: int = MAX_LINE_BYTES
+) -> Files[str]:
+    """Return a source of the lines of text files, without their ends, "\\n" or "\\r\\n"; empty lines are items.
+
+    Args:
+      paths: local paths and globs, http(s) URLs, all with braces: part-{000..127}.txt; one or several.
+      name: its part of a state is kept under it.
+      http: how URLs are read.
+      max_line_bytes: a longer line is an error; >= 1.
+    """
+    return _files("read_lines", decode_text, paths, name, http, max_line_bytes)
+
+
+def read_jsonl(
+    paths: Paths, *, name: str = "read_jsonl", http: HttpOptions | None = None, max_line_bytes: int = MAX_LINE_BYTES
+) -> Files[Any]:
+    """Return a source of JSON values, one a line; blank lines are skipped. Arguments as for `read_lines`."""
+    return _files("read_jsonl", decode_json, paths, name, http, max_line_bytes)
+
+
+def _files(
+    kind: str, decode: Decode[T], paths: Paths, name: str, http: HttpOptions | None, max_line_bytes: int
+) -> Files[T]:
+    if not isinstance(max_line_bytes, int) or isinstance(max_line_bytes, bool):
+        raise PlanTypeError(f"expected max_line_bytes as an int, got {max_line_bytes!r}")
+    if max_line_bytes < 1:
+        raise PlanError(f"expected max_line_bytes >= 1, got {max_line_bytes}")
+    if http is not None and not isinstance(http, HttpOptions):
+        raise PlanTypeError(f"expected http as HttpOptions, got {type(http).__name__}")
+    return Files(name=name, made_by=kind, decode=decode, paths=given(paths), http=http, max_line_bytes=max_line_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Source[T]):
+    """Reads files of lines. State: `sources.positions`.
+
+    Attributes:
+      made_by: the public function.
+      decode: makes items of lines.
+      paths: as the user gave them.
+      http: how URLs are read; None: as usual.
+      max_line_bytes: a longer line is an error.
+      found: the files that `paths` mean; None: nobody has looked yet.
+    """
+
+    modes: ClassVar[tuple[Mode, ...]] = ("file", "contiguous", "replicated")
+    listed: ClassVar[bool] = True
+
+    made_by: str
+    decode: Decode[T] = field(repr=False)
+    paths: tuple[str, ...]
+    http: HttpOptions | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
+    found: tuple[str, ...] | None = None
+
+    def resolved(self) -> Files[T]:
+        """Return this source with its files looked up, once for all workers: a later look may find others.
+
+        Raises:
+          ReadError: as `expand`.
+          PlanError: likewise.
+        """
+        if self.found is not None:
+            return self
+        if any(map(is_url, self.paths)):
+            import_module("streamline.sources.http")  # takes 0.2 s: here, rather than in the event loop
+        return replace(self, found=tuple(expand(self.paths)))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are read, in order, before any shuffle."""
+        return tuple(expand(self.paths)) if self.found is None else self.found
+
+    @property
+    def default_mode(self) -> Mode:
+        try:
+            return "contiguous" if len(self.files) == 1 else "file"
+        except StreamlineError:  # a plan can be printed where its files are not; opening it says what is missing
+            return "file"
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def kind(self) -> str:
+        return self.made_by
+
+    def listing(self) -> Any:
+        """Return the files with their sizes in bytes, None for URLs: asking a server is not done here."""
+        return [{"path": path, "size": None if is_url(path) else Path(path).stat().st_size} for path in self.files]
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        parts = self._parts(site, part)
+        place: Place = begin_of(parts[0].path if parts else None) if state is None else state[self.name]
+        demand = Demand(site)
+        reader = LineReader(self.name, self.decode, self.max_line_bytes)
+        lists = reader.lists(_from(parts, place, site), place, self.http)
+        return ListsFlow(At(self.name, dict(place)), lists, demand)
+
+    def _parts(self, site: Site, part: Part) -> list[FilePart]:
+        """Return what shard `site.shard` reads, in order."""
+        files = list(self.files)
+        if part.drop_remainder:
+            raise PlanError(
+                f"{self.made_by} can't drop a remainder: how many lines there are is known when they are read"
+            )
+        if part.shuffle_seed is not None and len(files) > 1:
+            order = Bijection(len(files), (part.shuffle_seed, *site.epoch))(np.arange(len(files)))
+            files = [files[index] for index in order.tolist()]
+        if part.mode == "replicated" or site.num_shards == 1:
+            return [FilePart(path) for path in files]
+        if part.mode == "contiguous":
+            return [_piece(files, site)]
+        return [FilePart(files[index]) for index in files_of(len(files), site.num_shards, site.shard)]
+
+
+def _piece(files: list[str], site: Site) -> FilePart:
+    if len(files) > 1:
+        raise PlanError(
+            f"contiguous mode splits one file at byte offsets, and there are {len(files)}: "
+            f'write .shard({site.num_shards}, mode="file"), whole files for each shard'
+        )
+    if named_gzip(files[0]):
+        raise not_splittable(files[0], site.num_shards)
+    return FilePart(files[0], site.shard, site.num_shards)
+
+
+def _from(parts: list[FilePart], place: Place, site: Site) -> list[FilePart]:
+    """Return the parts from the one on that `place` is in."""
+    if place["file"] is None:
+        return []
+    for index, part in enumerate(parts):
+        if part.path == place["file"]:
+            return parts[index:]
+    raise ResumeError(
+        f"the snapshot stands in {place['file']} line {place['line']}, which is not among the {len(parts)} files of "
+        f"shard {site.shard} of {site.num_shards}: was it renamed or removed, or have files been added?"
+    )

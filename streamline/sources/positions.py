@@ -1,0 +1,107 @@
+"""Where a reader of line files stands: {"file", "line", "byte"}.
+
+`file` is named as it was opened; `line` is the 1-based number of the last line consumed, 0 before the first; `byte` is
+the offset behind it, in decompressed bytes. A `file` of None means that nothing is left. In a contiguous shard other
+than the first, lines are counted from the shard's own start: nobody has read what is before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from streamline.states import State, Tree
+
+__all__ = ["OVER", "LineStates", "Place", "Slice", "begin_of"]
+
+
+class Place(TypedDict):
+    """A reader's own part of a state."""
+
+    file: str | None
+    line: int
+    byte: int
+
+
+OVER = Place(file=None, line=0, byte=0)
+"""Nothing is left to read."""
+
+
+def begin_of(file: str | None) -> Place:
+    """Return the place before the first line of a file; of None: `OVER`."""
+    return Place(file=file, line=0, byte=0)
+
+
+class Slice:
+    """Some lines of one file as a piece of bytes, which knows where it is.
+
+    Args:
+      file: as opened.
+      shard: " (of shard 2)" where lines are counted from the shard's own start, else "".
+      line: lines before it.
+      byte: where it begins.
+      raw: whole lines.
+      lines: how many.
+      successor: what a state behind the last line says instead; None: nothing else.
+    """
+
+    __slots__ = ("_byte", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
+
+    def __init__(
+        self, file: str, shard: str, line: int, byte: int, raw: bytes, lines: int, successor: Place | None
+    ) -> None:
+        self._file = file
+        self._shard = shard
+        self._line = line
+        self._byte = byte
+        self._stop = byte + len(raw)
+        self._raw = raw if lines > 1 else b""  # one line may be huge, and its end is known
+        self._lines = lines
+        self._successor = successor
+
+    def behind(self, index: int) -> Place:
+        """Return the place behind line `index` of this slice."""
+        left = 0 if index == self._lines - 1 else len(self._raw.split(b"\n", index + 1)[-1])
+        return Place(file=self._file, line=self._line + index + 1, byte=self._stop - left)
+
+    def json(self, index: int) -> Place:
+        """Return what a resume behind line `index` is to read from."""
+        if index == self._lines - 1 and self._successor is not None:
+            return self._successor
+        return self.behind(index)
+
+    def where(self, index: int) -> str:
+        """Return line `index` for a person."""
+        place = self.behind(index)
+        return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
+
+
+class LineState(State):
+    """Behind a line; turned into a place only when it is read."""
+
+    __slots__ = ("_index", "_name", "_slice")
+
+    def __init__(self, name: str, of: Slice, index: int) -> None:
+        self._name = name
+        self._slice = of
+        self._index = index
+
+    def json(self, until: State | None = None) -> Tree:
+        return {self._name: dict(self._slice.json(self._index))}
+
+    def where(self) -> str:
+        return self._slice.where(self._index)
+
+
+class LineStates:
+    """The states behind the items of a slice; `kept` are their lines, None: item i is line i."""
+
+    __slots__ = ("_kept", "_name", "_slice")
+
+    def __init__(self, name: str, of: Slice, kept: Sequence[int] | None) -> None:
+        self._name = name
+        self._slice = of
+        self._kept = kept
+
+    def __getitem__(self, index: int, /) -> State:
+        return LineState(self._name, self._slice, index if self._kept is None else self._kept[index])

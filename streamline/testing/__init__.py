@@ -1,0 +1,42 @@
+"""The law kit: checks that a stage or a pipeline keeps streamline's promises. For the library's tests, and for yours.
+
+    from streamline.testing import check_resume, check_stage
+
+The laws, by the name that a broken one's message begins with:
+
+- Order: an uninterrupted run delivers what the oracle says.
+- Resume: what was delivered, and what a run delivers that is opened at the state behind it, are together the whole. Where the
+  order is fixed, exactly the rest; behind a choosing flow, the same multiset, each worker's items in their order.
+- State: it is JSON, as it is: what would come back as something else (a tuple, a key that is no string) is none.
+- Quiescence: a state doesn't change while no pull is in progress, nor once it was handed out.
+- Close: `aclose` is idempotent, closes what was opened, and leaves no task.
+- Failure: the items before it, then the very exception, on every further pull; a resume behind a fix delivers the rest.
+- Bound: when the consumer stops, the source has been asked for no more than `max_in_flight` further items.
+- Liveness: something happens within seconds.
+
+`streamline.testing.compositions` makes random pipelines; it needs hypothesis (`pip install streamline[testing]`).
+"""
+
+from __future__ import annotations
+
+from streamline.testing.checks import LAWS, Jitter, check_failure, check_resume, check_stage
+from streamline.testing.oracle import Oracle, UnknownStageError, oracle
+from streamline.testing.running import BACKENDS
+from streamline.testing.sources import PAUSE, YIELD, Abort, Script, scripted
+
+__all__ = [
+    "BACKENDS",
+    "LAWS",
+    "PAUSE",
+    "YIELD",
+    "Abort",
+    "Jitter",
+    "Oracle",
+    "Script",
+    "UnknownStageError",
+    "check_failure",
+    "check_resume",
+    "check_stage",
+    "oracle",
+    "scripted",
+]

@@ -1,0 +1,292 @@
+"""What users call: laws on a stage, laws on a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import anyio.lowlevel
+
+from streamline.flow import Stage
+from streamline.pipeline import Pipeline
+from streamline.testing.laws import bound_law, close_law, failure_law, quiescence_law, resume_law
+from streamline.testing.oracle import Oracle, UnknownStageError
+from streamline.testing.running import ChainSubject, PipelineSubject, Subject, read, run
+from streamline.testing.sources import Abort, Script
+from streamline.testing.truth import Truth
+from streamline.transforms.map import ConcurrentMap
+
+__all__ = ["LAWS", "Fragment", "check_failure", "check_resume", "check_stage"]
+
+LAWS = frozenset({"resume", "quiescence", "close", "failure", "bound"})
+
+Fragment = Stage[Any, Any] | Callable[[Pipeline[Any]], Pipeline[Any]]
+"""A stage, or what users write: `lambda pipe: pipe.through(pairs).batch(2)`."""
+
+
+def check_resume(
+    pipeline: Pipeline[Any],
+    *,
+    generations: int = 5,
+    expected: Sequence[Any] | None = None,
+    seed: int = 0,
+    backend: str = "asyncio",
+) -> None:
+    """Check that a finite pipeline delivers what it should, and that it resumes exactly, wherever it is interrupted.
+
+    Runs it to its end, resumes it through JSON from every state on the way, and `generations` times in a row. Where the order
+    is fixed, exactly the rest must come; behind an unordered map or a best-effort merge the multiset must be whole. Also
+    checks that states stand still between pulls, and that closing leaves nothing. Call it from plain code:
+
+        def test_my_pipeline_resumes():
+            check_resume(sl.from_items(range(30)).shard(3).through(pairs).batch(4, collate=None))
+
+    Args:
+      pipeline: items comparable by their `repr`; some 30 of them are enough, since the work is quadratic.
+      generations: resumes in a row, at random points.
+      expected: what an uninterrupted run delivers; None: what the oracle says.
+      seed: of the random points.
+      backend: "asyncio", "uvloop" or "trio".
+
+    Raises:
+      AssertionError: a law is broken; the message begins with its name and says where, what was expected and what came.
+    """
+    subject, truth, dice = PipelineSubject(pipeline), _truth_of(pipeline, expected), Random(seed)
+    script = pipeline.source if isinstance(pipeline.source, Script) else None
+    run(lambda tasks: resume_law(tasks, subject, truth, generations, dice), backend)
+    run(lambda tasks: quiescence_law(tasks, subject, dice), backend)
+    run(lambda tasks: close_law(tasks, subject, dice, script), backend)
+
+
+def check_failure(
+    pipeline: Pipeline[Any], error: BaseException, *, mended: Pipeline[Any] | None = None, seed: int = 0, backend: str = "asyncio"
+) -> None:
+    """Check that a pipeline delivers what comes before `error`, then `error` itself for ever, and resumes behind a fix.
+
+    Args:
+      pipeline: fails with `error`.
+      mended: the same, without the failure; None: `pipeline` reads a `Script`, which is mended.
+
+    Raises:
+      AssertionError: as `check_resume`.
+    """
+    if mended is None:
+        mended = replace(pipeline, source=_script_of(pipeline).mended)
+    truth, fixed = _truth_of(mended, None), mended
+    least = 0 if truth.choosing else _before_failure(pipeline) or 0
+    run(
+        lambda tasks: failure_law(
+            tasks, PipelineSubject(pipeline), PipelineSubject(fixed), error, truth, least, Random(seed)
+        ),
+        backend,
+    )
+
+
+def check_stage(
+    stage: Fragment,
+    items: Iterable[Any] = range(24),
+    *,
+    laws: Iterable[str] = LAWS,
+    generations: int = 5,
+    behind_choices: bool = True,
+    seed: int = 0,
+    backend: str = "asyncio",
+) -> None:
+    """Check a stage, or some in a row, against the laws: over a scripted source, pulled directly, and in a pipeline.
+
+    Call it from plain code:
+
+        def test_pairs_keep_the_laws():
+            check_stage(lambda pipe: pipe.through(pairs))
+
+    Args:
+      stage: a `Stage`, or a function that adds stages to a pipeline.
+      items: what the source gives: finite, comparable by their `repr`, without equal ones.
+      laws: which of `LAWS` to check.
+      generations: resumes in a row, at random points.
+      behind_choices: check Resume behind an unordered map, too. Not for a stage of which the order of its input decides which
+        items come out (a running sum): there, comparing multisets of the output's parts says nothing.
+      seed: of the random points.
+      backend: "asyncio", "uvloop" or "trio".
+
+    Raises:
+      AssertionError: as `check_resume`.
+    """
+    checked = _CheckedStage(stage, tuple(items), Random(seed), backend)
+    wanted = set(laws)
+    if unknown := wanted - LAWS:
+        raise ValueError(f"expected some of {sorted(LAWS)}, got {sorted(unknown)}")
+    if "resume" in wanted:
+        checked.resume(generations)
+        if behind_choices:
+            checked.resume_behind_choices(generations)
+    if "quiescence" in wanted:
+        checked.quiescence()
+    if "close" in wanted:
+        checked.close()
+    if "failure" in wanted:
+        checked.failure()
+    if "bound" in wanted:
+        checked.bound()
+
+
+class _CheckedStage:
+    """One stage (or some) over scripted sources."""
+
+    def __init__(self, stage: Fragment, items: tuple[Any, ...], dice: Random, backend: str) -> None:
+        self._fragment = stage
+        self._items = items
+        self._dice = dice
+        self._backend = backend
+        self._whole = self._expected()
+
+    def pipeline(self, *entries: Any) -> Pipeline[Any]:
+        """Return the stage over a script of these entries, as a pipeline."""
+        pipe: Pipeline[Any] = Pipeline(Script(shards=(entries,)))
+        if isinstance(self._fragment, Stage):
+            return replace(pipe, stages=(self._fragment,))
+        return self._fragment(pipe)
+
+    def subjects(self, *entries: Any) -> Iterable[tuple[Subject, Script]]:
+        """Yield the stage pulled directly, where it stands alone, and in a pipeline."""
+        pipe = self.pipeline(*entries)
+        script = _script_of(pipe)
+        if pipe.sharding is None and pipe.merging is None:
+            yield ChainSubject(script, pipe.stages), script
+        yield PipelineSubject(pipe), script
+
+    def resume(self, generations: int) -> None:
+        truth = self._truth(self._items)
+        for subject, _ in self.subjects(*self._items):
+            run(lambda tasks, it=subject: resume_law(tasks, it, truth, generations, self._dice), self._backend)
+
+    def resume_behind_choices(self, generations: int) -> None:
+        pipe = self.pipeline(*self._items)
+        if pipe.sharding is not None or pipe.merging is not None:
+            return
+        truth = Truth(self._whole, choosing=True)
+        jitter = ConcurrentMap[Any, Any](name="jitter", fn=Jitter(self._dice), concurrency=4, ordered=False)
+        chain = ChainSubject(_script_of(pipe), [jitter, *pipe.stages])
+        run(lambda tasks: resume_law(tasks, chain, truth, generations, self._dice), self._backend)
+
+    def quiescence(self) -> None:
+        for subject, _ in self.subjects(*self._items):
+            run(lambda tasks, it=subject: quiescence_law(tasks, it, self._dice), self._backend)
+
+    def close(self) -> None:
+        for subject, script in self.subjects(*self._items):
+            run(lambda tasks, it=subject, of=script: close_law(tasks, it, self._dice, of), self._backend)
+
+    def failure(self) -> None:
+        truth = self._truth(self._items)
+        for at in {0, 1, len(self._items) // 2, len(self._items) - 1, len(self._items)} & set(range(len(self._items) + 1)):
+            error = ValueError(f"scripted, before item {at}")
+            entries = [*self._items[:at], Abort(error), *self._items[at:]]
+            before = _before_failure(self.pipeline(*entries))
+            if before is None:
+                continue  # the stage asks for no more
+            least = 0 if truth.choosing else before
+            pairs = zip(self.subjects(*entries), self.subjects(*self._items), strict=True)
+            for (broken, _), (mended, _) in pairs:
+                run(
+                    lambda tasks, ours=broken, its=mended, why=error, n=least: failure_law(
+                        tasks, ours, its, why, truth, n, self._dice
+                    ),
+                    self._backend,
+                )
+
+    def bound(self) -> None:
+        if not self._whole:
+            return  # nothing comes out that a consumer could stop behind
+        pipe = self.pipeline(*self._items)
+        per_item = max(1.0, len(self._items) / len(self._whole))
+        held = pipe.max_in_flight
+        many = 4 + int(4 * (held + 7) * per_item) // max(1, len(self._items))
+        pipe = self.pipeline(*(self._items * many))
+
+        def allowed(k: int) -> int:
+            return int((k + held) * per_item) + (len(self._items) if per_item > 1 else 0)
+
+        subject, script = PipelineSubject(pipe), _script_of(pipe)
+        run(lambda tasks: bound_law(tasks, subject, script, allowed, self._dice), self._backend)
+
+    def _truth(self, items: tuple[Any, ...]) -> Truth:
+        return Truth(self._whole, choosing=_chooses(self.pipeline(*items)))
+
+    def _expected(self) -> list[Any]:
+        pipe = self.pipeline(*self._items)
+        try:
+            with Oracle(pipe) as truth:
+                return list(truth)
+        except UnknownStageError:
+            return _uninterrupted(pipe, self._backend)
+
+
+class Jitter:
+    """An async function that returns its item after a random number of other tasks' turns: what unordered maps reorder."""
+
+    def __init__(self, dice: Random, most: int = 5) -> None:
+        self._dice = dice
+        self._most = most
+
+    async def __call__(self, item: Any) -> Any:
+        for _ in range(self._dice.randrange(self._most)):
+            await anyio.lowlevel.checkpoint()
+        return item
+
+
+def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | None) -> Truth:
+    plan = pipeline.plan
+    if expected is not None:
+        return Truth(expected, _chooses(pipeline))
+    try:
+        with Oracle(pipeline) as truth:
+            seen = plan.merge.chooses and not plan.after and not any(stage.chooses for stage in plan.worker)
+            workers = [list(worker) for worker in truth.workers()] if seen else None
+            return Truth(list(truth), _chooses(pipeline), workers)
+    except UnknownStageError:
+        return Truth(_uninterrupted(pipeline, "asyncio"), _chooses(pipeline))
+
+
+def _chooses(pipeline: Pipeline[Any]) -> bool:
+    plan = pipeline.plan
+    return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
+
+
+def _script_of(pipeline: Pipeline[Any]) -> Script:
+    if not isinstance(pipeline.source, Script):
+        raise TypeError(f"expected a pipeline over a Script, got one over {pipeline.source}")
+    return pipeline.source
+
+
+def _before_failure(pipeline: Pipeline[Any]) -> int | None:
+    """Return how many items come before the failure, as far as the oracle can say; None if there is no failure."""
+    count = 0
+    try:
+        with Oracle(pipeline) as truth:
+            for _ in truth:
+                count += 1
+    except UnknownStageError:
+        return 0
+    except BaseException:
+        return count
+    return None
+
+
+def _uninterrupted(pipeline: Pipeline[Any], backend: str) -> list[Any]:
+    subject = PipelineSubject(pipeline)
+
+    async def work(tasks: Any) -> list[Any]:
+        flow = subject.open(tasks, None)
+        try:
+            found = await read(flow, subject.write, Random(0))
+        finally:
+            await flow.aclose()
+        if found.failure is not None:
+            raise found.failure
+        return found.items
+
+    return run(work, backend)
+

@@ -1,0 +1,170 @@
+"""The laws, each as it is checked on a subject. When one is broken, an `AssertionError` begins with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import anyio
+
+from streamline.cursor import Reader
+from streamline.flow import Flow
+from streamline.tasks import Tasks
+from streamline.testing.running import Read, Subject, read, settle
+from streamline.testing.sources import Script
+from streamline.testing.truth import Truth
+
+__all__ = ["bound_law", "close_law", "failure_law", "quiescence_law", "resume_law"]
+
+
+async def resume_law(tasks: Tasks, subject: Subject, truth: Truth, generations: int, dice: Random) -> None:
+    """Order, then Resume: at every state that an uninterrupted run has, and several times in a row."""
+    whole = await _read(tasks, subject, None, dice)
+    truth.insist_whole("Order", f"an uninterrupted run of {subject}", [], _sound(whole, "Order"))
+    for text, k in {text: k for k, _, text in whole.states}.items():
+        rest = await _read(tasks, subject, text, dice)
+        where = f"from the state behind item {k}, {text}, of {subject}"
+        truth.insist_whole("Resume", where, whole.items[:k], _sound(rest, f"Resume: {where}"))
+    for _ in range(2):
+        await _resume_in_a_row(tasks, subject, truth, generations, dice)
+
+
+async def _resume_in_a_row(tasks: Tasks, subject: Subject, truth: Truth, generations: int, dice: Random) -> None:
+    """Resume again and again: what one generation loses or doubles, a state of its own may hide."""
+    items: list[Any] = []
+    text: str | None = None
+    points: list[int] = []
+    for _ in range(generations):
+        limit = dice.randrange(0, 1 + max(1, 2 * len(truth.items) // (generations + 1)))
+        part = await _read(tasks, subject, text, dice, limit)
+        items += _sound(part, f"Resume: in a row, at items {points}, then from {text}, of {subject}")
+        text = part.last
+        points.append(len(items))
+    rest = await _read(tasks, subject, text, dice)
+    where = f"in a row, at items {points}, then from {text}, of {subject}"
+    truth.insist_whole("Resume", where, items, _sound(rest, f"Resume: {where}"))
+
+
+async def quiescence_law(tasks: Tasks, subject: Subject, dice: Random) -> None:
+    """Between two pulls the state stands still; and a state that was handed out stays what it was."""
+    flow = subject.open(tasks, None)
+    found = Read(flow.state, subject.write(flow.state))
+    try:
+        while True:
+            part = await read(flow, subject.write, dice, limit=1)
+            found.states += [(len(found.items) + k, state, text) for k, state, text in part.states]
+            found.items += part.items
+            before = subject.write(flow.state)
+            await settle()
+            _insist_same(before, subject.write(flow.state), f"behind item {len(found.items)} of {subject}, while no pull was")
+            if not part.items:
+                break
+    finally:
+        await flow.aclose()
+    for k, state, text in found.states:
+        _insist_same(text, subject.write(state), f"behind item {k} of {subject}, read again later")
+
+
+async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script | None) -> None:
+    """`aclose`: what was opened is closed, at once, also when asked twice, after any number of items."""
+    running = {task.id for task in anyio.get_running_tasks()}
+    for limit in (0, 1, 2, 5, None):
+        flow = subject.open(tasks, None)
+        await read(flow, subject.write, dice, limit)
+        await flow.aclose()
+        where = f"closed behind {'the end' if limit is None else f'{limit} items'} of {subject}"
+        if script is not None and script.record.opened != script.record.closed:
+            opened, closed = script.record.opened, script.record.closed
+            raise AssertionError(f"Close: {where}: expected all {opened} sources that were opened to be closed, got {closed}")
+        await flow.aclose()
+        await settle()
+        if left := [task.name for task in anyio.get_running_tasks() if task.id not in running]:
+            raise AssertionError(f"Close: {where}: expected no task to be left, got {left}")
+
+
+async def failure_law(
+    tasks: Tasks, broken: Subject, mended: Subject, error: BaseException, truth: Truth, least: int, dice: Random
+) -> None:
+    """What comes before a failure, then the failure, for ever; a resume behind a fix goes on there.
+
+    Args:
+      broken: fails with `error`.
+      mended: the same without the failure, for which `truth` holds.
+      least: items that come before the failure at least.
+    """
+    flow = broken.open(tasks, None)
+    try:
+        found = await read(flow, broken.write, dice)
+        where = f"behind item {len(found.items)} of {broken}"
+        if found.failure is None:
+            raise AssertionError(f"Failure: {where}: expected {error!r}, got the end")
+        if found.failure is not error:
+            raise AssertionError(f"Failure: {where}: expected {error!r} itself, got {found.failure!r}") from found.failure
+        for _ in range(2):
+            await _insist_fails(flow, error, where)
+    finally:
+        await flow.aclose()
+    truth.insist_part("Failure", where, found.items)
+    if len(found.items) < least:
+        raise AssertionError(f"Failure: {where}: expected the {least} items before it, got {found.items}")
+    for text, k in {text: k for k, _, text in found.states}.items():
+        rest = await _read(tasks, mended, text, dice)
+        after = f"mended, from the state behind item {k}, {text}, of {mended}"
+        truth.insist_whole("Failure", after, found.items[:k], _sound(rest, f"Failure: {after}"))
+
+
+async def bound_law(tasks: Tasks, subject: Subject, script: Script, allowed: Callable[[int], int], dice: Random) -> None:
+    """A consumer that stops, stops the source."""
+    for limit in (1, 7):
+        flow = subject.open(tasks, None)
+        before = script.record.asked
+        try:
+            await read(flow, subject.write, dice, limit)
+            await anyio.wait_all_tasks_blocked()
+            asked = script.record.asked - before
+        finally:
+            await flow.aclose()
+        if asked > allowed(limit):
+            raise AssertionError(
+                f"Bound: the consumer stopped behind item {limit} of {subject}: expected at most {allowed(limit)} items to be "
+                f"asked for, got {asked}"
+            )
+
+
+async def _insist_fails(flow: Flow[Any], error: BaseException, where: str) -> None:
+    try:
+        item = await anext(flow)
+    except StopAsyncIteration:
+        raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got the end") from None
+    except BaseException as failure:
+        if failure is not error:
+            raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got {failure!r}") from failure
+    else:
+        raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got the item {item!r}")
+
+
+async def _read(tasks: Tasks, subject: Subject, text: str | None, dice: Random, limit: int | None = None) -> Read:
+    flow = subject.open(tasks, text)
+    try:
+        found = await read(dice.choice((flow, Reader(flow))), subject.write, dice, limit)
+    except TimeoutError:
+        begin = "the beginning" if text is None else f"the state {text}"
+        raise AssertionError(f"Liveness: nothing more came from {subject}, opened at {begin}") from None
+    finally:
+        await flow.aclose()
+    if text is not None and found.states[0][2] != text:
+        raise AssertionError(f"Resume: {subject} was opened at {text}, and says that it stands at {found.states[0][2]}")
+    return found
+
+
+def _sound(found: Read, what: str) -> list[Any]:
+    """Return the items of a reading that must not have failed."""
+    if found.failure is not None:
+        raise AssertionError(f"{what}: failed behind {len(found.items)} items with {found.failure!r}") from found.failure
+    return found.items
+
+
+def _insist_same(before: str, now: str, what: str) -> None:
+    if before != now:
+        raise AssertionError(f"Quiescence: the state {what} in progress changed: expected {before}, got {now}")

@@ -1,0 +1,230 @@
+"""Running what a law is checked on: opened at a state, read item by item or list by list, each item with its state."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, TypeVar, cast
+
+import anyio
+import anyio.lowlevel
+
+from streamline.backends.inline import Inline
+from streamline.cursor import Reader
+from streamline.envelope import one_line
+from streamline.errors import SnapshotError
+from streamline.flow import Flow, Opener, Site, Stage
+from streamline.gate import Gate
+from streamline.opening import Opening
+from streamline.pipeline import Pipeline
+from streamline.ranks import find_rank
+from streamline.snapshot import Snapshot
+from streamline.sources.base import Part, Source
+from streamline.states import State, Tree
+from streamline.tasks import Tasks
+
+__all__ = ["BACKENDS", "ChainSubject", "PipelineSubject", "Read", "Subject", "read", "run", "settle"]
+
+R = TypeVar("R")
+
+BACKENDS = ("asyncio", "uvloop", "trio")
+"""Event loops that a law may be checked on; all but the first need their package."""
+
+TIMEOUT_S = 20.0
+"""Seconds after which a law says that nothing comes any more: a thousand times what one takes."""
+
+
+class Subject(ABC):
+    """What a law is checked on."""
+
+    @abstractmethod
+    def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
+        """Return its flow, at a state that `write` has written or at the beginning."""
+
+    @abstractmethod
+    def write(self, state: State) -> str:
+        """Return a state as JSON."""
+
+
+@dataclass(frozen=True)
+class ChainSubject(Subject):
+    """Some stages over a source, pulled directly: no channel or merge in between that the stages don't bring themselves."""
+
+    source: Source[Any]
+    stages: Sequence[Stage[Any, Any]]
+
+    def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
+        opener: Opener[Any] = _SourceOpener(self.source, Site(tasks))
+        for stage in self.stages:
+            opener = _StageOpener(stage, opener)
+        return opener(None if text is None else json.loads(text))
+
+    def write(self, state: State) -> str:
+        return _saved(lambda: one_line(state.json()))
+
+    def __str__(self) -> str:
+        return " -> ".join(map(str, [self.source, *self.stages]))
+
+
+@dataclass(frozen=True)
+class PipelineSubject(Subject):
+    """A whole pipeline, on one rank, through its snapshots."""
+
+    pipeline: Pipeline[Any]
+
+    def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
+        opening = self._opening(None if text is None else Snapshot.from_json(text))
+        opening.check()
+        return opening.flow(tasks)
+
+    def write(self, state: State) -> str:
+        return _saved(lambda: self._opening(None).snapshot(state, Gate()).to_json())
+
+    def _opening(self, resume: Snapshot | None) -> Opening:
+        plan = self.pipeline.plan
+        plan = replace(plan, source=plan.source.resolved())
+        listing, rank = plan.source.listing(), find_rank(0, 1)
+        return Opening(plan=plan, backend=Inline(), rank=rank, epoch=0, resume=resume, listing=listing)
+
+    def __str__(self) -> str:
+        return repr(self.pipeline)
+
+
+@dataclass(frozen=True)
+class _SourceOpener:
+    source: Source[Any]
+    site: Site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.source.open(self.site, Part(mode=self.source.default_mode), state)
+
+    def at(self, site: Site) -> _SourceOpener:
+        return replace(self, site=site)
+
+
+@dataclass(frozen=True)
+class _StageOpener:
+    stage: Stage[Any, Any]
+    upstream: Opener[Any]
+
+    @property
+    def site(self) -> Site:
+        return self.upstream.site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.stage.open(self.upstream, state)
+
+    def at(self, site: Site) -> _StageOpener:
+        return replace(self, upstream=self.upstream.at(site))
+
+
+class Read:
+    """What was read from a flow.
+
+    Attributes:
+      items: in order.
+      states: (items before it, state, the state's text when it was new); several may stand behind one item (progress).
+      failure: what the flow failed with.
+    """
+
+    def __init__(self, begin: State, text: str) -> None:
+        self.items: list[Any] = []
+        self.states: list[tuple[int, State, str]] = [(0, begin, text)]
+        self.failure: BaseException | None = None
+
+    @property
+    def last(self) -> str:
+        """The text of the last state."""
+        return self.states[-1][2]
+
+
+async def read(
+    flow: Flow[Any] | Reader[Any], write: Callable[[State], str], pulls: Random, limit: int | None = None
+) -> Read:
+    """Read to the end, the failure, or `limit` items; of a flow, now by item, now by list, as `pulls` says.
+
+    Raises:
+      AssertionError: a list's last state is not its flow's.
+      TimeoutError: nothing came within `TIMEOUT_S`.
+    """
+    found = Read(flow.state, write(flow.state))
+
+    def note(state: State) -> None:
+        found.states.append((len(found.items), state, write(state)))
+
+    try:
+        while limit is None or len(found.items) < limit:
+            if isinstance(flow, Reader) or pulls.random() < 0.5:
+                with anyio.fail_after(TIMEOUT_S):
+                    item = await anext(flow)
+                found.items.append(item)
+                note(flow.state)
+                continue
+            room = 256 if limit is None else limit - len(found.items)
+            with anyio.fail_after(TIMEOUT_S):
+                chunk = await flow.pull(min(room, pulls.choice((1, 2, 3, 5, 256))))
+            if chunk is None:
+                break
+            for index, item in enumerate(chunk.items):
+                found.items.append(item)
+                note(chunk.states[index])
+            note(flow.state)
+            if found.last != (end := write(chunk.end)):
+                raise AssertionError(f"Quiescence: expected the flow to stand at its list's end, {end}, got {found.last}")
+    except StopAsyncIteration:
+        pass
+    except anyio.get_cancelled_exc_class():
+        raise
+    except (AssertionError, TimeoutError):
+        raise
+    except BaseException as failure:
+        found.failure = failure
+    if limit is None:
+        note(flow.state)
+    return found
+
+
+def run(work: Callable[[Tasks], Awaitable[R]], backend: str = "asyncio") -> R:
+    """Run `work` on an event loop, with tasks that end behind it, and return what it returns.
+
+    Raises:
+      AssertionError: it took longer than `TIMEOUT_S`.
+    """
+    outcome: list[R] = []
+    failure: list[BaseException] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            tasks = Tasks(group, Gate())
+            try:
+                with anyio.fail_after(20 * TIMEOUT_S):
+                    outcome.append(await work(tasks))
+            except TimeoutError:
+                failure.append(AssertionError(f"Liveness: nothing more came within {TIMEOUT_S:g} s"))
+            except Exception as error:  # out of the group's reach, which would wrap it
+                failure.append(error)
+            finally:
+                tasks.finished()
+            group.cancel_scope.cancel()
+
+    name, options = ("asyncio", {"use_uvloop": backend == "uvloop"}) if backend != "trio" else ("trio", {})
+    anyio.run(main, backend=name, backend_options=cast("dict[str, Any]", options))
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+async def settle(rounds: int = 30) -> None:
+    """Let whatever can go on without time passing or a thread go on."""
+    for _ in range(rounds):
+        await anyio.lowlevel.checkpoint()
+
+
+def _saved(text: Callable[[], str]) -> str:
+    try:
+        return text()
+    except SnapshotError as error:
+        raise AssertionError(f"State: expected JSON, got a state that is none: {error}") from error

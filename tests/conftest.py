@@ -1,0 +1,79 @@
+"""A leak fails the test that caused it: threads, child processes, open files and sockets, channels left open.
+
+Whatever is closed without being waited for (a thread behind a call, say) gets a moment to end by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+T = TypeVar("T")
+
+LEAVE_S = 3.0
+"""How long what a test has ended may take to be gone: under 1 s is promised, and this machine is shared and noisy."""
+
+OTHERS = ("AnyIO worker thread", "pytest_timeout")
+"""Threads that are not streamline's, and live longer than a test."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_up() -> None:
+    """Let uvloop make what it keeps for the life of the process: a pipe for signals."""
+    if find_spec("uvloop"):
+        anyio.run(anyio.lowlevel.checkpoint, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(_warm_up: None) -> Iterator[None]:
+    """Compare what is open after the test with what was open before it."""
+    before = {name: look() for name, look in LOOKS.items()}
+    yield
+    gc.collect()  # an unclosed channel or file warns here, and a warning is an error
+    for name, look in LOOKS.items():
+        left = _until_gone(lambda look=look, name=name: look() - before[name])  # type: ignore[misc]
+        assert not left, f"the test left {name}: {left}"
+
+
+def _until_gone(look: Callable[[], set[T]]) -> set[T]:
+    deadline = time.monotonic() + LEAVE_S
+    while (left := look()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return left
+
+
+def _threads() -> set[object]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(OTHERS)}
+
+
+def _files() -> set[object]:
+    found: set[object] = set()
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208 - no Path needed: they are numbers
+        try:
+            found.add((fd, str(Path("/proc/self/fd", fd).readlink())))
+        except OSError:
+            continue  # the one that the listing itself used
+    return found
+
+
+def _children() -> set[object]:
+    found: set[object] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update((task / "children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+LOOKS: dict[str, Callable[[], set[object]]] = {"threads": _threads, "files": _files, "processes": _children}

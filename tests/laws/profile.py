@@ -1,0 +1,22 @@
+"""How many examples the property tests of this folder run: STREAMLINE_EXAMPLES multiplies them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    """Return the settings of a property test that runs `count` examples, always the same unless there are to be more."""
+    return settings(
+        max_examples=max(1, int(count * FACTOR)),
+        derandomize=FACTOR == 1,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -1,0 +1,98 @@
+"""Every stage as users write it, and functions that wait and choose."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any
+
+import streamline as sl
+from streamline.pipeline import Pipeline
+from streamline.testing import Jitter
+
+Fragment = Callable[[Pipeline[Any]], Pipeline[Any]]
+
+_jitter = Jitter(Random(0))
+
+
+async def erratic(item: Any) -> Any:
+    """Return the item; never at the same pace twice, so that each run chooses another order."""
+    return await _jitter(item)
+
+
+def plus(item: int) -> int:
+    return item + 1000
+
+
+def noisy(item: int, *, rng: Any) -> int:
+    return item + 1000 * int(rng.integers(1000))
+
+
+def fan(item: int) -> list[int]:
+    return [item + 100 * copy for copy in range(item % 4)]
+
+
+@sl.stage(state=dict, snapshot_every=3)
+async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[list[Any]]:
+    async for item in items:
+        held = state.setdefault("held", [])
+        held.append(item)
+        if len(held) == 2:
+            state["held"] = []
+            yield held
+    if state.get("held"):
+        yield state["held"]
+
+
+@sl.stage(stateless=True, snapshot_every=2)
+async def twice(items: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for item in items:
+        yield item
+        yield item + 1000
+
+
+@sl.stage(state=dict, snapshot_every=1)
+async def odd(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIterator[int]:
+    async for item in items:
+        if item % 2:
+            state["kept"] = state.get("kept", 0) + 1
+            yield item
+
+
+STAGES: dict[str, Fragment] = {
+    "map": lambda pipe: pipe.map(plus),
+    "async map": lambda pipe: pipe.map(erratic, concurrency=3),
+    "unordered map": lambda pipe: pipe.map(erratic, concurrency=3, ordered=False),
+    "map of one at a time": lambda pipe: pipe.map(erratic, concurrency=1, ordered=False),
+    "filter": lambda pipe: pipe.filter(lambda item: item % 3 == 0),
+    "filter that drops all": lambda pipe: pipe.filter(lambda item: False),
+    "flat_map": lambda pipe: pipe.flat_map(fan),
+    "flat_map to nothing": lambda pipe: pipe.flat_map(lambda item: []),
+    "batch": lambda pipe: pipe.batch(5, collate=None),
+    "unbatch": lambda pipe: pipe.batch(5).unbatch(),
+    "shuffle": lambda pipe: pipe.shuffle(window=5),
+    "shuffle of one window": lambda pipe: pipe.shuffle(window=100),
+    "prefetch": lambda pipe: pipe.prefetch(3),
+    "prefetch bytes": lambda pipe: pipe.prefetch(8, bytes=60),
+    "stateful": lambda pipe: pipe.through(pairs),
+    "stateless": lambda pipe: pipe.through(twice),
+    "dropping": lambda pipe: pipe.through(odd),
+    "repeat": lambda pipe: pipe.repeat(2),
+}
+"""Stages for which the multiset of what comes out doesn't depend on the order of what goes in."""
+
+ORDERED: dict[str, Fragment] = {
+    "map with rng": lambda pipe: pipe.map(noisy, seed=1),
+    "batch without the rest": lambda pipe: pipe.batch(5, drop_remainder=True, collate=None),
+    "take": lambda pipe: pipe.take(7),
+    "take nothing": lambda pipe: pipe.take(0),
+    "skip": lambda pipe: pipe.skip(7),
+    "skip all": lambda pipe: pipe.skip(100),
+    "repeat of shuffles": lambda pipe: pipe.shuffle(window=4).repeat(3),
+    "shards": lambda pipe: pipe.shard(3).merge().shuffle(window=4),
+}
+
+THREADS: dict[str, Fragment] = {
+    "threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2),
+    "unordered threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2, ordered=False),
+}

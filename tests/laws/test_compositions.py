@@ -1,0 +1,83 @@
+"""Random compositions of all stages: strict ones equal the oracle and resume exactly, choosing ones lose and double nothing.
+
+`STREAMLINE_EXAMPLES=20 pytest tests/laws` searches deeper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import streamline.transforms.map
+import streamline.transforms.unordered
+from streamline.pipeline import Pipeline
+from streamline.testing import check_failure, check_resume, oracle
+from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.sources import Script
+from tests.laws.profile import examples
+
+seeds = st.integers(0, 1000)
+
+
+@pytest.mark.timeout(600)
+@examples(60)
+@given(compositions(choosing=False), seeds)
+def test_strict_compositions_equal_the_oracle_and_resume_exactly(composition: Composition, seed: int) -> None:
+    check_resume(composition.pipeline, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(60)
+@given(compositions(choosing=True), seeds)
+def test_choosing_compositions_lose_and_double_nothing(composition: Composition, seed: int) -> None:
+    DICE.seed(seed)
+    check_resume(composition.pipeline, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(40)
+@given(compositions(choosing=True, stages=3), seeds)
+def test_choosing_compositions_hold_where_segments_turn_and_bounds_are_near(composition: Composition, seed: int) -> None:
+    DICE.seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)
+        patch.setattr(streamline.transforms.map, "AHEAD", 2)
+        patch.setattr(streamline.transforms.map, "WAITING_ITEMS", 2)
+        check_resume(composition.pipeline, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(15)
+@given(compositions(stages=3, most=12), seeds, st.sampled_from(["uvloop", "trio"]))
+def test_compositions_hold_on_other_event_loops(composition: Composition, seed: int, backend: str) -> None:
+    DICE.seed(seed)
+    check_resume(composition.pipeline, seed=seed, backend=backend)
+
+
+@pytest.mark.timeout(600)
+@examples(40)
+@given(compositions(kinds=["script"]), seeds, st.data())
+def test_compositions_fail_behind_what_came_before(composition: Composition, seed: int, data: st.DataObject) -> None:
+    DICE.seed(seed)
+    error = ValueError("scripted")
+    pipe = composition.pipeline
+    script = pipe.source
+    assert isinstance(script, Script)
+    shard = data.draw(st.integers(0, len(script.shards) - 1))
+    at = data.draw(st.integers(0, len(script.shards[shard])))
+    broken = replace(pipe, source=script.failing(error, shard=shard, at=at))
+    assume(_fails(broken))
+    check_failure(broken, error, seed=seed)
+
+
+def _fails(pipe: Pipeline[Any]) -> bool:
+    """Whether the failure is reached: a take may stop before it."""
+    try:
+        oracle(pipe)
+    except ValueError:
+        return True
+    return False

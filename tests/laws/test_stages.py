@@ -1,0 +1,120 @@
+"""Every stage keeps the laws, on every event loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import streamline as sl
+import streamline.transforms.map
+import streamline.transforms.unordered
+from streamline.pipeline import Pipeline
+from streamline.testing import BACKENDS, PAUSE, Script, check_failure, check_stage, scripted
+from streamline.testing.running import PipelineSubject, run, settle
+from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_keeps_the_laws(name: str, backend: str) -> None:
+    check_stage(STAGES[name], range(17), behind_choices=name != "repeat", backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ORDERED)
+def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, backend: str) -> None:
+    check_stage(ORDERED[name], range(17), behind_choices=False, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", THREADS)
+def test_threads_keep_the_laws(name: str, backend: str) -> None:
+    check_stage(THREADS[name], range(13), backend=backend)
+
+
+@pytest.mark.parametrize("items", [[], [7]], ids=["none", "one"])
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> None:
+    check_stage(STAGES[name], items, behind_choices=name != "repeat")
+
+
+@pytest.mark.parametrize("name", ["flat_map", "shuffle", "unordered map", "stateful", "filter"])
+def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)
+    monkeypatch.setattr(streamline.transforms.map, "AHEAD", 2)
+    check_stage(lambda pipe: STAGES[name](pipe.map(erratic, concurrency=3, ordered=False)), range(23))
+
+
+def test_a_stage_that_declares_nothing_keeps_the_laws_from_its_start() -> None:
+    async def undeclared(items: AsyncIterator[int]) -> AsyncIterator[int]:
+        total = 0
+        async for item in items:
+            total += item
+            yield total
+
+    with warnings.catch_warnings(action="ignore"):
+        check_stage(lambda pipe: pipe.through(undeclared), range(9), behind_choices=False)
+
+
+FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]
+
+
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_failing_function_is_resumed_behind_its_fix(name: str, backend: str) -> None:
+    error = LookupError("item 1005")
+    check_failure(_failing(name, error), error, mended=_failing(name, None), backend=backend)
+
+
+def _failing(name: str, error: BaseException | None) -> Pipeline[Any]:
+    """Return a pipeline that fails at one item; or the same one, mended."""
+
+    def fails(item: int) -> int:
+        if error is not None and item == 1005:
+            raise error
+        return item
+
+    async def waits(item: int) -> int:
+        await erratic(item)
+        return fails(item)
+
+    @sl.stage(stateless=True)
+    async def passes(items: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for item in items:
+            yield fails(item)
+
+    pipe: Pipeline[Any] = scripted([1, 2, 3, 4], [11, 12, 1005, 14, 15, 16], [], [21, 22, 23]).map(plus_nothing)
+    kinds: dict[str, Callable[[], Pipeline[Any]]] = {
+        "map": lambda: pipe.map(fails),
+        "threads": lambda: pipe.map(fails, executor="thread"),
+        "unordered threads": lambda: pipe.map(fails, executor="thread", concurrency=2, ordered=False),
+        "async": lambda: pipe.map(waits, concurrency=3),
+        "unordered": lambda: pipe.map(waits, concurrency=3, ordered=False),
+        "flat_map": lambda: pipe.flat_map(lambda item: [fails(item), item]),
+        "filter": lambda: pipe.filter(fails),
+        "through": lambda: pipe.through(passes),
+    }
+    return kinds[name]()
+
+
+def plus_nothing(item: int) -> int:
+    return item
+
+
+def test_a_paused_source_waits_until_it_is_released() -> None:
+    pipe = scripted([0, 1, PAUSE, 2])
+    script = pipe.source
+    assert isinstance(script, Script)
+
+    async def work(tasks: Any) -> list[int]:
+        flow = PipelineSubject(pipe).open(tasks, None)
+        found = [await anext(flow), await anext(flow)]
+        await settle()
+        assert script.record.asked == 2
+        script.release()
+        return [*found, *[item async for item in flow]]
+
+    assert run(work) == [0, 1, 2]

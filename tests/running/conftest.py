@@ -1,0 +1,55 @@
+"""Running pipelines in tests: on every loop, as async and as plain iterators, and in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `kit` is no part of the package
+
+from kit import LOOPS, AsyncTest, run_on  # noqa: E402
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
+    """Run a coroutine function to its end on each event loop; one that hangs, or leaves a task, fails."""
+    return lambda test: run_on(request.param, test)
+
+
+@pytest.fixture
+def start_python(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a script in a Python of its own, its output in pipes."""
+
+    def start(script: str, *options: str) -> subprocess.Popen[str]:
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.Popen(
+            [sys.executable, *options, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    return start
+
+
+@pytest.fixture
+def python(start_python: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
+    """Run a script in a Python of its own, and return what it printed; anything on its stderr fails."""
+
+    def run(script: str, *options: str, code: int = 0) -> str:
+        with start_python(script, *options) as process:
+            output, errors = process.communicate(timeout=50)
+        assert errors == ""
+        assert process.returncode == code
+        return output
+
+    return run

@@ -1,0 +1,194 @@
+"""What the tests of running pipelines share: consumers of every kind, and sources that count and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import anyio
+
+import streamline as sl
+
+AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
+Pipe: TypeAlias = "sl.Pipeline[Any]"
+
+LOOPS = ["asyncio", "uvloop"]
+LONGEST_S = 8.0
+
+
+def run_on(loop: str, test: AsyncTest) -> None:
+    """Run `test` on a loop of a kind; it must leave no task."""
+
+    async def main() -> None:
+        others = asyncio.all_tasks()
+        with anyio.fail_after(LONGEST_S):
+            await test()
+            await gone(lambda: asyncio.all_tasks() - others)
+
+    anyio.run(main, backend="asyncio", backend_options={"use_uvloop": loop == "uvloop"})
+
+
+async def gone(look: Callable[[], set[Any]], limit_s: float = 3.0) -> None:
+    """Wait until `look` finds nothing any more; fail if it does after `limit_s`."""
+    deadline = anyio.current_time() + limit_s
+    while left := look():
+        assert anyio.current_time() < deadline, f"still there: {left}"
+        await anyio.lowlevel.checkpoint()
+
+
+def streamline_tasks() -> set[asyncio.Task[Any]]:
+    """Return the tasks of this loop that streamline started."""
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("streamline")}
+
+
+@dataclass
+class Counting:
+    """`range(length)`, and how many of its items were asked for."""
+
+    length: int
+    asked: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        return index
+
+
+@dataclass
+class Tap:
+    """An async source that yields what was put into it, then waits for more."""
+
+    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    def put(self, *items: Any) -> None:
+        """Let the source yield these."""
+        for item in items:
+            self.queue.put_nowait(item)
+
+    @property
+    def pipe(self) -> sl.Pipeline[Any]:
+        """A pipeline over this source."""
+
+        async def tap() -> AsyncIterator[Any]:
+            while True:
+                yield await self.queue.get()
+
+        return sl.from_iterable(tap)
+
+
+@dataclass
+class Outcome:
+    """What a consumer saw: the items, how it ended, and what asking again gave.
+
+    Attributes:
+      ends: an exception of each time that it asked, or None for a clean end.
+      snapshot: taken behind the first of them.
+    """
+
+    items: list[Any] = field(default_factory=list)
+    ends: list[BaseException | None] = field(default_factory=list)
+    snapshot: sl.Snapshot | None = None
+
+
+async def _ask_async(stream: sl.Stream[Any], seen: Outcome) -> None:
+    try:
+        async for item in stream:
+            seen.items.append(item)
+    except BaseException as error:
+        seen.ends.append(error)
+    else:
+        seen.ends.append(None)
+    for _ in range(2):
+        try:
+            seen.items.append(await anext(stream))
+        except StopAsyncIteration:
+            seen.ends.append(None)
+        except BaseException as error:
+            seen.ends.append(error)
+    seen.snapshot = await stream.snapshot()
+
+
+def _ask(stream: sl.SyncStream[Any], seen: Outcome) -> None:
+    try:
+        for item in stream:
+            seen.items.append(item)
+    except BaseException as error:
+        seen.ends.append(error)
+    else:
+        seen.ends.append(None)
+    for _ in range(2):
+        try:
+            seen.items.append(next(stream))
+        except StopIteration:
+            seen.ends.append(None)
+        except BaseException as error:
+            seen.ends.append(error)
+    seen.snapshot = stream.snapshot()
+
+
+def drain_async(pipe: Pipe, loop: str, *, bare: bool) -> Outcome:
+    """Consume by `async for`, over the pipe itself or in `async with`."""
+    seen = Outcome()
+
+    async def main() -> None:
+        if bare:
+            await _ask_async(aiter(pipe), seen)  # type: ignore[arg-type]
+        else:
+            async with pipe.open() as stream:
+                await _ask_async(stream, seen)
+
+    run_on(loop, main)
+    return seen
+
+
+def drain_plain(pipe: Pipe, *, bare: bool) -> Outcome:
+    """Consume by `for`, over the pipe itself or in `with`; a loop that hangs fails."""
+    seen = Outcome()
+
+    def main() -> None:
+        if bare:
+            _ask(iter(pipe), seen)
+        else:
+            with pipe.open() as stream:
+                _ask(stream, seen)
+
+    in_thread(main)
+    return seen
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Do `work` in another thread, so that a plain loop that hangs fails this test and stops no other."""
+    failures: list[BaseException] = []
+
+    def catching() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=catching, daemon=True, name="plain consumer")
+    thread.start()
+    thread.join(LONGEST_S)
+    if failures:
+        raise failures[0]
+    assert not thread.is_alive(), "the plain loop hangs"
+
+
+CONSUMERS: dict[str, Callable[[Pipe], Outcome]] = {
+    "async for": lambda pipe: drain_async(pipe, "asyncio", bare=True),
+    "async with": lambda pipe: drain_async(pipe, "asyncio", bare=False),
+    "async for, uvloop": lambda pipe: drain_async(pipe, "uvloop", bare=True),
+    "async with, uvloop": lambda pipe: drain_async(pipe, "uvloop", bare=False),
+    "for": lambda pipe: drain_plain(pipe, bare=True),
+    "with": lambda pipe: drain_plain(pipe, bare=False),
+}
+
+
+def numbers(count: int) -> Iterator[int]:
+    """Return what a factory returns: an iterator of 0 ... count - 1."""
+    return iter(range(count))
