@@ -152,6 +152,8 @@ class AsCompleted(Delivery[In, Out]):
         self._name = name
         self._max_ahead = max_ahead
         self._segment = _Segment(0, 0, frozenset(done), begin, replay)
+        self._handed_out = 0  # lists of inputs that states refer to
+        self._most_inputs = SEGMENT_ITEMS
         self._skip = done
         self._replay = deque(replay)
         self._planned = set(replay)
@@ -178,8 +180,8 @@ class AsCompleted(Delivery[In, Out]):
     def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
         count = len(chunk.items)
         inputs = self._segment.inputs
-        if not count and inputs and inputs[-1][0] == inputs[-1][1] == position:
-            inputs.pop()  # one progress at a place is enough
+        if not count and len(inputs) > self._handed_out and inputs[-1][0] == inputs[-1][1] == position:
+            inputs.pop()  # one progress at a place is enough, unless a state refers to it
         inputs.append((position, position + count, chunk.states, chunk.after))
         self._progress = chunk.after is not None
         if not self._skip and not self._replay:
@@ -213,15 +215,17 @@ class AsCompleted(Delivery[In, Out]):
 
     def take(self) -> Chunk[Out] | None:
         segment = self._segment
-        if len(segment.positions) >= SEGMENT_ITEMS:
+        if len(segment.positions) >= SEGMENT_ITEMS or len(segment.inputs) >= self._most_inputs:
             segment = self._turn()
         count, seen = len(segment.positions), len(segment.inputs)
         if not self._results:
             if not self._progress or self._running or self._parked:
                 return None
             self._progress = False
+            self._handed_out = seen
             return Chunk((), (), UnorderedState(self._name, segment, count, seen))
         results, self._results = self._results, []
+        self._handed_out = seen
         segment.positions += self._positions
         self._positions = []
         return Chunk(results, _Completed(self._name, segment, count, seen))
@@ -256,5 +260,7 @@ class AsCompleted(Delivery[In, Out]):
         low, done = old.water(count, seen)
         new = _Segment(old.start + count, low, frozenset(done), old.behind(low - 1, seen), old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
+        self._handed_out = 0
+        self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))
         old.later = self._segment = new
         return new

@@ -1,0 +1,50 @@
+# Everything a person needs: `make demo`, `make test`. The virtual environment sets itself up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH := .venv-bench
+
+.PHONY: demo test check format laws bench bench-smoke clean
+
+demo: $(READY)  ## train, be killed, resume, compare
+	$(BIN)/streamline demo
+
+test: $(READY)  ## the tests
+	$(BIN)/python -m pytest -q
+
+check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test bench-smoke
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+laws: $(READY)  ## the law kit, deep: thousands of random pipelines
+	STREAMLINE_EXAMPLES=20 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
+
+bench-smoke: $(READY)
+	$(BIN)/python -m bench --smoke
+
+bench: $(BENCH)/.ready  ## the tables, with the peers
+	$(BENCH)/bin/python -m bench
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamline needs Python 3.11 or newer; make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(BENCH)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)/bin/python -m pip install --quiet torch==2.13.0
+	$(BENCH)/bin/python -m pip install --quiet --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,257 @@
+"""Ctrl-C and the interpreter's exit, each in a Python of its own; anything on its stderr fails."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+Python = Callable[..., str]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+MOST_S = 3.0  # promised is 1 s; the machine is shared
+
+PRELUDE = """
+import asyncio, sys, threading, time
+import anyio
+import streamline as sl
+
+async def stuck_later(item):
+    if item >= 5:
+        await anyio.sleep_forever()
+    return item
+
+def slow(item):
+    if item >= 5:
+        time.sleep(0.3)
+    return item
+
+def stuck(item):
+    if item >= 5:
+        time.sleep(100)
+    return item
+
+@sl.stage(stateless=True)
+async def stage(items):
+    async for item in items:
+        yield await stuck_later(item)
+
+async def source():
+    for item in range(5):
+        yield item
+    await anyio.sleep_forever()
+
+PIPES = {
+    "running": sl.from_items(range(10**6)).shard(4).map(abs).merge(),
+    "stuck": sl.from_items(range(10**6)).map(stuck_later, concurrency=3),
+    "source": sl.from_iterable(source),
+    "workers": sl.from_items(range(10**6)).shard(4).map(stuck_later).merge("best_effort"),
+    "stage": sl.from_items(range(10**6)).through(stage).batch(1),
+    "threads": sl.from_items(range(10**6)).map(slow, executor="thread", concurrency=2),
+    "blocked threads": sl.from_items(range(10**6)).map(stuck, executor="thread", concurrency=2),
+}
+pipe = PIPES[%r]
+
+def run(main, loop):
+    if loop == "uvloop":
+        import uvloop
+        return uvloop.run(main())
+    return asyncio.run(main())
+
+def alone():
+    deadline = time.monotonic() + 2
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threading.active_count() == 1
+"""
+
+SHAPES = ["running", "stuck", "source", "workers", "stage", "threads", "blocked threads"]
+LOOPS = ["asyncio", "uvloop"]
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Send Ctrl-C when the script says that it is ready, and return what it says then."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.05)  # not for anything to happen: so that it is most likely to be waiting when it is struck
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    output, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < MOST_S
+    return output, errors
+
+
+@pytest.mark.parametrize("shape", ["stuck", "source", "workers", "stage", "threads", "blocked threads"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_ctrl_c_while_a_plain_loop_waits_ends_it_and_leaves_nothing(shape: str, bare: bool, start_python: Start) -> None:
+    script = PRELUDE % shape + (
+        """
+def loop():
+    for item in pipe:
+        if item == 4:
+            print("ready", flush=True)
+"""
+        if bare
+        else """
+def loop():
+    with pipe.open() as stream:
+        for item in stream:
+            if item == 4:
+                print("ready", flush=True)
+"""
+    )
+    blocked = shape == "blocked threads"  # daemons, which nobody can stop, and which stop nobody
+    script += f"""
+try:
+    loop()
+except KeyboardInterrupt:
+    print("interrupted", alone() or {blocked})
+"""
+    with start_python(script) as process:
+        assert interrupted(process) == ("interrupted True\n", "")
+        assert process.returncode == 0
+
+
+def test_ctrl_c_in_the_body_of_a_plain_loop_ends_it_and_leaves_nothing(start_python: Start) -> None:
+    script = PRELUDE % "running" + """
+try:
+    for item in pipe:
+        if item == 1000:
+            print("ready", flush=True)
+            while True:
+                pass
+except KeyboardInterrupt:
+    print("interrupted", alone())
+"""
+    with start_python(script) as process:
+        assert interrupted(process) == ("interrupted True\n", "")
+
+
+def test_a_plain_loop_goes_on_where_ctrl_c_was_caught(start_python: Start) -> None:
+    script = PRELUDE % "threads" + """
+got = []
+with pipe.open() as stream:
+    while len(got) < 9:
+        try:
+            got.append(next(stream))
+            if len(got) == 5:
+                print("ready", flush=True)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+print(got)
+"""
+    with start_python(script) as process:
+        output, errors = interrupted(process)
+    assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(
+    shape: str, loop: str, start_python: Start
+) -> None:
+    script = PRELUDE % shape + f"""
+async def main():
+    async for item in pipe:
+        if item == 4:
+            print("ready", flush=True)
+
+try:
+    run(main, {loop!r})
+except KeyboardInterrupt:
+    print("interrupted", alone() or {shape == "blocked threads"})
+"""
+    with start_python(script) as process:
+        assert interrupted(process) == ("interrupted True\n", "")
+
+
+OPTIONS = [(), ("-X", "dev")]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_interpreter_that_exits_under_an_unfinished_plain_loop_says_nothing(
+    shape: str, options: tuple[str, ...], python: Python
+) -> None:
+    script = PRELUDE % shape + """
+stream = iter(pipe)
+print(next(stream))
+other = pipe.open().__enter__()
+print(next(other))
+never = iter(pipe)
+"""
+    began = time.monotonic()
+    assert python(script, *options) == "0\n0\n"
+    assert time.monotonic() - began < MOST_S + 10  # it starts and imports, too
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_interpreter_that_exits_under_an_unfinished_async_loop_says_nothing(
+    shape: str, loop: str, options: tuple[str, ...], python: Python
+) -> None:
+    script = PRELUDE % shape + f"""
+kept = []
+
+async def main():
+    stream = aiter(pipe)
+    kept.append(stream)
+    print(await anext(stream))
+    kept.append(await pipe.open().__aenter__())
+    print(await anext(kept[1]))
+    kept.append(await pipe.open().__aenter__())
+    kept.append(asyncio.ensure_future(anext(kept[2])))
+    await asyncio.sleep(0)
+
+run(main, {loop!r})
+"""
+    assert python(script, *options) == "0\n0\n"
+
+
+def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
+    script = PRELUDE % "running" + """
+stream = iter(sl.from_items(range(100)).map(stuck))
+print(next(stream))
+print(time.monotonic())
+import atexit
+"""
+    began = time.monotonic()
+    assert python(script).startswith("0\n")
+    assert time.monotonic() - began < 10  # not 100
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "raise SystemExit(3)"])
+def test_an_exit_inside_the_loop_body_keeps_its_code(how: str, python: Python) -> None:
+    python(PRELUDE % "running" + f"for item in pipe:\n    {how}\n", code=3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
+def test_a_loop_that_is_closed_without_cancelling_its_tasks_is_told_of_nothing_of_ours(
+    options: tuple[str, ...], python: Python
+) -> None:
+    script = PRELUDE % "stuck" + """
+loop = asyncio.new_event_loop()
+stream = aiter(pipe)
+print(loop.run_until_complete(anext(stream)))
+loop.close()
+"""
+    assert python(script, *options) == "0\n"
+
+
+def test_a_plain_loop_in_a_thread_ends_with_the_interpreter(python: Python) -> None:
+    script = PRELUDE % "stuck" + """
+begun = threading.Event()
+
+def consume():
+    for item in pipe:
+        begun.set()
+
+threading.Thread(target=consume, daemon=True).start()
+begun.wait()
+print("leaving")
+"""
+    assert python(script) == "leaving\n"
