@@ -1,17 +1,18 @@
 """streamline: data into training loops, with exact resume at every item.
 
-    pipe = sl.read_jsonl("train/part-*.jsonl").shard(8).shuffle(window=4096).map(tokenize).merge().batch(32)
-    with pipe.open(resume=sl.Snapshot.load("ckpt/", missing_ok=True)) as stream:
-        for batch in stream:
-            ...
-            stream.snapshot().save("ckpt/")
+pipe = sl.read_jsonl("train/part-*.jsonl").shard(8).shuffle(window=4096).map(tokenize).merge().batch(32)
+with pipe.open(resume=sl.Snapshot.load("ckpt/", missing_ok=True)) as stream:
+    for batch in stream:
+        ...
+        stream.snapshot().save("ckpt/")
 """
 
 from __future__ import annotations
 
 from streamline import errors
 from streamline.backends.inline import Inline
-from streamline.pipeline import Opened, Pipeline
+from streamline.opened import Opened
+from streamline.pipeline import Pipeline
 from streamline.snapshot import Snapshot
 from streamline.sources.storage import HttpOptions
 from streamline.start import from_items, from_iterable, read_jsonl, read_lines

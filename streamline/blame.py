@@ -32,7 +32,9 @@ def blame(error: BaseException, stage: str, site: Site, position: State | None) 
         wrapped.__cause__ = error
         error = wrapped
     at = position.where() if position is not None else ""
-    error.add_note(f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else ""))
+    error.add_note(
+        f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else "")
+    )
     return error
 
 

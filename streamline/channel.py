@@ -76,7 +76,7 @@ class Channel(Generic[T]):
         return room
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it. Behind a full channel: for a quarter of it, so that lists are long."""
+        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
         if (room := self.room) >= 1:
             return room
         while self.held > self.capacity * 3 // 4 or self.room < 1:

@@ -60,7 +60,7 @@ def unstack(batch: Any) -> Iterable[Any]:
     """
     if isinstance(batch, list):
         return batch
-    if isinstance(batch, np.ndarray) and batch.ndim or _is_tensor(batch):
+    if (isinstance(batch, np.ndarray) and batch.ndim) or _is_tensor(batch):
         return iter(batch)
     if isinstance(batch, Mapping):
         return (dict(zip(batch, row, strict=True)) for row in _rows(batch.values()))
@@ -71,7 +71,9 @@ def unstack(batch: Any) -> Iterable[Any]:
         names = [field.name for field in fields(batch)]
         columns = _rows(getattr(batch, name) for name in names)
         return (replace(cast(Any, batch), **dict(zip(names, row, strict=True))) for row in columns)
-    raise PlanTypeError(f".unbatch expected a batch (list, array, dict, tuple or dataclass), got {type(batch).__name__}")
+    raise PlanTypeError(
+        f".unbatch expected a batch (list, array, dict, tuple or dataclass), got {type(batch).__name__}"
+    )
 
 
 def _rows(columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

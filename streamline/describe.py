@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.merge import BestEffort
+from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.transforms.batch import Batch
 from streamline.transforms.limit import Take
 
@@ -44,5 +44,3 @@ def describe(plan: Plan) -> str:
     lines += [f"  {stage}" for stage in plan.after]
     lines.append(f"at most {max_in_flight(plan):,} items in flight")
     return "\n".join(lines)
-
-

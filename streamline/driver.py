@@ -27,9 +27,7 @@ __all__ = ["behind_channel", "drive", "into", "run_into"]
 T = TypeVar("T")
 
 
-def behind_channel(
-    flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None
-) -> Inbox[T]:
+def behind_channel(flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
     channel = Channel[T](flow.state, capacity, capacity_bytes)
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name)

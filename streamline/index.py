@@ -1,4 +1,5 @@
-"""What `.shuffle`, `.take`, `.skip` and `.repeat` do to the index of a source before it is sharded: arithmetic, no items.
+"""What `.shuffle`, `.take`, `.skip` and `.repeat` do to the index of a source before it is sharded: arithmetic, no
+items.
 
 An index maps positions, 0 to `length`, to the items of a source. The shuffle is a bijection computed on the fly in O(1)
 memory: a Feistel network over the next power of four, walked until it falls inside the length.

@@ -23,10 +23,12 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import anyio
 
 from streamline.channel import Inbox
+from streamline.errors import PlanError
 from streamline.flow import Chunk, Flow
+from streamline.options import check_int
 from streamline.states import Joined, Json, Reference, State, Tree
 
-__all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge"]
+__all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge", "merge_of"]
 
 T = TypeVar("T")
 
@@ -286,10 +288,7 @@ class StrictMerge(MergeFlow[T]):
     def _level(self) -> bool:
         self._next_worker = self._smallest()
         lowest = self._produced[self._next_worker]
-        for worker in self._active:
-            if self._produced[worker] != lowest + (worker < self._next_worker):
-                return False
-        return True
+        return all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
 
     def _pick(self, taking: _Taking[T]) -> int | None:
         while self._active:
@@ -395,3 +394,22 @@ class BestEffort:
 
 
 Merge = Strict | BestEffort
+
+
+def merge_of(kind: str, max_skips_per_round: int | None, max_lead: int | None) -> Merge:
+    """Return the merge that `.merge` with these options means.
+
+    Raises:
+      PlanError: an unknown kind, an option that the kind doesn't have, or one out of range.
+    """
+    if kind == "strict":
+        if max_skips_per_round is not None or max_lead is not None:
+            raise PlanError("max_skips_per_round and max_lead are options of .merge('best_effort')")
+        return Strict(name="merge")
+    if kind != "best_effort":
+        raise PlanError(f".merge is 'strict' or 'best_effort', got {kind!r}")
+    skips = 2 if max_skips_per_round is None else max_skips_per_round
+    lead = 8 if max_lead is None else max_lead
+    check_int(".merge(max_skips_per_round=)", skips, 0)
+    check_int(".merge(max_lead=)", lead, 1)
+    return BestEffort(name="merge", max_skips_per_round=skips, max_lead=lead)

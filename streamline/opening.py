@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from streamline.backends.base import Backend
+from streamline.errors import ResumeError
 from streamline.fingerprint import Entry, compare, fingerprint
 from streamline.flow import Flow, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.plan import Plan
-from streamline.errors import ResumeError
 from streamline.ranks import Rank
 from streamline.snapshot import FORMAT_VERSION, Snapshot
 from streamline.states import State, Tree

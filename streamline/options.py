@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["check_function", "check_int", "check_seed"]
+__all__ = ["check_function", "check_int", "check_seed", "is_async"]
 
 
 def check_int(option: str, value: object, least: int) -> None:
@@ -33,3 +37,10 @@ def check_function(option: str, value: object) -> None:
     """
     if not callable(value):
         raise PlanTypeError(f"{option} is a function, got {type(value).__name__} {value!r}")
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether `fn`, a function or a callable object, is written with `async def`, or says so by `is_async`."""
+    if getattr(fn, "is_async", False) is True:
+        return True
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

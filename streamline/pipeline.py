@@ -14,28 +14,26 @@ from streamline.backends.inline import Inline
 from streamline.blame import function_name
 from streamline.collate import as_list, stack, unstack
 from streamline.describe import describe, max_in_flight
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError
 from streamline.flow import Stage
-from streamline.merge import BestEffort, Merge, Strict
-from streamline.opening import Opening
-from streamline.options import check_function, check_int, check_seed
+from streamline.merge import Merge, merge_of
+from streamline.opened import Opened, prepare
+from streamline.options import check_function, check_int, check_seed, is_async
 from streamline.plan import Plan, Shard, compiled
-from streamline.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
-from streamline.stream import Stream
 from streamline.sync import SyncStream
 from streamline.transforms.batch import Batch
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
 from streamline.transforms.limit import Skip, Take
-from streamline.transforms.map import ConcurrentMap, Map, Numbering, Seeded
+from streamline.transforms.map import Numbering, Seeded, map_of
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 
-__all__ = ["Opened", "Pipeline"]
+__all__ = ["Pipeline"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -70,8 +68,8 @@ class Pipeline(Generic[T]):
 
         Args:
           num_shards: at least 1; may exceed the number of items or files.
-          mode: "interleaved" (item i to shard i mod n), "contiguous" (one block each), "file" (file f to shard f mod n) or
-            "replicated" (every worker reads all and keeps its stride); None: the source's default.
+          mode: "interleaved" (item i to shard i mod n), "contiguous" (one block each), "file" (file f to shard f mod
+            n) or "replicated" (every worker reads all and keeps its stride); None: the source's default.
           drop_remainder: leave out the items that would make some shards longer than others.
 
         Raises:
@@ -144,16 +142,6 @@ class Pipeline(Generic[T]):
           name: by default the function's.
         """
         check_function(".map(fn)", fn)
-        asynchronous = _is_async(fn)
-        if executor not in (None, "thread"):
-            raise PlanError(f".map(executor=) is 'thread' or None, got {executor!r}")
-        if asynchronous and executor:
-            raise PlanError(".map(executor='thread') calls sync functions; an async one runs in the event loop already")
-        if not asynchronous and not executor and (concurrency not in (None, 1) or not ordered):
-            raise PlanError(
-                ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another"
-            )
-        check_int(".map(concurrency=)", concurrency := 1 if concurrency is None else concurrency, 1)
         pipe, name = self, self._name(name, function_name(fn))
         if seed is not None:
             check_seed(".map(seed=)", seed)
@@ -162,24 +150,23 @@ class Pipeline(Generic[T]):
                     ".map(seed=) numbers its inputs, so it can't stand behind an unordered map or a best-effort merge, "
                     "whose order another run would choose differently: move it before"
                 )
-            fn = Seeded(fn)
             pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name))
-        if not asynchronous and not executor:
-            return pipe._with(Map(name=name, fn=fn))
-        kind: Literal["task", "thread"] = "task" if asynchronous else "thread"
-        return pipe._with(ConcurrentMap(name=name, fn=fn, concurrency=concurrency, ordered=ordered, executor=kind))
+            fn = Seeded(fn)
+        return pipe._with(map_of(name, fn, concurrency=concurrency, ordered=ordered, executor=executor))
 
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
         """Keep the items for which the sync function `fn` is true."""
         check_function(".filter(fn)", fn)
-        if _is_async(fn):
-            raise PlanError(".filter takes a sync function: an async one would always be true. Look it up in a .map before")
+        if is_async(fn):
+            raise PlanError(
+                ".filter takes a sync function: an async one would always be true. Look it up in a .map before"
+            )
         return self._with(Filter(name=self._name(name, function_name(fn)), fn=fn))
 
     def flat_map(self, fn: Callable[[T], Iterable[U]], *, name: str | None = None) -> Pipeline[U]:
         """Replace each item by the items of the iterable that the sync function `fn` makes of it, in order."""
         check_function(".flat_map(fn)", fn)
-        if _is_async(fn) or inspect.isasyncgenfunction(fn):
+        if is_async(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, function_name(fn)), fn=fn))
 
@@ -232,7 +219,7 @@ class Pipeline(Generic[T]):
         return self._with(Skip(name=self._name(name, "skip"), count=count))
 
     def repeat(self, times: int | None = None, *, name: str | None = None) -> Pipeline[T]:
-        """Go through everything before it `times` times; None: for ever. Shuffles before it differ from pass to pass."""
+        """Go through everything before it `times` times; None: for ever. Shuffles before it differ in each pass."""
         if times is not None:
             check_int(".repeat(times)", times, 0)
         return self._with(Repeat(name=self._name(name, "repeat"), times=times))
@@ -257,19 +244,21 @@ class Pipeline(Generic[T]):
         check_seed(".shuffle_files(seed=)", seed)
         return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
 
-    def through(self, fn: Callable[..., AsyncGenerator[U, None]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
+    def through(
+        self, fn: Callable[..., AsyncGenerator[U, None]], *, name: str | None = None, **params: Any
+    ) -> Pipeline[U]:
         """Pass the items through an async generator function of one async iterator.
 
         Args:
-          fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point. Undeclared,
-            a resume runs it from the start and passes over what it had yielded.
+          fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
+            Undeclared, a resume runs it from the start and passes over what it had yielded.
           params: keyword arguments for `fn`.
         """
         check_function(".through(fn)", fn)
         if not isinstance(fn, Declared):
             warnings.warn(
-                f"a resume will run {function_name(fn)} from its start: declare what it remembers with @sl.stage(state=dict), "
-                "or @sl.stage(stateless=True)",
+                f"a resume will run {function_name(fn)} from its start: declare what it remembers with "
+                "@sl.stage(state=dict), or @sl.stage(stateless=True)",
                 stacklevel=2,
             )
         return self._with(Through(name=self._name(name, function_name(fn)), fn=fn, params=params))
@@ -304,17 +293,7 @@ class Pipeline(Generic[T]):
         """
         if self.merging is not None:
             raise PlanError("there is one .merge: behind it there is only one stream")
-        if kind not in ("strict", "best_effort"):
-            raise PlanError(f".merge is 'strict' or 'best_effort', got {kind!r}")
-        if kind == "strict":
-            if max_skips_per_round is not None or max_lead is not None:
-                raise PlanError("max_skips_per_round and max_lead are options of .merge('best_effort')")
-            merge: Merge = Strict(name="merge")
-        else:
-            skips, lead = 2 if max_skips_per_round is None else max_skips_per_round, 8 if max_lead is None else max_lead
-            check_int(".merge(max_skips_per_round=)", skips, 0)
-            check_int(".merge(max_lead=)", lead, 1)
-            merge = BestEffort(name="merge", max_skips_per_round=skips, max_lead=lead)
+        merge = merge_of(kind, max_skips_per_round, max_lead)
         return replace(self, merging=merge, merged_at=len(self.stages))
 
     # Running --------------------------------------------------------------------------------------------------------
@@ -341,27 +320,7 @@ class Pipeline(Generic[T]):
           ResumeError: the snapshot is of another plan, of other data, or of another rank.
           ReadError: a file of the source is missing.
         """
-        check_int(".open(epoch=)", epoch, 0)
-        plan = self.plan
-        found = find_rank(rank, world_size)
-        if found.world_size > 1 and self.sharding is None:
-            raise PlanError(
-                f"each of the {found.world_size} ranks would read everything: add .shard(n) with n a multiple of "
-                f"{found.world_size}, or open(rank=0, world_size=1) if that is meant"
-            )
-        if found.world_size > plan.shard.num_shards:
-            raise PlanError(f"{plan.shard.num_shards} shards for {found.world_size} ranks: .shard({found.world_size}) or more")
-        epoch = epoch if resume is None else resume.epoch
-        source = plan.source.resolved()
-        opening = Opening(
-            plan=replace(plan, source=source),
-            backend=backend,
-            rank=found,
-            epoch=epoch,
-            resume=resume,
-            listing=source.listing(),
-        )
-        opening.check()
+        opening = prepare(self.plan, backend=backend, resume=resume, rank=rank, world_size=world_size, epoch=epoch)
         return Opened(opening)
 
     def first(self, count: int) -> list[T]:
@@ -415,43 +374,3 @@ class Pipeline(Generic[T]):
     def _checked(self) -> Pipeline[T]:
         _ = self.plan
         return self
-
-
-class Opened(Generic[T]):
-    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`."""
-
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._stream: Stream[T] | None = None
-        self._sync: SyncStream[T] | None = None
-
-    def stream(self) -> Stream[T]:
-        """Return an async iterator that begins when it is first asked for an item."""
-        return Stream(self._opening)
-
-    def sync_stream(self) -> SyncStream[T]:
-        """Return a plain iterator, begun."""
-        return SyncStream(self._opening)
-
-    async def __aenter__(self) -> Stream[T]:
-        self._stream = self.stream()
-        await self._stream.start()
-        return self._stream
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._stream is not None:
-            await self._stream.aclose()
-
-    def __enter__(self) -> SyncStream[T]:
-        self._sync = self.sync_stream()
-        return self._sync
-
-    def __exit__(self, *_: object) -> None:
-        if self._sync is not None:
-            self._sync.close()
-
-
-def _is_async(fn: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-
-

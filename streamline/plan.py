@@ -1,8 +1,8 @@
 """A plan in sections, and how each section is opened: source and what stands before the shard, the worker's stages, the
 merge, and what stands behind it.
 
-A channel stands where concurrency begins: behind a source that waits, at a worker's end, before the consumer. Capacities
-are in items; where items are batches, fewer of them.
+A channel stands where concurrency begins: behind a source that waits, at a worker's end, before the consumer.
+Capacities are in items; where items are batches, fewer of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamline.errors import PlanError
 from streamline.channel import Inbox
 from streamline.driver import behind_channel
+from streamline.errors import PlanError
 from streamline.flow import Flow, Opener, Site, Stage
 from streamline.index import Index, Repeated, Shuffled, Slice, Whole
 from streamline.merge import Merge, Strict
@@ -59,6 +59,7 @@ class Plan:
     """What a pipeline says, section by section.
 
     Attributes:
+      sharded: whether there is a `.shard` at all.
       before: stages before the shard: they act on the index, on the list of files, or run in every worker (replicated).
       worker: stages of each worker.
       after: stages behind the merge, on the rank's stream.
@@ -70,6 +71,7 @@ class Plan:
     worker: tuple[AnyStage, ...]
     merge: Merge
     after: tuple[AnyStage, ...]
+    sharded: bool = True
 
     @property
     def mode(self) -> Mode:
@@ -83,7 +85,9 @@ class Plan:
             opener = _StageOpener(stage, opener)
         flow = opener(state)
         if self.after:  # user code never runs in the consumer's task
-            return behind_channel(flow, site, "the last stage", self.capacity(READ_AHEAD_ITEMS, self.worker + self.after))
+            return behind_channel(
+                flow, site, "the last stage", self.capacity(READ_AHEAD_ITEMS, self.worker + self.after)
+            )
         return flow
 
     def open_worker(self, site: Site, state: Tree | None) -> Inbox[Any]:
@@ -232,6 +236,7 @@ def compiled(
         worker=stages[start:end],
         merge=merging or Strict(name="merge"),
         after=stages[end:],
+        sharded=sharding is not None,
     )
     check_mode(source, plan.mode)
     check_before(source, plan.before, plan.mode, plan.shard.num_shards)

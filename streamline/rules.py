@@ -41,10 +41,12 @@ def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, nu
             raise PlanError(_misplaced(stage, source))
         if isinstance(stage, Take | Skip):
             raise PlanError(
-                f"`.{stage.kind}` before `.shard` needs to know which items there are, and {source.kind} doesn't before it "
-                "has read them: move it behind (there it counts per shard), or behind .merge"
+                f"`.{stage.kind}` before `.shard` needs to know which items there are, and {source.kind} doesn't before "
+                "it has read them: move it behind (there it counts per shard), or behind .merge"
             )
-        raise PlanError(f"`.{stage.kind}` before `.shard({num_shards})` would run {num_shards} times per item: move it behind")
+        raise PlanError(
+            f"`.{stage.kind}` before `.shard({num_shards})` would run {num_shards} times per item: move it behind"
+        )
 
 
 def check_placed(source: Source[Any], stages: Sequence[AnyStage]) -> None:
@@ -64,7 +66,9 @@ def _misplaced(stage: AnyStage, source: Source[Any]) -> str:
             f".shuffle() permutes a whole index, and {source.kind} has none: use .shuffle(window=n) behind .shard"
             f"{', and .shuffle_files() before it' if source.listed else ''}"
         )
-    return ".shuffle() permutes the whole index: put it before .shard, or give it a window= to permute items as they pass"
+    return (
+        ".shuffle() permutes the whole index: put it before .shard, or give it a window= to permute items as they pass"
+    )
 
 
 def check_choices(stages: Sequence[AnyStage], merge_chooses: bool, merged_at: int) -> None:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
     """Read by index what has `__len__` and `__getitem__`: a list, an array, a memory map, a map-style dataset.
 
-    Its `__getitems__` is called with lists of indices if it has one. A resume computes its place: nothing is read again.
+    Its `__getitems__` is called with lists of indices if it has one. A resume computes its place: nothing is read
+    again.
 
     Raises:
       PlanTypeError: `items` has no length or no index.
@@ -60,14 +61,15 @@ def read_lines(
     A resume goes on at the byte; in a gzip file, it decompresses what is before it once more.
 
     Args:
-      paths: local paths and globs, http(s) URLs, all with braces: part-{000..127}.txt; one or several. ".gz" is unpacked.
+      paths: local paths and globs, http(s) URLs, all with braces: part-{000..127}.txt; one or several. ".gz" is
+        unpacked.
       name: its part of a state is kept under it.
       http: how URLs are read: retries, timeouts, headers.
       max_line_bytes: a longer line is an error.
 
     Raises:
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read, DataError
-      for what can't be decoded, each with file, line and byte.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for what can't be decoded, each with file, line and byte.
     """
     return Pipeline(files.read_lines(paths, name=name, http=http, max_line_bytes=max_line_bytes))
 

@@ -1,9 +1,9 @@
 """A plan that runs, for an async consumer.
 
 Success: the last item, then the end; everything has been closed by then. Stage failure: every item before it, then the
-user's exception, for ever. Cancellation of a pull, a timeout around one `anext`: no effect, the next pull goes on. Leaving
-the loop: `async with` closes and waits; without it, the end, a failure, or garbage collection closes. Snapshot: the state
-of the last flow, at any time, also behind the end.
+user's exception, for ever. Cancellation of a pull, a timeout around one `anext`: no effect, the next pull goes on.
+Leaving the loop: `async with` closes and waits; without it, the end, a failure, or garbage collection closes.
+Snapshot: the state of the last flow, at any time, also behind the end.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Supervisor:
         except BaseException:
             self._stop.set()
             raise
-        assert self._tasks is not None  # noqa: S101 - for the type checker
+        assert self._tasks is not None
         return self._tasks
 
     async def stop(self) -> None:

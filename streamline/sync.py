@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 

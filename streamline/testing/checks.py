@@ -61,7 +61,12 @@ def check_resume(
 
 
 def check_failure(
-    pipeline: Pipeline[Any], error: BaseException, *, mended: Pipeline[Any] | None = None, seed: int = 0, backend: str = "asyncio"
+    pipeline: Pipeline[Any],
+    error: BaseException,
+    *,
+    mended: Pipeline[Any] | None = None,
+    seed: int = 0,
+    backend: str = "asyncio",
 ) -> None:
     """Check that a pipeline delivers what comes before `error`, then `error` itself for ever, and resumes behind a fix.
 
@@ -181,7 +186,9 @@ class _CheckedStage:
 
     def failure(self) -> None:
         truth = self._truth(self._items)
-        for at in {0, 1, len(self._items) // 2, len(self._items) - 1, len(self._items)} & set(range(len(self._items) + 1)):
+        for at in {0, 1, len(self._items) // 2, len(self._items) - 1, len(self._items)} & set(
+            range(len(self._items) + 1)
+        ):
             error = ValueError(f"scripted, before item {at}")
             entries = [*self._items[:at], Abort(error), *self._items[at:]]
             before = _before_failure(self.pipeline(*entries))
@@ -289,4 +296,3 @@ def _uninterrupted(pipeline: Pipeline[Any], backend: str) -> list[Any]:
         return found.items
 
     return run(work, backend)
-

@@ -304,7 +304,7 @@ def compositions(
     """
     pipe, text = draw(_sources(most, kinds))
     pipe, text, chose = _applied(pipe, text, draw(st.lists(_steps(), max_size=stages)), False, choosing)
-    best_effort = choosing is not False and draw(st.booleans()) or bool(choosing) and not chose
+    best_effort = (choosing is not False and draw(st.booleans())) or (bool(choosing) and not chose)
     if best_effort:
         skips, lead = draw(st.integers(0, 3)), draw(st.integers(1, 4))
         pipe = pipe.merge("best_effort", max_skips_per_round=skips, max_lead=lead)

@@ -57,7 +57,9 @@ async def quiescence_law(tasks: Tasks, subject: Subject, dice: Random) -> None:
             found.items += part.items
             before = subject.write(flow.state)
             await settle()
-            _insist_same(before, subject.write(flow.state), f"behind item {len(found.items)} of {subject}, while no pull was")
+            _insist_same(
+                before, subject.write(flow.state), f"behind item {len(found.items)} of {subject}, while no pull was"
+            )
             if not part.items:
                 break
     finally:
@@ -76,7 +78,9 @@ async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script
         where = f"closed behind {'the end' if limit is None else f'{limit} items'} of {subject}"
         if script is not None and script.record.opened != script.record.closed:
             opened, closed = script.record.opened, script.record.closed
-            raise AssertionError(f"Close: {where}: expected all {opened} sources that were opened to be closed, got {closed}")
+            raise AssertionError(
+                f"Close: {where}: expected all {opened} sources that were opened to be closed, got {closed}"
+            )
         await flow.aclose()
         await settle()
         if left := [task.name for task in anyio.get_running_tasks() if task.id not in running]:
@@ -100,7 +104,9 @@ async def failure_law(
         if found.failure is None:
             raise AssertionError(f"Failure: {where}: expected {error!r}, got the end")
         if found.failure is not error:
-            raise AssertionError(f"Failure: {where}: expected {error!r} itself, got {found.failure!r}") from found.failure
+            raise AssertionError(
+                f"Failure: {where}: expected {error!r} itself, got {found.failure!r}"
+            ) from found.failure
         for _ in range(2):
             await _insist_fails(flow, error, where)
     finally:
@@ -114,7 +120,9 @@ async def failure_law(
         truth.insist_whole("Failure", after, found.items[:k], _sound(rest, f"Failure: {after}"))
 
 
-async def bound_law(tasks: Tasks, subject: Subject, script: Script, allowed: Callable[[int], int], dice: Random) -> None:
+async def bound_law(
+    tasks: Tasks, subject: Subject, script: Script, allowed: Callable[[int], int], dice: Random
+) -> None:
     """A consumer that stops, stops the source."""
     for limit in (1, 7):
         flow = subject.open(tasks, None)
@@ -139,7 +147,9 @@ async def _insist_fails(flow: Flow[Any], error: BaseException, where: str) -> No
         raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got the end") from None
     except BaseException as failure:
         if failure is not error:
-            raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got {failure!r}") from failure
+            raise AssertionError(
+                f"Failure: {where}: expected {error!r} on every further pull, got {failure!r}"
+            ) from failure
     else:
         raise AssertionError(f"Failure: {where}: expected {error!r} on every further pull, got the item {item!r}")
 
@@ -161,7 +171,9 @@ async def _read(tasks: Tasks, subject: Subject, text: str | None, dice: Random, 
 def _sound(found: Read, what: str) -> list[Any]:
     """Return the items of a reading that must not have failed."""
     if found.failure is not None:
-        raise AssertionError(f"{what}: failed behind {len(found.items)} items with {found.failure!r}") from found.failure
+        raise AssertionError(
+            f"{what}: failed behind {len(found.items)} items with {found.failure!r}"
+        ) from found.failure
     return found.items
 
 

@@ -7,7 +7,16 @@ merge as strict: what they deliver is compared as a multiset.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count, islice
@@ -143,7 +152,11 @@ def _head(plan: Plan, loops: _Loops) -> Chain:
 
 def _indices(plan: Plan, site: Site) -> Iterator[int]:
     """Return which items of an indexable source one shard reads."""
-    every, shard, n = _index(plan.before, len(cast(Items[Any], plan.source).items), site.epoch), site.shard, site.num_shards
+    every, shard, n = (
+        _index(plan.before, len(cast(Items[Any], plan.source).items), site.epoch),
+        site.shard,
+        site.num_shards,
+    )
     if plan.mode == "interleaved" and not plan.shard.drop_remainder:
         return islice(every, shard, None, n)
     listed = list(every)

@@ -173,7 +173,9 @@ async def read(
                 note(chunk.states[index])
             note(flow.state)
             if found.last != (end := write(chunk.end)):
-                raise AssertionError(f"Quiescence: expected the flow to stand at its list's end, {end}, got {found.last}")
+                raise AssertionError(
+                    f"Quiescence: expected the flow to stand at its list's end, {end}, got {found.last}"
+                )
     except StopAsyncIteration:
         pass
     except anyio.get_cancelled_exc_class():

@@ -8,7 +8,6 @@ from typing import TypeVar
 from streamline.blame import blame
 from streamline.flow import Chunk, Run
 from streamline.pace import Pace
-from streamline.states import Shifted
 
 __all__ = ["results"]
 

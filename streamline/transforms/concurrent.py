@@ -3,10 +3,11 @@
 A job of k long-lived workers, one task that feeds them and one that delivers. Workers claim inputs in order; the
 deliverer sends on what is due, as one list, whenever it is woken. Nothing is started per item.
 
-Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes. Failure of
-an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what runs; then the
-channel fails. Failure of the upstream: everything admitted is finished and delivered first. Cancellation: the job's task
-group is cancelled and the upstream closed under a shield. Snapshot: the states travel with the results.
+Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes.
+Failure of an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what
+runs; then the channel fails. Failure of the upstream: everything admitted is finished and delivered first.
+Cancellation: the job's task group is cancelled and the upstream closed under a shield. Snapshot: the states travel
+with the results.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class Pool(ABC, Generic[In, Out]):
             self._news.set()
 
     async def _wait_claim(self) -> None:
-        """Wait until there may be something to claim; also behind the end, for what was held back until others are done."""
+        """Wait for something to claim; also behind the end, for what was held back until others are done."""
         if self._fed:
             self._notify()
         event = anyio.Event()

@@ -1,10 +1,10 @@
 """Stages that users write: any async generator function of one async iterator.
 
-A generator hides its state in its frame, so its author declares it (`@stage`): what must be remembered is kept in a dict.
-A *safe point* is the moment the generator asks for its next input, not its yield: there, what it will do depends only on
-the dict and on the inputs to come. State: the upstream's at the last safe point (a mark, `Since`), a copy of the dict
-there, and how many outputs were delivered since; a resume replays from it. An undeclared stage has one safe point, its
-start.
+A generator hides its state in its frame, so its author declares it (`@stage`): what must be remembered is kept in a
+dict. A *safe point* is the moment the generator asks for its next input, not its yield: there, what it will do
+depends only on the dict and on the inputs to come. State: the upstream's at the last safe point (a mark, `Since`), a
+copy of the dict there, and how many outputs were delivered since; a resume replays from it. An undeclared stage has
+one safe point, its start.
 
 The generator runs in a task of its own behind a channel, so that it can be driven by nobody's timeout, and so that
 progress can pass it while it yields nothing.
@@ -43,7 +43,10 @@ class Declared(Generic[P, Out]):
     """A custom stage whose author has declared its state. Still callable, as the function it was."""
 
     def __init__(
-        self, fn: Callable[P, AsyncGenerator[Out, None]], state: Callable[[], dict[str, Any]] | None, snapshot_every: int
+        self,
+        fn: Callable[P, AsyncGenerator[Out, None]],
+        state: Callable[[], dict[str, Any]] | None,
+        snapshot_every: int,
     ) -> None:
         update_wrapper(self, fn)
         self.fn = fn
@@ -61,8 +64,8 @@ def stage(
 
     Args:
       state: makes the first state, a dict that is JSON-able at every moment the stage asks for its next input
-        (`state=dict`). The function gets it as its keyword `state`, changes it in place, and must remember nothing else:
-        update it *before* asking for the next input.
+        (`state=dict`). The function gets it as its keyword `state`, changes it in place, and must remember nothing
+        else: update it *before* asking for the next input.
       stateless: the stage remembers nothing between two inputs; the function gets no `state`.
       snapshot_every: inputs between two copies of the state; a resume reads up to this many again.
 
@@ -111,7 +114,9 @@ class Through(Stage[In, Out]):
 class _Running(Generic[In, Out]):
     """The job of one custom stage; also the async iterator that the user's function reads."""
 
-    def __init__(self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site) -> None:
+    def __init__(
+        self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site
+    ) -> None:
         self._stage, self._reader, self._channel, self._site = stage, Reader(upstream), channel, site
         self._declared = stage.fn if isinstance(stage.fn, Declared) else None
         self._state: dict[str, Any] | None = None if own["state"] is None else jsonable(own["state"], str(stage))

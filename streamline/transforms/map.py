@@ -12,14 +12,15 @@ import numpy as np
 
 from streamline.channel import Channel
 from streamline.driver import run_into
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site, Stage
+from streamline.options import check_int, is_async
 from streamline.states import Numbered, Over, State, Tree
 from streamline.transforms.calls import results
 from streamline.transforms.concurrent import Delivery, InOrder, TaskPool, ThreadedPool
 from streamline.transforms.unordered import AsCompleted
 
-__all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded"]
+__all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -155,8 +156,33 @@ class Seeded:
         self.fn = fn
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
 
+        self.is_async = is_async(fn)
+
     def __call__(self, pair: tuple[Any, np.random.Generator]) -> Any:
         item, rng = pair
         return self.fn(item, rng=rng)
 
 
+def map_of(
+    name: str, fn: Callable[..., Any], *, concurrency: int | None, ordered: bool, executor: str | None
+) -> Map[Any, Any] | ConcurrentMap[Any, Any]:
+    """Return the stage that `.map` with these options means.
+
+    Raises:
+      PlanError: they contradict each other, or the kind of function.
+    """
+    asynchronous = is_async(fn)
+    calls = 1 if concurrency is None else concurrency
+    check_int(".map(concurrency=)", calls, 1)
+    if executor not in (None, "thread"):
+        raise PlanError(f".map(executor=) is 'thread' or None, got {executor!r}")
+    if asynchronous and executor:
+        raise PlanError(".map(executor='thread') calls sync functions; an async one runs in the event loop already")
+    if asynchronous or executor:
+        kind: Literal["task", "thread"] = "task" if asynchronous else "thread"
+        return ConcurrentMap(name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind)
+    if calls > 1 or not ordered:
+        raise PlanError(
+            ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another"
+        )
+    return Map(name=name, fn=fn)

@@ -124,7 +124,7 @@ class _Served:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexShuffle(Stage[T, T]):
-    """Permutes the whole index of an indexable source before it is sharded, by (seed, epoch); see `streamline.index`."""
+    """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.index`."""
 
     seed: int = 0
 

@@ -5,8 +5,8 @@ inputs before it are done), and which inputs beyond it are done too, as ranges. 
 needs the choices made since: the inputs' numbers, counted from the mark's low-water, in the order of completion. A flow
 opened at such a state completes those first, in that order, and holds the others back meanwhile.
 
-Deliveries are kept in segments that link forward: what no state refers to any more is freed by itself, and a state costs
-nothing until it is read.
+Deliveries are kept in segments that link forward: what no state refers to any more is freed by itself, and a state
+costs nothing until it is read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class _Segment:
         return states[min(position, stop - 1) - first]
 
     def water(self, count: int, seen: int) -> tuple[int, set[int]]:
-        """Return the low-water mark after `count` deliveries and `seen` lists of inputs, and the inputs done from it on.
+        """Return the low-water mark after `count` deliveries and `seen` lists of inputs, and the inputs done from it
+        on.
 
         The water stays below what has come: at a resume, inputs may be known as done whose states are still to come.
         """

@@ -1,0 +1,98 @@
+"""Where the order is fixed: the oracle's, at every split, however uneven the shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import streamline as sl
+from streamline.testing import check_resume, oracle, scripted
+from streamline.testing.running import PipelineSubject, read, run
+from tests.laws.stages import erratic, fan, noisy, pairs
+
+
+@pytest.mark.parametrize("sizes", [(5, 3, 0, 4), (0, 0, 1), (0,), (1, 9), (0, 7, 0), (3,) * 9])
+def test_uneven_shards_come_in_turn_and_resume_exactly(sizes: tuple[int, ...]) -> None:
+    check_resume(scripted(*[range(10 * shard, 10 * shard + size) for shard, size in enumerate(sizes)]))
+
+
+def test_the_order_of_uneven_shards_is_round_robin() -> None:
+    assert list(scripted([0, 1, 2], [10], [], [30, 31]).merge()) == [0, 10, 30, 1, 31, 2]
+
+
+@pytest.mark.parametrize("shards", range(1, 10))
+@pytest.mark.parametrize("length", [0, 1, 7, 23])
+def test_interleaved_shards_and_one_to_one_stages_keep_the_order_of_the_dataset(length: int, shards: int) -> None:
+    pipe = sl.from_items(range(length)).shard(shards).map(erratic, concurrency=3).prefetch(2).map(str)
+    assert list(pipe) == list(map(str, range(length)))
+
+
+@pytest.mark.parametrize("shards", range(1, 10))
+def test_every_kind_of_stage_at_once_resumes_exactly(shards: int) -> None:
+    pipe = sl.from_items(range(23)).shuffle(seed=2).shard(shards).map(noisy, seed=1).flat_map(fan).shuffle(window=3)
+    check_resume(pipe.through(pairs).unbatch().merge().filter(lambda item: item % 3 != 0).batch(4, collate=None))
+
+
+def test_a_worker_that_ends_exactly_at_the_snapshot_is_not_begun_again() -> None:
+    check_resume(scripted([0, 1], [10, 11, 12, 13]).repeat(2).take(3))
+
+
+def test_each_pass_of_a_repeat_behind_the_merge_is_shuffled_anew() -> None:
+    pipe = sl.from_items(range(12)).shard(3).shuffle(window=4).merge().repeat(3)
+    check_resume(pipe)
+    first, second = list(pipe)[:12], list(pipe)[12:24]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_the_oracle_takes_an_endless_repeat_as_far_as_it_is_asked() -> None:
+    assert oracle(sl.from_items(range(3)).repeat().shard(1).take(7)) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_resume_behind_a_selective_filter_reads_almost_nothing_again() -> None:
+    pipe = sl.from_items(Counting(100_000)).filter(lambda item: item == 5)
+    items: Any = pipe.source.items  # type: ignore[attr-defined]
+    subject = PipelineSubject(pipe)
+
+    async def work(tasks: Any, text: str | None) -> tuple[list[int], str]:
+        flow = subject.open(tasks, text)
+        found = [item async for item in flow]
+        text = subject.write(flow.state)
+        await flow.aclose()
+        return found, text
+
+    found, text = run(lambda tasks: work(tasks, None))
+    assert (found, items.read) == ([5], 100_000)
+    assert run(lambda tasks: work(tasks, text))[0] == []
+    assert items.read == 100_000
+
+
+def test_progress_passes_every_stage_that_keeps_it() -> None:
+    """A filter that drops all, then everything: the state at the end stands at the end of the source."""
+    pipe = scripted(range(50), range(50)).filter(lambda item: False).map(erratic, concurrency=2, ordered=False)
+    pipe = pipe.flat_map(fan).take(3).skip(1).prefetch(2).merge("best_effort").batch(2).map(erratic, concurrency=2)
+
+    async def work(tasks: Any) -> str:
+        subject = PipelineSubject(pipe)
+        flow = subject.open(tasks, None)
+        found = await read(flow, subject.write, __import__("random").Random(0))
+        await flow.aclose()
+        return found.last
+
+    assert run(work).count('"script":50') == 2
+
+
+class Counting:
+    """A range that counts what is read of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.read = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.read += 1
+        return index
