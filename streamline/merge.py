@@ -18,111 +18,20 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import anyio
 
 from streamline.channel import Inbox
 from streamline.errors import PlanError
 from streamline.flow import Chunk, Flow
+from streamline.merge_state import Log, MergeState, Taking
 from streamline.options import check_int
-from streamline.states import Joined, Json, Reference, State, Tree
+from streamline.states import Json, Reference
 
 __all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge", "merge_of"]
 
 T = TypeVar("T")
-
-
-class _Log:
-    """A stretch of choices. Links point forward only: what no mark leads to any more is freed by itself."""
-
-    __slots__ = ("later", "made", "planned", "start")
-
-    def __init__(self, start: int, made: list[int], planned: int) -> None:
-        self.start = start
-        self.made = made
-        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
-        self.later: _Log | None = None
-
-    def between(self, first: int, stop: int) -> list[int]:
-        """Return choices first ... stop - 1, all of this stretch or later."""
-        found: list[int] = []
-        log: _Log | None = self
-        while log is not None and log.start < stop:
-            found += log.made[max(0, first - log.start) : stop - log.start]
-            log = log.later
-        return found
-
-
-class MergeState(State):
-    """Where a merge stands: how many items each worker gave, and the state of each."""
-
-    __slots__ = ("choosing", "log", "name", "next_worker", "number", "produced", "references")
-
-    def __init__(
-        self, name: str, next_worker: int, produced: list[int], references: list[Reference], log: _Log, choosing: bool
-    ) -> None:
-        self.name = name
-        self.next_worker = next_worker
-        self.produced = produced
-        self.references = references
-        self.log = log
-        self.choosing = choosing
-        self.number = sum(produced)  # of choices made: one an item
-
-    @property
-    def workers(self) -> list[State]:
-        """The workers' states, in index order."""
-        return [reference.get() for reference in self.references]
-
-    def json(self, until: State | None = None) -> Tree:
-        later = None if until is None else cast(MergeState, until.latest)
-        ahead: list[State | None] = [None] * len(self.references) if later is None else [*later.workers]
-        stop = later.number if later is not None and self.choosing else self.number
-        own: dict[str, Json] = {
-            "next_worker": self.next_worker,
-            "produced": self.produced,
-            "replay": self.log.between(self.number, max(stop, self.log.planned)),
-            "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
-        }
-        return {self.name: own}
-
-
-class _Taking(Generic[T]):
-    """What one pull takes from the workers; also the column of the states behind its items, made when read."""
-
-    __slots__ = ("_columns", "_counts", "before", "log", "picks", "progressed")
-
-    def __init__(self, before: MergeState) -> None:
-        self.before = before
-        self.log = before.log
-        self.picks: list[int] = []
-        self.progressed = False
-        self._columns: dict[int, Joined] = {}
-        self._counts: dict[int, int] = {}
-
-    def add(self, worker: int, chunk: Chunk[T]) -> Reference:
-        """Take note of items of `worker`, and return the worker's state behind them."""
-        column = self._columns.setdefault(worker, Joined())
-        count = self._counts.get(worker, 0)
-        column.add(count, chunk.states)
-        self._counts[worker] = count = count + len(chunk.items)
-        if chunk.after is None:
-            return Reference(column, count - 1)
-        self.progressed = True
-        return Reference.to(chunk.after)
-
-    def __getitem__(self, index: int, /) -> State:
-        before = self.before
-        produced, references = list(before.produced), list(before.references)
-        counts: dict[int, int] = {}
-        for worker in self.picks[: index + 1]:
-            counts[worker] = counts.get(worker, 0) + 1
-        for worker, count in counts.items():
-            produced[worker] += count
-            references[worker] = Reference(self._columns[worker], count - 1)
-        next_worker = (self.picks[index] + 1) % len(produced)
-        return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)
 
 
 class MergeFlow(Flow[T]):
@@ -143,7 +52,7 @@ class MergeFlow(Flow[T]):
         self._next_worker: int = 0 if own is None else own["next_worker"]
         self._replay: list[int] = [] if own is None else own["replay"][::-1]
         made = sum(self._produced)
-        self._log = _Log(made, self._replay[::-1], made + len(self._replay))
+        self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
         self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
@@ -185,7 +94,7 @@ class MergeFlow(Flow[T]):
         if not self._level():
             return None
         order = sorted(active, key=self._distance)
-        taking = _Taking[T](self._now())
+        taking = Taking[T](self._now())
         items: list[Any] = [None] * (rounds * len(order))
         for at, worker in enumerate(order):
             chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
@@ -197,7 +106,7 @@ class MergeFlow(Flow[T]):
 
     def _steps(self, limit: int) -> Chunk[T] | None:
         """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
-        taking = _Taking[T](self._now())
+        taking = Taking[T](self._now())
         picks = taking.picks
         self._left = {}
         repeating = bool(self._replay)
@@ -221,7 +130,7 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking)
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
-    def _take_picked(self, taking: _Taking[T]) -> list[T]:
+    def _take_picked(self, taking: Taking[T]) -> list[T]:
         """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
         queues: dict[int, Iterator[T]] = {}
         for worker in set(taking.picks):
@@ -230,20 +139,20 @@ class MergeFlow(Flow[T]):
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in taking.picks]
 
-    def _chunk_of(self, items: list[T], taking: _Taking[T]) -> Chunk[T]:
+    def _chunk_of(self, items: list[T], taking: Taking[T]) -> Chunk[T]:
         """Log the choices, and return what was taken as a chunk."""
         if items and self.choosing and taking.before.number >= self._log.planned:
-            taking.log = self._log.later = _Log(taking.before.number, taking.picks, self._log.planned)
+            taking.log = self._log.later = Log(taking.before.number, taking.picks, self._log.planned)
             self._log = taking.log
         return Chunk(items, taking, self._now() if taking.progressed else None)
 
-    def _choose(self, taking: _Taking[T]) -> int | None:
+    def _choose(self, taking: Taking[T]) -> int | None:
         """Return the worker to take the next item from, which has one; None if it isn't there yet."""
         if self._replay:
             return self._replay[-1] if self._look(self._replay[-1], taking) else None
         return self._pick(taking)
 
-    def _look(self, worker: int, taking: _Taking[T]) -> bool:
+    def _look(self, worker: int, taking: Taking[T]) -> bool:
         """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
         left = self._left.get(worker)
         if left is None:
@@ -255,7 +164,7 @@ class MergeFlow(Flow[T]):
                     self._active.remove(worker)
         return left > 0
 
-    def _adopt_progress(self, worker: int, taking: _Taking[T]) -> None:
+    def _adopt_progress(self, worker: int, taking: Taking[T]) -> None:
         inbox = self._inboxes[worker]
         if not inbox.ready and (chunk := inbox.take(0)) is not None:
             self._references[worker] = Reference.to(chunk.end)
@@ -274,7 +183,7 @@ class MergeFlow(Flow[T]):
         """Say whether one item from each active worker, from the next on, is what picking one by one would give."""
 
     @abstractmethod
-    def _pick(self, taking: _Taking[T]) -> int | None:
+    def _pick(self, taking: Taking[T]) -> int | None:
         """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
 
     @abstractmethod
@@ -290,7 +199,7 @@ class StrictMerge(MergeFlow[T]):
         lowest = self._produced[self._next_worker]
         return all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
 
-    def _pick(self, taking: _Taking[T]) -> int | None:
+    def _pick(self, taking: Taking[T]) -> int | None:
         while self._active:
             worker = self._smallest()
             if self._look(worker, taking):
@@ -342,7 +251,7 @@ class BestEffortMerge(MergeFlow[T]):
                 return True  # the slowest are one further now, and whoever comes may be so too
         return True
 
-    def _pick(self, taking: _Taking[T]) -> int | None:
+    def _pick(self, taking: Taking[T]) -> int | None:
         while self._active:
             active, produced = list(self._active), self._produced
             limit = min(produced[worker] for worker in active) + self._max_lead

@@ -6,7 +6,9 @@ a timeout into a cancellation from nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,7 +16,31 @@ from anyio.abc import TaskGroup
 from streamline.gate import Event, Gate
 from streamline.threads import ThreadPool
 
-__all__ = ["Job", "Tasks", "supervise"]
+__all__ = ["Job", "Starter", "Tasks", "supervise"]
+
+
+class Starter:
+    """Starts coroutines in a task group, in silence.
+
+    A loop that ends cancels tasks before their first step, too, and Python then prints that their coroutines were "never
+    awaited": what was started here is closed instead.
+    """
+
+    def __init__(self, group: TaskGroup) -> None:
+        self._group = group
+        self._coroutines: set[Coroutine[Any, Any, None]] = set()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Start `work` as a task called `name`."""
+        coroutine = work()
+        self._coroutines.add(coroutine)
+        self._group.start_soon(lambda: coroutine, name=f"streamline {name}")
+
+    def close(self) -> None:
+        """Close what never ran. The task group has ended."""
+        for coroutine in self._coroutines:
+            coroutine.close()
+        self._coroutines.clear()
 
 
 class Job:
@@ -65,7 +91,7 @@ class Tasks:
     def __init__(self, group: TaskGroup, gate: Gate | None = None) -> None:
         self.gate = gate or Gate()
         self.threads = ThreadPool()
-        self._group = group
+        self._starter = Starter(group)
         self._jobs: set[Job] = set()
         self._owned: set[Callable[[], None]] = set()
 
@@ -85,7 +111,7 @@ class Tasks:
         """
         job = Job(cleanup)
         self._jobs.add(job)
-        self._group.start_soon(job.run, work, name=f"streamline {name}")
+        self._starter.start(partial(job.run, work), name)
         return job
 
     async def stop(self, job: Job) -> None:
@@ -102,6 +128,7 @@ class Tasks:
         for cleanup in self._owned:
             cleanup()
         self._owned.clear()
+        self._starter.close()
         self.threads.close()
 
 

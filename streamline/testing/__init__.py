@@ -5,7 +5,8 @@
 The laws, by the name that a broken one's message begins with:
 
 - Order: an uninterrupted run delivers what the oracle says.
-- Resume: what was delivered, and what a run delivers that is opened at the state behind it, are together the whole. Where the
+- Resume: what was delivered, and what a run delivers that is opened at the state behind it, are together the whole.
+Where the
   order is fixed, exactly the rest; behind a choosing flow, the same multiset, each worker's items in their order.
 - State: it is JSON, as it is: what would come back as something else (a tuple, a key that is no string) is none.
 - Quiescence: a state doesn't change while no pull is in progress, nor once it was handed out.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,9 +37,10 @@ def check_resume(
 ) -> None:
     """Check that a finite pipeline delivers what it should, and that it resumes exactly, wherever it is interrupted.
 
-    Runs it to its end, resumes it through JSON from every state on the way, and `generations` times in a row. Where the order
-    is fixed, exactly the rest must come; behind an unordered map or a best-effort merge the multiset must be whole. Also
-    checks that states stand still between pulls, and that closing leaves nothing. Call it from plain code:
+    Runs it to its end, resumes it through JSON from every state on the way, and `generations` times in a row. Where
+    the order is fixed, exactly the rest must come; behind an unordered map or a best-effort merge the multiset must
+    be whole. Also checks that states stand still between pulls, and that closing leaves nothing. Call it from plain
+    code:
 
         def test_my_pipeline_resumes():
             check_resume(sl.from_items(range(30)).shard(3).through(pairs).batch(4, collate=None))
@@ -55,9 +57,9 @@ def check_resume(
     """
     subject, truth, dice = PipelineSubject(pipeline), _truth_of(pipeline, expected), Random(seed)
     script = pipeline.source if isinstance(pipeline.source, Script) else None
-    run(lambda tasks: resume_law(tasks, subject, truth, generations, dice), backend)
-    run(lambda tasks: quiescence_law(tasks, subject, dice), backend)
-    run(lambda tasks: close_law(tasks, subject, dice, script), backend)
+    run(partial(resume_law, subject=subject, truth=truth, generations=generations, dice=dice), backend)
+    run(partial(quiescence_law, subject=subject, dice=dice), backend)
+    run(partial(close_law, subject=subject, script=script, dice=dice), backend)
 
 
 def check_failure(
@@ -79,14 +81,11 @@ def check_failure(
     """
     if mended is None:
         mended = replace(pipeline, source=_script_of(pipeline).mended)
-    truth, fixed = _truth_of(mended, None), mended
+    truth = _truth_of(mended, None)
     least = 0 if truth.choosing else _before_failure(pipeline) or 0
-    run(
-        lambda tasks: failure_law(
-            tasks, PipelineSubject(pipeline), PipelineSubject(fixed), error, truth, least, Random(seed)
-        ),
-        backend,
-    )
+    broken, fixed = PipelineSubject(pipeline), PipelineSubject(mended)
+    law = partial(failure_law, broken=broken, mended=fixed, error=error, truth=truth, least=least, dice=Random(seed))
+    run(law, backend)
 
 
 def check_stage(
@@ -111,7 +110,8 @@ def check_stage(
       items: what the source gives: finite, comparable by their `repr`, without equal ones.
       laws: which of `LAWS` to check.
       generations: resumes in a row, at random points.
-      behind_choices: check Resume behind an unordered map, too. Not for a stage of which the order of its input decides which
+      behind_choices: check Resume behind an unordered map, too. Not for a stage of which the order of its input
+      decides which
         items come out (a running sum): there, comparing multisets of the output's parts says nothing.
       seed: of the random points.
       backend: "asyncio", "uvloop" or "trio".
@@ -165,7 +165,7 @@ class _CheckedStage:
     def resume(self, generations: int) -> None:
         truth = self._truth(self._items)
         for subject, _ in self.subjects(*self._items):
-            run(lambda tasks, it=subject: resume_law(tasks, it, truth, generations, self._dice), self._backend)
+            self._run(resume_law, subject=subject, truth=truth, generations=generations)
 
     def resume_behind_choices(self, generations: int) -> None:
         pipe = self.pipeline(*self._items)
@@ -174,35 +174,27 @@ class _CheckedStage:
         truth = Truth(self._whole, choosing=True)
         jitter = ConcurrentMap[Any, Any](name="jitter", fn=Jitter(self._dice), concurrency=4, ordered=False)
         chain = ChainSubject(_script_of(pipe), [jitter, *pipe.stages])
-        run(lambda tasks: resume_law(tasks, chain, truth, generations, self._dice), self._backend)
+        self._run(resume_law, subject=chain, truth=truth, generations=generations)
 
     def quiescence(self) -> None:
         for subject, _ in self.subjects(*self._items):
-            run(lambda tasks, it=subject: quiescence_law(tasks, it, self._dice), self._backend)
+            self._run(quiescence_law, subject=subject)
 
     def close(self) -> None:
         for subject, script in self.subjects(*self._items):
-            run(lambda tasks, it=subject, of=script: close_law(tasks, it, self._dice, of), self._backend)
+            self._run(close_law, subject=subject, script=script)
 
     def failure(self) -> None:
-        truth = self._truth(self._items)
-        for at in {0, 1, len(self._items) // 2, len(self._items) - 1, len(self._items)} & set(
-            range(len(self._items) + 1)
-        ):
+        truth, last = self._truth(self._items), len(self._items)
+        for at in sorted({0, min(1, last), last // 2, max(0, last - 1), last}):
             error = ValueError(f"scripted, before item {at}")
             entries = [*self._items[:at], Abort(error), *self._items[at:]]
             before = _before_failure(self.pipeline(*entries))
             if before is None:
                 continue  # the stage asks for no more
             least = 0 if truth.choosing else before
-            pairs = zip(self.subjects(*entries), self.subjects(*self._items), strict=True)
-            for (broken, _), (mended, _) in pairs:
-                run(
-                    lambda tasks, ours=broken, its=mended, why=error, n=least: failure_law(
-                        tasks, ours, its, why, truth, n, self._dice
-                    ),
-                    self._backend,
-                )
+            for (broken, _), (mended, _) in zip(self.subjects(*entries), self.subjects(*self._items), strict=True):
+                self._run(failure_law, broken=broken, mended=mended, error=error, truth=truth, least=least)
 
     def bound(self) -> None:
         if not self._whole:
@@ -217,7 +209,10 @@ class _CheckedStage:
             return int((k + held) * per_item) + (len(self._items) if per_item > 1 else 0)
 
         subject, script = PipelineSubject(pipe), _script_of(pipe)
-        run(lambda tasks: bound_law(tasks, subject, script, allowed, self._dice), self._backend)
+        self._run(bound_law, subject=subject, script=script, allowed=allowed)
+
+    def _run(self, law: Callable[..., Awaitable[None]], **about: Any) -> None:
+        run(partial(law, dice=self._dice, **about), self._backend)
 
     def _truth(self, items: tuple[Any, ...]) -> Truth:
         return Truth(self._whole, choosing=_chooses(self.pipeline(*items)))
@@ -232,7 +227,7 @@ class _CheckedStage:
 
 
 class Jitter:
-    """An async function that returns its item after a random number of other tasks' turns: what unordered maps reorder."""
+    """An async function that returns its item after a random number of other tasks' turns."""
 
     def __init__(self, dice: Random, most: int = 5) -> None:
         self._dice = dice

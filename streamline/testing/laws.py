@@ -135,8 +135,8 @@ async def bound_law(
             await flow.aclose()
         if asked > allowed(limit):
             raise AssertionError(
-                f"Bound: the consumer stopped behind item {limit} of {subject}: expected at most {allowed(limit)} items to be "
-                f"asked for, got {asked}"
+                f"Bound: the consumer stopped behind item {limit} of {subject}: expected at most {allowed(limit)} "
+                f"items to be asked for, got {asked}"
             )
 
 

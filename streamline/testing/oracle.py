@@ -1,8 +1,8 @@
 """The oracle: what an uninterrupted, strict run delivers, computed one item at a time.
 
-Plain generators: no lists, no states, no tasks, no channels. What defines the order (permutations, the split, the random
-generators) is shared with the engine; how it is carried out is not. An unordered map is taken as ordered, and a best-effort
-merge as strict: what they deliver is compared as a multiset.
+Plain generators: no lists, no states, no tasks, no channels. What defines the order (permutations, the split, the
+random generators) is shared with the engine; how it is carried out is not. An unordered map is taken as ordered, and
+a best-effort merge as strict: what they deliver is compared as a multiset.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Loops:
         return self._portals[id(stage)]
 
     def before_close(self, loop: BlockingPortal, aclose: Callable[[], Awaitable[None]]) -> None:
-        """Await `aclose` in `loop` before that ends: a generator that nobody reads to its end is closed where it ran."""
+        """Await `aclose` in `loop` before that ends: a generator that is not read to its end is closed where it ran."""
         self._stack.callback(loop.call, aclose)
 
     def close(self) -> None:
@@ -218,10 +218,11 @@ def _as_read(plan: Plan, site: Site) -> Iterator[Any]:
             here = replace(site, tasks=Tasks(group, Gate()))
             flow: Flow[Any] = plan.source.open(here, plan.part(here))
             try:
-                return [item async for item in flow]
+                found = [item async for item in flow]
             finally:
                 await flow.aclose()
                 here.tasks.finished()
+        return found
 
     yield from anyio.run(read)
 

@@ -51,7 +51,7 @@ class Subject(ABC):
 
 @dataclass(frozen=True)
 class ChainSubject(Subject):
-    """Some stages over a source, pulled directly: no channel or merge in between that the stages don't bring themselves."""
+    """Some stages over a source, pulled directly: no channels but those that the stages bring themselves."""
 
     source: Source[Any]
     stages: Sequence[Stage[Any, Any]]

@@ -66,7 +66,8 @@ class Script(Source[Any]):
     """Gives the items of a list, with marks between them. State: items given, so that a mended script resumes it.
 
     Attributes:
-      shards: the entries of each shard; of one only, its items are interleaved over however many shards there are. A mark
+      shards: the entries of each shard; of one only, its items are interleaved over however many shards there are. A
+      mark
         belongs to the shard of the item behind it, and acts each time that this item is asked for.
       schedule: makes it choose its pace: before list number i the source gives way `schedule[i]` times (cyclically, and
         somewhere else in each opening), and the list is short. With several shards, this is what interleaves them.

@@ -159,11 +159,15 @@ class Pool(ABC, Generic[In, Out]):
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(self._feed)
+            starter = Starter(group)
+            starter.start(self._feed, f"feeder of {self._stage}")
             for _ in range(self._workers):
-                group.start_soon(self._work)
-            await self._deliver()
-            group.cancel_scope.cancel()
+                starter.start(self._work, self._stage)
+            try:
+                await self._deliver()
+            finally:
+                group.cancel_scope.cancel()
+        if self._failure is not None:
         if self._failure is not None:
             raise self._failure
 

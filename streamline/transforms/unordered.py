@@ -28,6 +28,28 @@ SEGMENT_ITEMS = 1024
 """Deliveries between two points from which states are counted: reading a state costs time in proportion."""
 
 
+class _Water:
+    """The low-water mark: every input before `low` is done, and of the others those in `done`."""
+
+    __slots__ = ("done", "low")
+
+    def __init__(self, low: int, done: Iterable[int]) -> None:
+        self.low = low
+        self.done = set(done)
+
+    def rise(self, positions: Iterable[int], come: int) -> None:
+        """Take note that these are done too, of `come` inputs so far.
+
+        The water stays below what has come: at a resume, inputs may be known as done whose states are still to come.
+        """
+        done, low = self.done, self.low
+        done.update(positions)
+        while low in done and low < come:
+            done.discard(low)
+            low += 1
+        self.low = low
+
+
 class _Segment:
     """A stretch of deliveries, and the inputs that its states may refer to."""
 
@@ -61,17 +83,16 @@ class _Segment:
             return after
         return states[min(position, stop - 1) - first]
 
-    def water(self, count: int, seen: int) -> tuple[int, set[int]]:
-        """Return the low-water mark after `count` deliveries and `seen` lists of inputs, and the inputs done from it
-        on.
+    @property
+    def come(self) -> int:
+        """Inputs that have come so far."""
+        return self.inputs[-1][1] if self.inputs else self.low
 
-        The water stays below what has come: at a resume, inputs may be known as done whose states are still to come.
-        """
-        done = self.done.union(self.positions[:count])
-        low, come = self.low, self.inputs[seen - 1][1] if seen else self.low
-        while low in done and low < come:
-            low += 1
-        return low, {position for position in done if position >= low}
+    def water(self, count: int, seen: int) -> _Water:
+        """Return the low-water mark after `count` deliveries and `seen` lists of inputs."""
+        water = _Water(self.low, self.done)
+        water.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
+        return water
 
 
 class UnorderedState(State):
@@ -87,7 +108,8 @@ class UnorderedState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(UnorderedState, until.latest)
-        low, done = self._segment.water(self._count, self._seen)
+        water = self._segment.water(self._count, self._seen)
+        low, done = water.low, water.done
         replay = self._delivered_until(later) + later._outstanding()
         mark = self._segment.behind(low - 1, self._seen)
         tree = mark.json(later._behind_all(max([low - 1, *done, *replay])))
@@ -96,7 +118,7 @@ class UnorderedState(State):
         return tree
 
     def where(self) -> str:
-        return self._segment.behind(self._segment.water(self._count, self._seen)[0], self._seen).where()
+        return self._segment.behind(self._segment.water(self._count, self._seen).low, self._seen).where()
 
     def _delivered_until(self, later: UnorderedState) -> list[int]:
         found: list[int] = []
@@ -153,6 +175,7 @@ class AsCompleted(Delivery[In, Out]):
         self._name = name
         self._max_ahead = max_ahead
         self._segment = _Segment(0, 0, frozenset(done), begin, replay)
+        self._water = _Water(0, done)  # behind what was taken
         self._handed_out = 0  # lists of inputs that states refer to
         self._most_inputs = SEGMENT_ITEMS
         self._skip = done
@@ -171,9 +194,8 @@ class AsCompleted(Delivery[In, Out]):
         return UnorderedState(self._name, self._segment, 0, 0)
 
     def room(self, position: int) -> int:
-        limit = self._segment.low + self._max_ahead
-        if position >= limit:
-            limit = self._turn().low + self._max_ahead
+        self._water.rise((), self._segment.come)
+        limit = self._water.low + self._max_ahead
         if self._replay:  # they were within the bound of the run that chose them
             limit = max(limit, max(self._replay) + 1)
         return max(0, limit - position)
@@ -228,6 +250,7 @@ class AsCompleted(Delivery[In, Out]):
         results, self._results = self._results, []
         self._handed_out = seen
         segment.positions += self._positions
+        self._water.rise(self._positions, segment.come)
         self._positions = []
         return Chunk(results, _Completed(self._name, segment, count, seen))
 
@@ -258,8 +281,8 @@ class AsCompleted(Delivery[In, Out]):
         """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
         old = self._segment
         count, seen = len(old.positions), len(old.inputs)
-        low, done = old.water(count, seen)
-        new = _Segment(old.start + count, low, frozenset(done), old.behind(low - 1, seen), old.planned)
+        low = self._water.low
+        new = _Segment(old.start + count, low, frozenset(self._water.done), old.behind(low - 1, seen), old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
         self._handed_out = 0
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))

@@ -12,7 +12,7 @@ FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """Return the settings of a property test that runs `count` examples, always the same unless there are to be more."""
+    """Return the settings of a property test of `count` examples: always the same, unless there are to be more."""
     return settings(
         max_examples=max(1, int(count * FACTOR)),
         derandomize=FACTOR == 1,

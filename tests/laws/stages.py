@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from random import Random
 from typing import Any
 
@@ -33,7 +33,7 @@ def fan(item: int) -> list[int]:
 
 
 @sl.stage(state=dict, snapshot_every=3)
-async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[list[Any]]:
+async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
     async for item in items:
         held = state.setdefault("held", [])
         held.append(item)
@@ -45,14 +45,14 @@ async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIte
 
 
 @sl.stage(stateless=True, snapshot_every=2)
-async def twice(items: AsyncIterator[int]) -> AsyncIterator[int]:
+async def twice(items: AsyncIterator[int]) -> AsyncGenerator[int, None]:
     async for item in items:
         yield item
         yield item + 1000
 
 
 @sl.stage(state=dict, snapshot_every=1)
-async def odd(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIterator[int]:
+async def odd(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncGenerator[int, None]:
     async for item in items:
         if item % 2:
             state["kept"] = state.get("kept", 0) + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ import streamline as sl
 import streamline.transforms.map
 import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
+from streamline.tasks import Tasks
 from streamline.testing import BACKENDS, YIELD, Script, check_resume, scripted
 from streamline.testing.running import PipelineSubject, read, run
 from streamline.testing.truth import atoms
@@ -88,15 +90,18 @@ def test_each_worker_keeps_its_order_behind_a_best_effort_merge() -> None:
         check_resume(best_effort(_uneven(seed)), seed=seed)
 
 
-@pytest.mark.parametrize("rest", ["take", "skip", "full batches"])
+COUNTING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
+    "take": lambda pipe: pipe.take(11),
+    "skip": lambda pipe: pipe.skip(11),
+    "full batches": lambda pipe: pipe.batch(4, drop_remainder=True, collate=None),
+}
+
+
+@pytest.mark.parametrize("rest", COUNTING)
 def test_what_counts_behind_choices_counts_right_over_all_generations(rest: str) -> None:
     """Which items come is open here; how many, and that none comes twice, is not."""
     pipe = unordered(sl.from_items(range(30)))
-    counted = {
-        "take": lambda: pipe.take(11),
-        "skip": lambda: pipe.skip(11),
-        "full batches": lambda: pipe.batch(4, drop_remainder=True, collate=None),
-    }[rest]()
+    counted: Pipeline[Any] = COUNTING[rest](pipe)
     delivered = _in_generations(counted, Random(5))
     found = Counter(atoms(delivered))
     assert sum(found.values()) == {"take": 11, "skip": 19, "full batches": 28}[rest]
@@ -105,18 +110,18 @@ def test_what_counts_behind_choices_counts_right_over_all_generations(rest: str)
 
 def _in_generations(pipe: Pipeline[Any], dice: Random) -> list[Any]:
     """Run a pipeline to its end, resumed again and again."""
+    subject = PipelineSubject(pipe)
+
+    async def work(tasks: Tasks, text: str | None, limit: int | None) -> tuple[list[Any], str]:
+        flow = subject.open(tasks, text)
+        found = await read(flow, subject.write, dice, limit)
+        await flow.aclose()
+        return found.items, found.last
+
     delivered: list[Any] = []
     text: str | None = None
     for limit in (3, 0, 1, 2, None):
-        subject = PipelineSubject(pipe)
-
-        async def work(tasks: Any, text: str | None = text, limit: int | None = limit) -> tuple[list[Any], str]:
-            flow = subject.open(tasks, text)
-            found = await read(flow, subject.write, dice, limit)
-            await flow.aclose()
-            return found.items, found.last
-
-        items, text = run(work)
+        items, text = run(partial(work, text=text, limit=limit))
         delivered += items
     return delivered
 

@@ -1,4 +1,4 @@
-"""Random compositions of all stages: strict ones equal the oracle and resume exactly, choosing ones lose and double nothing.
+"""Random compositions of all stages: strict ones equal the oracle, choosing ones lose and double nothing.
 
 `STREAMLINE_EXAMPLES=20 pytest tests/laws` searches deeper.
 """
@@ -41,7 +41,9 @@ def test_choosing_compositions_lose_and_double_nothing(composition: Composition,
 @pytest.mark.timeout(600)
 @examples(40)
 @given(compositions(choosing=True, stages=3), seeds)
-def test_choosing_compositions_hold_where_segments_turn_and_bounds_are_near(composition: Composition, seed: int) -> None:
+def test_choosing_compositions_hold_where_segments_turn_and_bounds_are_near(
+    composition: Composition, seed: int
+) -> None:
     DICE.seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)

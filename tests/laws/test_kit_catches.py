@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -144,17 +145,11 @@ class LeavesTask(Sound):
         next_ = flow.pull
 
         async def pull(limit: int = 256) -> Chunk[Any] | None:
-            tasks.start(tasks.gate.passage if False else _for_ever, "of a broken stage", lambda: None)
+            tasks.start(anyio.sleep_forever, "of a broken stage", lambda: None)
             return await next_(limit)
 
         flow.pull = pull  # type: ignore[method-assign]
         return flow
-
-
-async def _for_ever() -> None:
-    import anyio
-
-    await anyio.sleep_forever()
 
 
 class Restless(State):
@@ -266,7 +261,7 @@ def test_a_broken_stage_breaks_its_law(stage: type[AnyStage], law: str, named: s
 
 @pytest.mark.parametrize("stage", [PlainMark, ForgetsOffset, ReshufflesWindow])
 def test_a_broken_shuffle_breaks_resume(stage: type[Shuffle[Any]]) -> None:
-    with pytest.raises(AssertionError, match="^Resume: "):
+    with pytest.raises(AssertionError, match=r"^Resume: "):
         check_stage(stage(name="shuffle", window=5), laws=["resume"])
 
 
@@ -278,7 +273,7 @@ def test_a_sound_stage_passes() -> None:
     check_stage(Sound(name="sound"))
 
 
-async def hidden(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIterator[int]:
+async def hidden(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncGenerator[int, None]:
     """Keeps its sum in its frame."""
     total = 0
     async for item in items:
@@ -286,7 +281,7 @@ async def hidden(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIt
         yield total
 
 
-async def late(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIterator[int]:
+async def late(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncGenerator[int, None]:
     """Remembers an item only when it asks for the one behind the next: too late for the safe point between."""
     last = None
     async for item in items:
@@ -296,26 +291,19 @@ async def late(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIter
         last = item
 
 
-async def swallows(items: AsyncIterator[int]) -> AsyncIterator[int]:
-    """Never ends well: what comes behind a failure is made up."""
-    async for item in items:
-        yield item
-    yield -1
-
-
 HIDING: list[Callable[..., Any]] = [hidden, late]
 
 
 @pytest.mark.parametrize("fn", HIDING)
 def test_a_custom_stage_that_remembers_outside_its_dict_breaks_resume(fn: Callable[..., Any]) -> None:
     declared = sl.stage(state=dict, snapshot_every=1)(fn)
-    with pytest.raises(AssertionError, match="^Resume: "):
+    with pytest.raises(AssertionError, match=r"^Resume: "):
         check_stage(lambda pipe: pipe.through(declared), laws=["resume"], behind_choices=False)
 
 
 def test_check_resume_catches_a_custom_stage_in_a_pipeline() -> None:
     declared = sl.stage(state=dict, snapshot_every=2)(hidden)
-    with pytest.raises(AssertionError, match="^Resume: from the state behind item"):
+    with pytest.raises(AssertionError, match=r"^Resume: from the state behind item"):
         check_resume(scripted(range(10), range(3)).through(declared))
 
 
@@ -338,5 +326,5 @@ def test_a_state_that_is_no_json_is_refused() -> None:
             while (chunk := await run.upstream.pull(1)) is not None:
                 yield Chunk(chunk.items, [Over(self.name, (1, 2), chunk.end)])
 
-    with pytest.raises(AssertionError, match="^State: expected JSON"):
+    with pytest.raises(AssertionError, match=r"^State: expected JSON"):
         check_stage(Tuples(name="tuples"), laws=["resume"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pyte
 
 
 def test_a_stage_that_declares_nothing_keeps_the_laws_from_its_start() -> None:
-    async def undeclared(items: AsyncIterator[int]) -> AsyncIterator[int]:
+    async def undeclared(items: AsyncIterator[int]) -> AsyncGenerator[int, None]:
         total = 0
         async for item in items:
             total += item
@@ -82,7 +82,7 @@ def _failing(name: str, error: BaseException | None) -> Pipeline[Any]:
         return fails(item)
 
     @sl.stage(stateless=True)
-    async def passes(items: AsyncIterator[int]) -> AsyncIterator[int]:
+    async def passes(items: AsyncIterator[int]) -> AsyncGenerator[int, None]:
         async for item in items:
             yield fails(item)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def test_progress_passes_every_stage_that_keeps_it() -> None:
     async def work(tasks: Any) -> str:
         subject = PipelineSubject(pipe)
         flow = subject.open(tasks, None)
-        found = await read(flow, subject.write, __import__("random").Random(0))
+        found = await read(flow, subject.write, Random(0))
         await flow.aclose()
         return found.last
 

@@ -1,0 +1,108 @@
+"""Where a merge stands, and the choices that it has made.
+
+A best-effort merge chooses, so each choice, the index of a worker, is logged, for as long as somebody holds a mark
+before it. The states of a merged list are worked out from its choices when one of them is read.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, cast
+
+from streamline.flow import Chunk
+from streamline.states import Joined, Json, Reference, State, Tree
+
+__all__ = ["Log", "MergeState", "Taking"]
+
+T = TypeVar("T")
+
+
+class Log:
+    """A stretch of choices. Links point forward only: what no mark leads to any more is freed by itself."""
+
+    __slots__ = ("later", "made", "planned", "start")
+
+    def __init__(self, start: int, made: list[int], planned: int) -> None:
+        self.start = start
+        self.made = made
+        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
+        self.later: Log | None = None
+
+    def between(self, first: int, stop: int) -> list[int]:
+        """Return choices first ... stop - 1, all of this stretch or later."""
+        found: list[int] = []
+        log: Log | None = self
+        while log is not None and log.start < stop:
+            found += log.made[max(0, first - log.start) : stop - log.start]
+            log = log.later
+        return found
+
+
+class MergeState(State):
+    """Where a merge stands: how many items each worker gave, and the state of each."""
+
+    __slots__ = ("choosing", "log", "name", "next_worker", "number", "produced", "references")
+
+    def __init__(
+        self, name: str, next_worker: int, produced: list[int], references: list[Reference], log: Log, choosing: bool
+    ) -> None:
+        self.name = name
+        self.next_worker = next_worker
+        self.produced = produced
+        self.references = references
+        self.log = log
+        self.choosing = choosing
+        self.number = sum(produced)  # of choices made: one an item
+
+    @property
+    def workers(self) -> list[State]:
+        """The workers' states, in index order."""
+        return [reference.get() for reference in self.references]
+
+    def json(self, until: State | None = None) -> Tree:
+        later = None if until is None else cast(MergeState, until.latest)
+        ahead: list[State | None] = [None] * len(self.references) if later is None else [*later.workers]
+        stop = later.number if later is not None and self.choosing else self.number
+        own: dict[str, Json] = {
+            "next_worker": self.next_worker,
+            "produced": self.produced,
+            "replay": self.log.between(self.number, max(stop, self.log.planned)),
+            "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
+        }
+        return {self.name: own}
+
+
+class Taking(Generic[T]):
+    """What one pull takes from the workers; also the column of the states behind its items, made when read."""
+
+    __slots__ = ("_columns", "_counts", "before", "log", "picks", "progressed")
+
+    def __init__(self, before: MergeState) -> None:
+        self.before = before
+        self.log = before.log
+        self.picks: list[int] = []
+        self.progressed = False
+        self._columns: dict[int, Joined] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, worker: int, chunk: Chunk[T]) -> Reference:
+        """Take note of items of `worker`, and return the worker's state behind them."""
+        column = self._columns.setdefault(worker, Joined())
+        count = self._counts.get(worker, 0)
+        column.add(count, chunk.states)
+        self._counts[worker] = count = count + len(chunk.items)
+        if chunk.after is None:
+            return Reference(column, count - 1)
+        self.progressed = True
+        return Reference.to(chunk.after)
+
+    def __getitem__(self, index: int, /) -> State:
+        before = self.before
+        produced, references = list(before.produced), list(before.references)
+        counts: dict[int, int] = {}
+        for worker in self.picks[: index + 1]:
+            counts[worker] = counts.get(worker, 0) + 1
+        for worker, count in counts.items():
+            produced[worker] += count
+            references[worker] = Reference(self._columns[worker], count - 1)
+        next_worker = (self.picks[index] + 1) % len(produced)
+        return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)

@@ -1,0 +1,235 @@
+"""Every stage as one step of a random pipeline, with functions for any item that comes: an int, or lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import anyio.lowlevel
+from hypothesis import strategies as st
+
+from streamline.pipeline import Pipeline
+from streamline.transforms.custom import stage
+
+__all__ = ["DICE", "UNBATCH", "Step", "steps", "steps_before"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One method call on a pipeline, printed as it would be written.
+
+    Attributes:
+      ordered: what comes out depends on the order of what goes in: not behind choices.
+      whole: it takes apart or drops by content: not on batches made behind choices.
+      grows: how many times more comes out than goes in, about.
+    """
+
+    text: str
+    apply: Callable[[Pipeline[Any]], Pipeline[Any]]
+    ordered: bool = False
+    whole: bool = False
+    grows: int = 1
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+# Functions: of ints, or of lists of them however deep. --------------------------------------------------------------
+
+
+def each(fn: Callable[[int], int], item: Any) -> Any:
+    return [each(fn, part) for part in item] if isinstance(item, list) else fn(item)
+
+
+def number(item: Any) -> int:
+    return sum(map(number, item)) if isinstance(item, list) else int(item)
+
+
+def plus(item: Any) -> Any:
+    return each(lambda x: x + 1000, item)
+
+
+async def slow(item: Any) -> Any:
+    for _ in range(number(item) * 7 % 5):
+        await anyio.lowlevel.checkpoint()
+    return plus(item)
+
+
+DICE = Random(0)
+
+
+async def erratic(item: Any) -> Any:
+    """Not the same pace twice: what an unordered map chooses, the next run would choose differently."""
+    for _ in range(DICE.randrange(6)):
+        await anyio.lowlevel.checkpoint()
+    return plus(item)
+
+
+def noisy(item: Any, *, rng: Any) -> Any:
+    draw = int(rng.integers(100))
+    return each(lambda x: x + 10_000 * draw, item)
+
+
+async def jitters(item: Any, *, rng: Any) -> Any:
+    for _ in range(int(rng.integers(4))):
+        await anyio.lowlevel.checkpoint()
+    return noisy(item, rng=rng)
+
+
+def third(item: Any) -> bool:
+    return number(item) % 3 == 0
+
+
+def never(item: Any) -> bool:
+    return False
+
+
+def some(item: Any) -> list[Any]:
+    return [each(partial(int.__add__, 100_000 * copy), item) for copy in range(1, 1 + number(item) % 3)]
+
+
+def none(item: Any) -> list[Any]:
+    return []
+
+
+# Custom stages: stateful, stateless, expanding, dropping. -----------------------------------------------------------
+
+
+async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
+    async for item in items:
+        held = state.setdefault("held", [])
+        held.append(item)
+        if len(held) == 2:
+            state["held"] = []
+            yield held
+    for item in state.get("held", []):
+        yield [item]
+
+
+async def running(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
+    async for item in items:
+        state["sum"] = (state.get("sum", 0) + number(item)) % 997
+        yield each(lambda x: x + 1_000_000 * state["sum"], item)
+
+
+async def twice(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for item in items:
+        yield item
+        await anyio.lowlevel.checkpoint()
+        yield plus(item)
+
+
+async def odd(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
+    async for item in items:
+        state["dropped"] = state.get("dropped", 0) + (number(item) % 2 == 0)
+        if number(item) % 2:
+            yield item
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+small = st.integers(1, 7)
+
+
+@st.composite
+def maps(draw: st.DrawFn) -> Step:
+    kind = draw(st.sampled_from(["sync", "async", "unordered", "thread", "thread unordered", "seed", "async seed"]))
+    calls = draw(st.integers(1, 5))
+    if kind == "sync":
+        return Step(".map(plus)", lambda p: p.map(plus))
+    if kind == "async":
+        return Step(f".map(slow, concurrency={calls})", lambda p: p.map(slow, concurrency=calls))
+    if kind == "unordered":
+        text = f".map(erratic, concurrency={calls}, ordered=False)"
+        return Step(text, lambda p: p.map(erratic, concurrency=calls, ordered=False))
+    if kind == "seed":
+        return Step(".map(noisy, seed=3)", lambda p: p.map(noisy, seed=3))
+    if kind == "async seed":
+        return Step(f".map(jitters, concurrency={calls}, seed=3)", lambda p: p.map(jitters, concurrency=calls, seed=3))
+    ordered = kind == "thread"
+    text = f".map(plus, executor='thread', concurrency={calls}, ordered={ordered})"
+    return Step(text, lambda p: p.map(plus, executor="thread", concurrency=calls, ordered=ordered))
+
+
+@st.composite
+def customs(draw: st.DrawFn) -> Step:
+    fn: Any
+    fn, ordered = draw(st.sampled_from([(pairs, False), (running, True), (twice, False), (odd, False)]))
+    every = draw(st.integers(1, 5))
+    declare = stage(stateless=True, snapshot_every=every) if fn is twice else stage(state=dict, snapshot_every=every)
+    declared: Any = declare(fn)
+    text = f".through({fn.__name__} every {every})"
+    return Step(text, lambda p: p.through(declared), ordered=ordered, whole=fn is odd, grows=2 if fn is twice else 1)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Step:
+    size, drop = draw(small), draw(st.booleans())
+    text = f".batch({size}, drop_remainder={drop}, collate=None)"
+    return Step(text, lambda p: p.batch(size, drop_remainder=drop, collate=None), ordered=drop)
+
+
+def filters() -> st.SearchStrategy[Step]:
+    return st.sampled_from([third, never, third]).map(
+        lambda fn: Step(f".filter({fn.__name__})", lambda p: p.filter(fn), whole=True)
+    )
+
+
+def _flatmaps() -> st.SearchStrategy[Step]:
+    return st.sampled_from([some, some, none]).map(
+        lambda fn: Step(f".flat_map({fn.__name__})", lambda p: p.flat_map(fn), whole=True)
+    )
+
+
+def counted(kind: str, counts: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    ordered = kind in ("take", "skip")
+    grows = kind == "repeat"
+    return counts.map(lambda n: Step(f".{kind}({n})", lambda p: getattr(p, kind)(n), ordered, grows=n if grows else 1))
+
+
+def shuffles() -> st.SearchStrategy[Step]:
+    return small.map(lambda n: Step(f".shuffle(window={n})", lambda p: p.shuffle(window=n)))
+
+
+@st.composite
+def prefetches(draw: st.DrawFn) -> Step:
+    items, size = draw(small), draw(st.none() | st.integers(1, 200))
+    return Step(f".prefetch({items}, bytes={size})", lambda p: p.prefetch(items, bytes=size))
+
+
+UNBATCH = Step(".unbatch()", lambda p: p.unbatch())
+
+
+def steps() -> st.SearchStrategy[Step]:
+    """Any stage, for a worker or behind the merge."""
+    return st.one_of(
+        maps(),
+        maps(),
+        filters(),
+        _flatmaps(),
+        batches(),
+        customs(),
+        customs(),
+        shuffles(),
+        shuffles(),
+        counted("take", st.integers(0, 12)),
+        counted("skip", st.integers(0, 5)),
+        counted("repeat", st.integers(0, 3)),
+        prefetches(),
+        st.just(UNBATCH),
+    )
+
+
+def steps_before(indexable: bool) -> st.SearchStrategy[Step]:
+    """Stages that may stand before the shard."""
+    steps = [
+        counted("take", st.integers(0, 20)),
+        counted("skip", st.integers(0, 5)),
+        counted("repeat", st.integers(0, 3)),
+    ]
+    if indexable:
+        steps.append(st.integers(0, 3).map(lambda seed: Step(f".shuffle(seed={seed})", lambda p: p.shuffle(seed=seed))))
+    return st.one_of(steps)

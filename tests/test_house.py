@@ -1,0 +1,169 @@
+"""The house stands: imports point down only, no file is where everything meets, and importing it is cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Container, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import streamline
+
+PACKAGE = Path(streamline.__file__).parent
+
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 60
+
+FLOORS: list[set[str]] = [
+    {"errors", "states", "sizes", "pace", "threads", "durable"},
+    {"sharding", "index", "options", "gate", "ranks", "collate", "envelope"},
+    {"tasks", "snapshot"},
+    {"flow", "inspection"},
+    {"blame", "channel", "cursor"},
+    {"driver", "merge", "formats"},
+    {"sources", "transforms"},
+    {"rules"},
+    {"plan"},
+    {"describe", "fingerprint", "backends"},
+    {"opening"},
+    {"stream", "sync"},
+    {"opened"},
+    {"pipeline"},
+    {"start"},
+    {"streamline"},
+    {"testing", "demo"},
+    {"cli"},
+    {"__main__"},
+]
+"""From the ground up; a folder is one name. "streamline" is the package's own `__init__`: what users import."""
+
+HEAVY = ("torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest", "trio")
+"""What `import streamline` must not import."""
+
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its dotted name: "transforms.map", and "streamline" for its `__init__`."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        found["streamline" if name == "__init__" else name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text(encoding="utf-8"))
+
+
+def imports(module: ast.Module, known: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield what a module imports of the package, with the line, wherever in the module it stands."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute, so that this test can read them"
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            if (found := _module_of(target, known)) is not None:
+                yield found, node.lineno
+
+
+def _module_of(target: str, known: Container[str]) -> str | None:
+    """Return the module that "streamline.flow.Flow" or "streamline.flow" means; None if it isn't the package's."""
+    head, _, rest = target.partition(".")
+    if head != "streamline":
+        return None
+    while rest and rest not in known:
+        rest = rest.rpartition(".")[0]
+    return rest or "streamline"
+
+
+def place(module: str) -> str:
+    """Return the name by which a module stands on a floor: its folder's, or its own."""
+    return module.partition(".")[0]
+
+
+def wrong_imports(name: str) -> list[str]:
+    found, here = [], place(name)
+    for target, line in imports(tree(name), modules()):
+        there = place(target)
+        if here != there and FLOOR_OF[there] >= FLOOR_OF[here]:
+            found.append(
+                f"{modules()[name].relative_to(PACKAGE.parent)}:{line} imports {target}: {here} is on floor {FLOOR_OF[here]}, "
+                f"{there} on floor {FLOOR_OF[there]}, and imports point down only"
+            )
+    return found
+
+
+def test_every_module_has_its_floor() -> None:
+    lost = {place(name) for name in modules()} - set(FLOOR_OF)
+    assert not lost, f"say in FLOORS of {Path(__file__).name} where these belong: {sorted(lost)}"
+    gone = set(FLOOR_OF) - {place(name) for name in modules()}
+    assert not gone, f"these are on a floor, but not in the package: {sorted(gone)}"
+    assert sum(map(len, FLOORS)) == len(FLOOR_OF), "a name stands on two floors"
+
+
+@pytest.mark.parametrize("name", modules())
+def test_imports_point_down_only(name: str) -> None:
+    assert not wrong_imports(name), "\n".join(wrong_imports(name))
+
+
+def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
+    edges = {
+        name: {to for to, _ in imports(tree(name), modules()) if place(to) == place(name) != to} for name in modules()
+    }
+    while leaves := [name for name, to in edges.items() if not to & set(edges)]:
+        for name in leaves:
+            del edges[name]
+    assert not edges, f"in a circle, or above one: {sorted(edges)}"
+
+
+def test_the_reader_of_imports_sees_them_all() -> None:
+    """Inside functions, under TYPE_CHECKING, modules and names out of modules."""
+    text = """
+if TYPE_CHECKING:
+    import streamline.flow
+def f():
+    from streamline.transforms import map
+    from streamline.flow import Flow
+    from streamline import Snapshot
+    import numpy
+"""
+    known = {name: Path() for name in ("streamline", "flow", "transforms", "transforms.map")}
+    assert [name for name, _ in imports(ast.parse(text), known)] == ["flow", "transforms.map", "flow", "streamline"]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_no_file_and_no_function_is_too_long(name: str) -> None:
+    path = modules()[name]
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_LINES, f"{path.name} has {lines} lines: move a decision out of it, into a module of its own"
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert count <= MOST_FUNCTION_LINES, (
+                f"{path.name}:{node.lineno} {node.name} has {count} lines: it does too much"
+            )
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, time\n"
+        "began = time.perf_counter()\n"
+        "import streamline\n"
+        "print(f'import streamline: {1000 * (time.perf_counter() - began):.0f} ms')\n"
+        f"print('heavy:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    took, heavy = done.stdout.splitlines()
+    print(took)  # for information: `pytest -s`
+    assert heavy == "heavy:"
