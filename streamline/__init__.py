@@ -14,7 +14,7 @@ from streamline.backends.inline import Inline
 from streamline.opened import Opened
 from streamline.pipeline import Pipeline
 from streamline.snapshot import Snapshot
-from streamline.sources.storage import HttpOptions
+from streamline.sources.http_options import HttpOptions
 from streamline.start import from_items, from_iterable, read_jsonl, read_lines
 from streamline.stream import Stream
 from streamline.sync import SyncStream

@@ -13,7 +13,7 @@ from streamline.errors import StageError
 from streamline.flow import Site
 from streamline.states import State
 
-__all__ = ["blame", "cancellation_requested", "function_name"]
+__all__ = ["blame", "cancellation_requested", "function_name", "stage_name"]
 
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
 
@@ -38,8 +38,14 @@ def blame(error: BaseException, stage: str, site: Site, position: State | None) 
     return error
 
 
+def stage_name(fn: object) -> str:
+    """Return the name that a stage gets from its function: the bare one, or its type's for a callable object."""
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__
+
+
 def function_name(fn: object) -> str:
-    """Return how a function is printed and fingerprinted: its qualified name, or its type's for a callable object."""
+    """Return how a function is fingerprinted: its qualified name, or its type's for a callable object."""
     name = getattr(fn, "__qualname__", None)
     return name if isinstance(name, str) else type(fn).__qualname__
 

@@ -71,13 +71,11 @@ class Pace:
         Raises:
           StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
         """
-        stop, began, done = len(items), perf_counter(), start
+        stop, began, done, append = len(items), perf_counter(), start, results.append
         while done < stop:
             calls = min(self._calls, stop - done)
-            before = len(results)
-            results.extend(map(fn, items[done : done + calls]))
-            if len(results) - before < calls:  # map() and extend() take a StopIteration for the end
-                raise StopIteration
+            for item in items[done : done + calls]:  # extend(map(fn, ...)) would take a StopIteration for the end
+                append(fn(item))
             done += calls
             if self._over(perf_counter() - began):
                 return

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
-from streamline.blame import function_name
+from streamline.blame import stage_name
 from streamline.collate import as_list, stack, unstack
 from streamline.describe import describe, max_in_flight
 from streamline.errors import PlanError
@@ -142,7 +142,7 @@ class Pipeline(Generic[T]):
           name: by default the function's.
         """
         check_function(".map(fn)", fn)
-        pipe, name = self, self._name(name, function_name(fn))
+        pipe, name = self, self._name(name, stage_name(fn))
         if seed is not None:
             check_seed(".map(seed=)", seed)
             if self._chooses:
@@ -161,14 +161,14 @@ class Pipeline(Generic[T]):
             raise PlanError(
                 ".filter takes a sync function: an async one would always be true. Look it up in a .map before"
             )
-        return self._with(Filter(name=self._name(name, function_name(fn)), fn=fn))
+        return self._with(Filter(name=self._name(name, stage_name(fn)), fn=fn))
 
     def flat_map(self, fn: Callable[[T], Iterable[U]], *, name: str | None = None) -> Pipeline[U]:
         """Replace each item by the items of the iterable that the sync function `fn` makes of it, in order."""
         check_function(".flat_map(fn)", fn)
         if is_async(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
-        return self._with(FlatMap(name=self._name(name, function_name(fn)), fn=fn))
+        return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
 
     @overload
     def batch(
@@ -257,11 +257,11 @@ class Pipeline(Generic[T]):
         check_function(".through(fn)", fn)
         if not isinstance(fn, Declared):
             warnings.warn(
-                f"a resume will run {function_name(fn)} from its start: declare what it remembers with "
+                f"a resume will run {stage_name(fn)} from its start: declare what it remembers with "
                 "@sl.stage(state=dict), or @sl.stage(stateless=True)",
                 stacklevel=2,
             )
-        return self._with(Through(name=self._name(name, function_name(fn)), fn=fn, params=params))
+        return self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=params))
 
     def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
         """Let what is before run ahead by up to `items` items, in a task of its own.

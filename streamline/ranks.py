@@ -56,7 +56,8 @@ def _of_torch() -> Rank | None:
 
 def _of_jax() -> Rank | None:
     jax: Any = sys.modules.get("jax")
-    if jax is None or not jax.distributed.is_initialized():
+    initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)  # older versions can't say
+    if initialized is None or not initialized():
         return None
     return Rank(jax.process_index(), jax.process_count(), "jax.distributed")
 

@@ -10,10 +10,10 @@ from streamline.formats.lines import MAX_LINE_BYTES
 from streamline.options import check_function
 from streamline.pipeline import Pipeline
 from streamline.sources import files
+from streamline.sources.http_options import HttpOptions
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.paths import Paths
-from streamline.sources.storage import HttpOptions
 
 __all__ = ["from_items", "from_iterable", "read_jsonl", "read_lines"]
 

@@ -177,7 +177,8 @@ class _Engine(Generic[T]):
             self._begun.put(failure)
             self._border.put(failure)
         finally:
-            self._border.put(ClosedError("the stream is closed"))
+            if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
+                self._border.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
         self._wake = waker()

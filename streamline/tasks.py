@@ -28,19 +28,24 @@ class Starter:
 
     def __init__(self, group: TaskGroup) -> None:
         self._group = group
-        self._coroutines: set[Coroutine[Any, Any, None]] = set()
+        self._not_begun: set[Coroutine[Any, Any, None]] = set()
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def start(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Start `work` as a task called `name`."""
-        coroutine = work()
-        self._coroutines.add(coroutine)
+
+        async def begin() -> None:
+            self._not_begun.discard(coroutine)
+            await work()
+
+        coroutine = begin()
+        self._not_begun.add(coroutine)
         self._group.start_soon(lambda: coroutine, name=f"streamline {name}")
 
     def close(self) -> None:
         """Close what never ran. The task group has ended."""
-        for coroutine in self._coroutines:
+        for coroutine in self._not_begun:
             coroutine.close()
-        self._coroutines.clear()
+        self._not_begun.clear()
 
 
 class Job:

@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"sharding", "index", "options", "gate", "ranks", "collate", "envelope"},
     {"tasks", "snapshot"},
     {"flow", "inspection"},
-    {"blame", "channel", "cursor"},
+    {"blame", "channel", "cursor", "merge_state"},
     {"driver", "merge", "formats"},
     {"sources", "transforms"},
     {"rules"},
@@ -98,8 +98,8 @@ def wrong_imports(name: str) -> list[str]:
         there = place(target)
         if here != there and FLOOR_OF[there] >= FLOOR_OF[here]:
             found.append(
-                f"{modules()[name].relative_to(PACKAGE.parent)}:{line} imports {target}: {here} is on floor {FLOOR_OF[here]}, "
-                f"{there} on floor {FLOOR_OF[there]}, and imports point down only"
+                f"{name}, line {line}, imports {target}: {here} is on floor {FLOOR_OF[here]}, {there} on floor "
+                f"{FLOOR_OF[there]}, and imports point down only"
             )
     return found
 

@@ -24,8 +24,8 @@ from yarl import URL
 
 from streamline.errors import ReadError
 from streamline.sources.answers import Answer, TransientError, Version, ask, understand
+from streamline.sources.http_options import HttpOptions
 from streamline.sources.one_thread import OneThread
-from streamline.sources.storage import HttpOptions
 
 __all__ = ["HttpStorage"]
 

@@ -35,7 +35,7 @@ class _TakesLists(Protocol):
     def __getitems__(self, indices: list[int], /) -> Sequence[Any]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Items(Source[T]):
     """Reads by index. State: items consumed in this shard; a resume computes its place, whatever the shuffle."""
 
@@ -43,6 +43,13 @@ class Items(Source[T]):
     indexable: ClassVar[bool] = True
 
     items: Indexable[T]
+
+    def __eq__(self, other: object) -> bool:
+        """Of the same items, not of equal ones: comparing data takes long, and arrays don't compare to a bool."""
+        return isinstance(other, Items) and self.items is other.items and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((self.name, id(self.items)))
 
     @property
     def length(self) -> int | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from streamline.errors import PlanError
+from streamline.sources.http_options import HttpOptions
 from streamline.sources.local import LocalStorage
 from streamline.sources.paths import is_url
 
@@ -32,27 +31,6 @@ class Storage(Protocol):
 
     async def aclose(self) -> None:
         """Close what is open. Idempotent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions:
-    """How http(s) URLs are read.
-
-    Attributes:
-      retries: attempts after the first that may fail in a row without a byte of progress, >= 0.
-      timeout_s: seconds of silence after which a connection counts as dropped; > 0.
-      headers: sent with every request: `{"Authorization": "Bearer …"}`.
-    """
-
-    retries: int = 5
-    timeout_s: float = 60.0
-    headers: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise PlanError(f"expected retries >= 0, got {self.retries}")
-        if not self.timeout_s > 0:
-            raise PlanError(f"expected timeout_s > 0, got {self.timeout_s}")
 
 
 class Storages:

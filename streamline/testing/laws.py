@@ -26,20 +26,21 @@ async def resume_law(tasks: Tasks, subject: Subject, truth: Truth, generations: 
         rest = await _read(tasks, subject, text, dice)
         where = f"from the state behind item {k}, {text}, of {subject}"
         truth.insist_whole("Resume", where, whole.items[:k], _sound(rest, f"Resume: {where}"))
-    for _ in range(2):
+    for _ in range(3):
         await _resume_in_a_row(tasks, subject, truth, generations, dice)
 
 
 async def _resume_in_a_row(tasks: Tasks, subject: Subject, truth: Truth, generations: int, dice: Random) -> None:
-    """Resume again and again: what one generation loses or doubles, a state of its own may hide."""
+    """Resume again and again, from any state of the generation before: also those that it had before its first item."""
     items: list[Any] = []
     text: str | None = None
     points: list[int] = []
     for _ in range(generations):
         limit = dice.randrange(0, 1 + max(1, 2 * len(truth.items) // (generations + 1)))
         part = await _read(tasks, subject, text, dice, limit)
-        items += _sound(part, f"Resume: in a row, at items {points}, then from {text}, of {subject}")
-        text = part.last
+        _sound(part, f"Resume: in a row, at items {points}, then from {text}, of {subject}")
+        k, _, text = dice.choice(part.states)
+        items += part.items[:k]
         points.append(len(items))
     rest = await _read(tasks, subject, text, dice)
     where = f"in a row, at items {points}, then from {text}, of {subject}"

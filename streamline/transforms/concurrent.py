@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -28,6 +29,7 @@ from streamline.errors import ResumeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.pace import Pace, call_all
 from streamline.states import Shifted, State, States
+from streamline.tasks import Starter
 
 __all__ = ["Delivery", "InOrder", "Part", "Pool", "TaskPool", "ThreadedPool"]
 
@@ -158,16 +160,14 @@ class Pool(ABC, Generic[In, Out]):
         await into(self._channel, self._upstream, self._run)
 
     async def _run(self) -> None:
-        async with anyio.create_task_group() as group:
-            starter = Starter(group)
-            starter.start(self._feed, f"feeder of {self._stage}")
-            for _ in range(self._workers):
-                starter.start(self._work, self._stage)
-            try:
+        group = anyio.create_task_group()
+        with closing(Starter(group)) as tasks:
+            async with group:
+                tasks.start(self._feed, f"feeder of {self._stage}")
+                for _ in range(self._workers):
+                    tasks.start(self._work, self._stage)
                 await self._deliver()
-            finally:
                 group.cancel_scope.cancel()
-        if self._failure is not None:
         if self._failure is not None:
             raise self._failure
 

@@ -54,7 +54,7 @@ class FlatMap(Stage[In, Out]):
                 mark, skip = now, 0
             if chunk.after is not None:
                 mark = chunk.after
-                yield Chunk((), (), Over(self.name, 0, mark))
+                yield Chunk((), (), Over(self.name, skip, mark))  # at a resume, its input may be yet to come
 
 
 class _Unfolding(Generic[In, Out]):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import streamline.driver
+import streamline.transforms.concurrent
 import streamline.transforms.map
 import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
@@ -21,34 +25,50 @@ from streamline.testing.sources import Script
 from tests.laws.profile import examples
 
 seeds = st.integers(0, 1000)
+lists = st.sampled_from([1, 2, 3, 256])
+
+
+@contextmanager
+def short(**constants: int) -> Iterator[None]:
+    """Let lists, segments and bounds be so small that a few items reach them."""
+    places: dict[str, list[Any]] = {
+        "LIST_ITEMS": [streamline.driver, streamline.transforms.concurrent],
+        "SEGMENT_ITEMS": [streamline.transforms.unordered],
+        "AHEAD": [streamline.transforms.map],
+        "WAITING_ITEMS": [streamline.transforms.map],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            for module in places[name]:
+                patch.setattr(module, name, value)
+        yield
 
 
 @pytest.mark.timeout(600)
 @examples(60)
-@given(compositions(choosing=False), seeds)
-def test_strict_compositions_equal_the_oracle_and_resume_exactly(composition: Composition, seed: int) -> None:
-    check_resume(composition.pipeline, seed=seed)
+@given(compositions(choosing=False), seeds, lists)
+def test_strict_compositions_equal_the_oracle_and_resume_exactly(
+    composition: Composition, seed: int, most: int
+) -> None:
+    with short(LIST_ITEMS=most):
+        check_resume(composition.pipeline, seed=seed)
 
 
 @pytest.mark.timeout(600)
 @examples(60)
-@given(compositions(choosing=True), seeds)
-def test_choosing_compositions_lose_and_double_nothing(composition: Composition, seed: int) -> None:
+@given(compositions(choosing=True), seeds, lists)
+def test_choosing_compositions_lose_and_double_nothing(composition: Composition, seed: int, most: int) -> None:
     DICE.seed(seed)
-    check_resume(composition.pipeline, seed=seed)
+    with short(LIST_ITEMS=most):
+        check_resume(composition.pipeline, seed=seed)
 
 
 @pytest.mark.timeout(600)
 @examples(40)
-@given(compositions(choosing=True, stages=3), seeds)
-def test_choosing_compositions_hold_where_segments_turn_and_bounds_are_near(
-    composition: Composition, seed: int
-) -> None:
+@given(compositions(choosing=True, stages=3), seeds, lists)
+def test_choosing_compositions_hold_where_segments_turn(composition: Composition, seed: int, most: int) -> None:
     DICE.seed(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)
-        patch.setattr(streamline.transforms.map, "AHEAD", 2)
-        patch.setattr(streamline.transforms.map, "WAITING_ITEMS", 2)
+    with short(SEGMENT_ITEMS=3, AHEAD=2, WAITING_ITEMS=2, LIST_ITEMS=most):
         check_resume(composition.pipeline, seed=seed)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import streamline as sl
-from streamline.testing import check_resume, oracle, scripted
-from streamline.testing.running import PipelineSubject, read, run
+from streamline.tasks import Tasks
+from streamline.testing import Script, check_resume, oracle, scripted
+from streamline.testing.running import ChainSubject, PipelineSubject, read, run
 from tests.laws.stages import erratic, fan, noisy, pairs
 
 
@@ -82,6 +83,26 @@ def test_progress_passes_every_stage_that_keeps_it() -> None:
         return found.last
 
     assert run(work).count('"script":50') == 2
+
+
+def test_progress_before_an_input_that_is_unfolded_again_keeps_the_place_in_it() -> None:
+    """A resume inside of 30's outputs meets the dropped items before 30 as a list of their own."""
+    pipe = scripted(range(1, 31)).filter(lambda item: item % 30 == 0).flat_map(lambda item: [item, -item, 0])
+    subject = ChainSubject(cast(Script, pipe.source), pipe.stages)
+
+    async def work(tasks: Tasks) -> tuple[list[int], list[int]]:
+        flow = subject.open(tasks, None)
+        whole = await flow.pull()
+        assert whole is not None
+        text = subject.write(whole.states[0])
+        flow = subject.open(tasks, text)
+        progress = await flow.pull(1)
+        assert progress is not None
+        assert not progress.items
+        text = subject.write(flow.state)
+        return list(whole.items), [item async for item in subject.open(tasks, text)]
+
+    assert run(work) == ([30, -30, 0], [-30, 0])
 
 
 class Counting:

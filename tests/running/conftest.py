@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +24,36 @@ def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
 
 
 @pytest.fixture
-def start_python(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a script in a Python of its own, its output in pipes."""
+def start_python(tmp_path: Path) -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
+    """Start a script in a Python of its own, its output in pipes; one that hangs is killed."""
 
-    def start(script: str, *options: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def start(script: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         path = tmp_path / "script.py"
         path.write_text(script)
         environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, *options, str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     return start
 
 
 @pytest.fixture
-def python(start_python: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
+def python(start_python: Callable[..., AbstractContextManager[subprocess.Popen[str]]]) -> Callable[..., str]:
     """Run a script in a Python of its own, and return what it printed; anything on its stderr fails."""
 
     def run(script: str, *options: str, code: int = 0) -> str:
         with start_python(script, *options) as process:
-            output, errors = process.communicate(timeout=50)
+            output, errors = process.communicate(timeout=20)
         assert errors == ""
         assert process.returncode == code
         return output

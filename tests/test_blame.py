@@ -1,0 +1,133 @@
+"""Naming the culprit: the user's own exception, with a note that says where."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from asyncio import CancelledError
+from typing import Any
+
+import anyio
+import pytest
+
+from streamline.blame import blame, cancellation_requested, function_name
+from streamline.errors import StageError
+from streamline.flow import Site
+from streamline.states import At
+
+SITE = Site(tasks=None, shard=3, num_shards=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, KeyboardInterrupt, SystemExit, RecursionError, MemoryError])
+def test_an_exception_stays_itself_and_is_told_where_it_was(kind: type[BaseException]) -> None:
+    error = kind("x")
+    assert blame(error, "map(tokenize)", SITE, At("rows", {"file": "a.jsonl", "line": 18})) is error
+    assert error.__notes__ == [f"in map(tokenize), shard 3 of 8 (pid {os.getpid()}), at file a.jsonl, line 18"]
+
+
+def test_where_no_item_is_at_fault_none_is_named() -> None:
+    error = blame(ValueError(), "map(f)", SITE, None)
+    assert error.__notes__ == [f"in map(f), shard 3 of 8 (pid {os.getpid()})"]
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, CancelledError, GeneratorExit])
+def test_what_looks_like_an_end_becomes_a_failure(kind: type[BaseException]) -> None:
+    """▲ Passed on as it is, the loop would end cleanly and a trainer would save its model."""
+    error = kind("x")
+    found = blame(error, "map(f)", SITE, At("items", 4))
+    assert isinstance(found, StageError)
+    assert found.__cause__ is error
+    assert kind.__name__ in str(found)
+    assert found.__notes__ == [f"in map(f), shard 3 of 8 (pid {os.getpid()}), at items item 4"]
+
+
+def test_a_subclass_of_what_looks_like_an_end_is_none_either() -> None:
+    class MyStop(StopIteration):
+        pass
+
+    assert isinstance(blame(MyStop(), "map(f)", SITE, None), StageError)
+
+
+class Callable_:  # noqa: N801 - a stand-in
+    def __call__(self, item: Any) -> Any:
+        return item
+
+    def method(self, item: Any) -> Any:
+        return item
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (len, "len"),
+        (str.upper, "str.upper"),
+        (Callable_, "Callable_"),
+        (Callable_(), "Callable_"),
+        (Callable_().method, "Callable_.method"),
+        (functools.partial(len), "partial"),
+        (function_name, "function_name"),
+    ],
+    ids=str,
+)
+def test_a_function_is_called_by_its_qualified_name(fn: object, expected: str) -> None:
+    assert function_name(fn) == expected
+
+
+def test_a_name_that_is_no_string_is_none() -> None:
+    class Odd:
+        __qualname__ = "Odd"
+
+    odd = Odd()
+    odd.__qualname__ = 3  # type: ignore[assignment]
+    assert function_name(odd).endswith("Odd")
+
+
+# Cancellation: asked for, or out of user code
+
+
+async def test_a_cancelled_error_that_nobody_asked_for_is_no_cancellation() -> None:
+    assert not cancellation_requested(CancelledError())
+    assert not cancellation_requested(ValueError())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_one_that_a_scope_asked_for_is(backend: str) -> None:
+    found: list[bool] = []
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await anyio.sleep(1)
+            except anyio.get_cancelled_exc_class() as error:
+                found.append(cancellation_requested(error))
+                raise
+
+    anyio.run(main, backend=backend)
+    assert found == [True]
+
+
+async def test_one_that_the_task_was_asked_for_is() -> None:
+    found: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        except CancelledError as error:
+            found.append(cancellation_requested(error))
+            raise
+
+    task = asyncio.create_task(work())
+    await anyio.wait_all_tasks_blocked()
+    task.cancel()
+    with pytest.raises(CancelledError):
+        await task
+    assert found == [True]
+
+
+def test_asyncios_is_no_cancellation_on_trio() -> None:
+    async def main() -> bool:
+        return cancellation_requested(CancelledError())
+
+    assert not anyio.run(main, backend="trio")

@@ -1,0 +1,323 @@
+"""Items into batches and back: every kind of item, and what does not fit together."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from streamline.collate import as_list, stack, unstack
+from streamline.errors import DataError, PlanTypeError
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Sample:
+    image: Any
+    label: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    image: Any
+    label: Any
+
+
+@dataclass
+class Counted:
+    """A dataclass whose `__init__` doesn't take all its fields."""
+
+    text: Any
+    size: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.text)
+
+
+def plain(value: Any) -> Any:
+    """Return a batch or an item with arrays as lists, so that `==` compares them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(plain, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, Sample | Frozen):
+        return type(value)(plain(value.image), plain(value.label))
+    return value
+
+
+# Each kind
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u1", "i4", "i8", "f2", "f4", "f8", "c8", "S3", "U3", "M8[s]", ">i4"])
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 0), (2, 3, 4)])
+def test_arrays_are_stacked_along_a_new_first_axis(dtype: str, shape: tuple[int, ...]) -> None:
+    items = [np.ones(shape, dtype="i4").astype(dtype) for _ in range(4)]
+    batch = stack(items)
+    assert batch.shape == (4, *shape)
+    assert batch.dtype == np.result_type(np.dtype(dtype))  # in the machine's own order of bytes
+    assert all(np.array_equal(ours, item) for ours, item in zip(unstack(batch), items, strict=True))
+
+
+def test_a_batch_has_a_memory_of_its_own() -> None:
+    item = np.zeros(3)
+    batch = stack([item])
+    item[0] = 7
+    assert batch.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected", "dtype"),
+    [
+        ([1, 2], [1, 2], "int64"),
+        ([1.5, 2], [1.5, 2.0], "float64"),
+        ([True, False], [True, False], "bool"),
+        ([True, 2], [1, 2], "int64"),
+        ([1j, 2], [1j, 2], "complex128"),
+        ([np.float32(1), np.float32(2)], [1, 2], "float32"),
+        ([np.uint8(1), np.uint8(2)], [1, 2], "uint8"),
+        ([np.bool_(True)], [True], "bool"),
+        ([np.array(1, "i2"), np.array(2, "i2")], [1, 2], "int16"),
+        ([2**63], [2**63], "uint64"),
+        ([2**80, 1], [2**80, 1], "object"),
+    ],
+)
+def test_numbers_become_an_array(items: list[Any], expected: list[Any], dtype: str) -> None:
+    batch = stack(items)
+    assert batch.tolist() == expected
+    assert batch.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "items",
+    [["a", "b"], [b"a", b""], [None, None], ["a", None, b"c"], [{1}, {2}], [[1, 2], [3]], [[], []], [{}, {}], [(), ()]],
+    ids=str,
+)
+def test_all_else_becomes_a_list(items: list[Any]) -> None:
+    """Lists too: their lengths vary, and a batch that is a list of columns could not be told from one of items."""
+    assert stack(items) == items
+    assert list(unstack(stack(items))) == items
+
+
+def test_dicts_are_stacked_key_by_key_whatever_the_order_of_keys() -> None:
+    batch = stack([{"x": 1, "y": "a"}, {"y": "b", "x": 2}, OrderedDict(x=3, y="c")])
+    assert plain(batch) == {"x": [1, 2, 3], "y": ["a", "b", "c"]}
+    assert list(unstack(batch)) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}, {"x": 3, "y": "c"}]
+
+
+def test_tuples_and_named_tuples_are_stacked_part_by_part() -> None:
+    batch = stack([(1, "a"), (2, "b")])
+    assert type(batch) is tuple
+    assert plain(batch) == ([1, 2], ["a", "b"])
+    named = stack([Pair(1, "a"), Pair(2, "b")])
+    assert type(named) is Pair
+    assert plain(named) == Pair([1, 2], ["a", "b"])
+    assert list(unstack(named)) == [Pair(1, "a"), Pair(2, "b")]
+
+
+@pytest.mark.parametrize("kind", [Sample, Frozen])
+def test_dataclasses_are_stacked_field_by_field(kind: Callable[..., Any]) -> None:
+    items = [kind(np.full(2, n), f"label {n}") for n in range(3)]
+    batch = stack(items)
+    assert isinstance(batch, kind)  # type: ignore[arg-type]
+    assert plain(batch) == kind([[0, 0], [1, 1], [2, 2]], ["label 0", "label 1", "label 2"])
+    assert [plain(item) for item in unstack(batch)] == [plain(item) for item in items]
+    assert plain(items[0]) == kind([0, 0], "label 0"), "the first item was changed"
+
+
+def test_a_dataclass_need_not_take_all_its_fields() -> None:
+    items = [Counted("a"), Counted("bcd")]
+    batch = stack(items)
+    assert (batch.text, batch.size.tolist()) == (["a", "bcd"], [1, 3])
+    assert list(unstack(batch)) == items
+
+
+def test_containers_in_containers_are_stacked_to_the_bottom() -> None:
+    items = [{"in": Pair(np.full(2, n), (n, f"{n}")), "out": Sample(n % 2 == 0, None)} for n in range(2)]
+    batch = stack(items)
+    expected = {"in": Pair([[0, 0], [1, 1]], ([0, 1], ["0", "1"])), "out": Sample([True, False], [None, None])}
+    assert plain(batch) == expected
+    assert [plain(item) for item in unstack(batch)] == [plain(item) for item in items]
+
+
+def test_as_list_is_the_list_itself() -> None:
+    items = [1, "a"]
+    assert as_list(items) is items
+
+
+# What doesn't fit together
+
+
+def test_ragged_arrays_are_refused_with_their_shapes() -> None:
+    with pytest.raises(DataError, match=r"got \(2, 3\), \(2, 4\): pad or crop .* \.batch\(collate=None\)"):
+        stack([np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((2, 3))])
+    with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
+        stack([np.zeros(3), 1])
+    with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
+        stack([1, np.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([{"x": 1}, {"x": 1, "y": 2}], r"\['x'\] and \['x', 'y'\]"),
+        ([{"x": 1}, {"y": 1}], r"\['x'\] and \['y'\]"),
+        ([{}, {"y": 1}], r"\[\] and \['y'\]"),
+        ([(1, 2), (1,)], "2 and 1"),
+        ([(), (1,)], "0 and 1"),
+        ([1, None], "int, NoneType"),
+        ([None, 1], "NoneType, int"),
+        ([1, "a"], "int, str"),
+        ([np.zeros(2), [0, 0]], "ndarray, list"),
+        ([{"x": 1}, None], "dict, NoneType"),
+        ([(1, 2), [1, 2]], "tuple, list"),
+        ([(1, 2), Pair(1, 2)], "tuple, Pair"),
+        ([Sample(1, 2), Frozen(1, 2)], "Sample, Frozen"),
+        ([Sample(1, 2), {"image": 1, "label": 2}], "Sample, dict"),
+        ([{"x": 1}, {"x": "1"}], "int, str"),
+    ],
+    ids=str,
+)
+def test_items_that_are_not_alike_are_refused_with_what_differs(items: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        stack(items)
+
+
+@pytest.mark.parametrize("batch", [3, "abc", b"abc", None, np.float32(1), np.array(1), object()], ids=str)
+def test_what_is_no_batch_can_not_be_taken_apart(batch: Any) -> None:
+    with pytest.raises(PlanTypeError, match=f"got {type(batch).__name__}"):
+        list(unstack(batch))
+
+
+def test_a_batch_with_columns_of_two_lengths_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        list(unstack({"x": [1, 2], "y": [1]}))
+
+
+# There and back
+
+
+def leaves() -> st.SearchStrategy[Callable[[], st.SearchStrategy[Any]]]:
+    """Draw what makes leaves of one kind."""
+    number = st.sampled_from([np.int64, np.float32, np.uint8, np.bool_])
+    shape = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=3)
+    array = st.builds(
+        lambda dtype, shape: lambda: arrays.arrays(dtype, shape, elements={"allow_nan": False}), number, shape
+    )
+    kinds: list[st.SearchStrategy[Any]] = [
+        st.integers(-(2**62), 2**62),
+        st.booleans(),
+        st.floats(allow_nan=False),
+        st.text(max_size=3) | st.none() | st.binary(max_size=3),
+        st.lists(st.integers(), max_size=3),
+    ]
+    return array | st.sampled_from([lambda kind=kind: kind for kind in kinds])
+
+
+def shapes() -> st.SearchStrategy[Callable[[], st.SearchStrategy[Any]]]:
+    """Draw what makes items of one shape: leaves in containers."""
+
+    def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        two = st.tuples(inner, inner)
+        return st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map(lambda makes: lambda: st.tuples(*(make() for make in makes))),
+            st.dictionaries(st.text(max_size=2), inner, max_size=3).map(
+                lambda makes: lambda: st.fixed_dictionaries({key: make() for key, make in makes.items()})
+            ),
+            two.map(lambda makes: lambda: st.builds(Pair, makes[0](), makes[1]())),
+            two.map(lambda makes: lambda: st.builds(Sample, makes[0](), makes[1]())),
+            two.map(lambda makes: lambda: st.builds(Frozen, makes[0](), makes[1]())),
+        )
+
+    return st.recursive(leaves(), containers, max_leaves=5)
+
+
+@given(data=st.data())
+def test_a_batch_taken_apart_is_the_items_that_it_was_made_of(data: Any) -> None:
+    make = data.draw(shapes())
+    items = data.draw(st.lists(make(), min_size=1, max_size=5))
+    assert [plain(item) for item in unstack(stack(list(items)))] == [plain(item) for item in items]
+
+
+# Tensors
+
+
+class FakeTensor:
+    """As much of a tensor as `stack` and `unstack` see."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = np.asarray(data)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.data
+
+    def __iter__(self) -> Iterator[FakeTensor]:
+        return map(FakeTensor, self.data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FakeTensor) and np.array_equal(self.data, other.data)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _torch_stack(tensors: list[FakeTensor]) -> FakeTensor:
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise RuntimeError("stack expects each tensor to be equal size")
+    return FakeTensor(np.stack([tensor.data for tensor in tensors]))
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = SimpleNamespace(Tensor=FakeTensor, stack=_torch_stack)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.mark.usefixtures("torch")
+def test_tensors_are_stacked_by_torch() -> None:
+    items = [{"x": FakeTensor([1, 2]), "y": 1}, {"x": FakeTensor([3, 4]), "y": 2}]
+    batch = stack(items)
+    assert batch["x"] == FakeTensor([[1, 2], [3, 4]])
+    assert list(unstack(batch)) == items
+
+
+@pytest.mark.usefixtures("torch")
+def test_ragged_tensors_are_refused_with_their_shapes() -> None:
+    with pytest.raises(DataError, match=r"got \(2,\), \(3,\)"):
+        stack([FakeTensor([1, 2]), FakeTensor([1, 2, 3])])
+    with pytest.raises(DataError, match="FakeTensor, int"):
+        stack([FakeTensor([1, 2]), 3])
+
+
+def test_torch_is_never_imported_for_it() -> None:
+    before = "torch" in sys.modules
+    stack([np.zeros(2)])
+    stack(["a"])
+    assert ("torch" in sys.modules) == before
+
+
+def test_real_tensors_are_stacked() -> None:
+    torch = pytest.importorskip("torch")
+    batch = stack([{"x": torch.ones(2)}, {"x": torch.zeros(2)}])
+    assert batch["x"].shape == (2, 2)
+    assert [item["x"].tolist() for item in unstack(batch)] == [[1, 1], [0, 0]]

@@ -1,0 +1,147 @@
+"""A few threads for sync user code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+
+from streamline.threads import ThreadPool, waker
+
+BACKENDS = ["asyncio", "trio"]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPool]:
+    pool = ThreadPool(max_threads=3)
+    yield pool
+    pool.close()
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "streamline map"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_returns_what_the_function_returned_in_another_thread(backend: str) -> None:
+    async def main() -> threading.Thread:
+        pool = ThreadPool()
+        try:
+            return await pool.run(threading.current_thread)
+        finally:
+            pool.close()
+
+    assert anyio.run(main, backend=backend) is not threading.current_thread()
+
+
+async def test_a_result_of_none_is_a_result(pool: ThreadPool) -> None:
+    fn: Callable[[], object] = lambda: None  # noqa: E731 - typed: a function without a result has none to compare
+    assert await pool.run(fn) is None
+
+
+async def test_calls_run_at_once_up_to_the_limit(pool: ThreadPool) -> None:
+    barrier = threading.Barrier(3, timeout=5)
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(pool.run, barrier.wait)
+    assert len(threads()) == 3
+
+
+async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait()
+        with lock:
+            running -= 1
+
+    barrier = threading.Barrier(3, timeout=5)
+    async with anyio.create_task_group() as group:
+        for _ in range(9):
+            group.start_soon(pool.run, work)
+    assert most == 3
+    assert len(threads()) == 3
+
+
+async def test_one_call_after_another_needs_one_thread(pool: ThreadPool) -> None:
+    found = {await pool.run(threading.current_thread) for _ in range(20)}
+    assert len(found) == 1
+    assert len(threads()) == 1
+
+
+async def test_threads_are_daemons_so_that_nobody_waits_for_a_stuck_one(pool: ThreadPool) -> None:
+    assert await pool.run(lambda: threading.current_thread().daemon)
+
+
+async def test_a_cancelled_call_returns_at_once_and_the_next_one_works(pool: ThreadPool) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def stuck() -> bool:
+        started.set()
+        return release.wait(5)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, stuck)
+        assert await pool.run(lambda: started.wait(5))
+        group.cancel_scope.cancel()
+    assert not release.is_set()
+    assert await pool.run(lambda: "next") == "next"
+    release.set()
+
+
+def test_closing_lets_every_thread_end() -> None:
+    async def main() -> set[threading.Thread]:
+        pool = ThreadPool(max_threads=2)
+        barrier = threading.Barrier(2, timeout=5)
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.run, barrier.wait)
+            group.start_soon(pool.run, barrier.wait)
+        mine = threads()
+        pool.close()
+        pool.close()
+        return mine
+
+    for thread in anyio.run(main):
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_call_that_ends_behind_its_loop_ends_quietly() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        release.wait(5)
+        ended.set()
+
+    async def main() -> None:
+        pool = ThreadPool()
+        with anyio.move_on_after(0.05):
+            await pool.run(stuck)
+        pool.close()
+
+    anyio.run(main)
+    (thread,) = threads()
+    release.set()
+    thread.join(5)
+    assert ended.is_set()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_waker_reaches_the_loop_from_another_thread(backend: str) -> None:
+    async def main() -> None:
+        event = anyio.Event()
+        wake: Callable[[Callable[[], None]], object] = waker()
+        thread = threading.Thread(target=lambda: wake(event.set))
+        thread.start()
+        with anyio.fail_after(5):
+            await event.wait()
+        thread.join()
+
+    anyio.run(main, backend=backend)
