@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamline.flow import LIST_ITEMS
 from streamline.merge import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.transforms.batch import Batch
@@ -16,7 +17,7 @@ def max_in_flight(plan: Plan) -> int:
     Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers.
     """
     weight = 1
-    held = READ_AHEAD_ITEMS if plan.source.waits else 0
+    held = READ_AHEAD_ITEMS + LIST_ITEMS if plan.source.waits else 0  # a list is read before anybody asks how many
     for stage in plan.worker:
         held += stage.in_flight * weight
         weight *= stage.size if isinstance(stage, Batch) else 1

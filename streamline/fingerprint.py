@@ -7,6 +7,7 @@ functions' code (so that a run can be resumed behind a fix), buffers, concurrenc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -62,6 +63,8 @@ def _json(value: Any) -> Json:
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json(item) for item in value]
+    if isinstance(value, partial):
+        return {"partial": _json(value.func), "args": _json(value.args), "keywords": _json(value.keywords)}
     return function_name(value)
 
 

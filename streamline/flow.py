@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -146,16 +145,16 @@ class Flow(ABC, Generic[T]):
         """Produce the next chunk; about `limit` items, None at the end. Never called again after a failure."""
 
 
-class Opener(Protocol[T_co]):
+class Opener(Protocol[T]):
     """Opens a flow anew: at a state, or with None at the beginning. Opening does no I/O."""
 
     @property
     def site(self) -> Site:
         """Where the flow will run."""
 
-    def __call__(self, state: Tree | None = None) -> Flow[T_co]: ...
+    def __call__(self, state: Tree | None = None) -> Flow[T]: ...
 
-    def at(self, site: Site) -> Opener[T_co]:
+    def at(self, site: Site) -> Opener[T]:
         """Return the opener of the same flow at another site: another pass, say."""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -24,7 +24,7 @@ import anyio
 
 from streamline.channel import Inbox
 from streamline.errors import PlanError
-from streamline.flow import Chunk, Flow
+from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.merge_state import Log, MergeState, Taking
 from streamline.options import check_int
 from streamline.states import Json, Reference
@@ -83,17 +83,15 @@ class MergeFlow(Flow[T]):
         return None
 
     def _rounds(self, limit: int) -> Chunk[T] | None:
-        """Take a whole number of rounds at once, if every active worker has items at hand."""
-        active, inboxes = self._active, self._inboxes
-        rounds = limit // len(active)
-        if rounds < 1 or self._replay:
+        """Take a whole number of rounds at once, one item from each worker that has some in each."""
+        inboxes = self._inboxes
+        ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
+        if not ready or self._replay:
             return None
-        for worker in active:
-            if not (rounds := min(rounds, inboxes[worker].ready)):
-                return None
-        if not self._level():
+        rounds = min(limit // len(ready), min(ready.values()), self._rounds_of(ready))
+        if rounds < 1:
             return None
-        order = sorted(active, key=self._distance)
+        order = sorted(ready, key=self._distance)
         taking = Taking[T](self._now())
         items: list[Any] = [None] * (rounds * len(order))
         for at, worker in enumerate(order):
@@ -102,6 +100,7 @@ class MergeFlow(Flow[T]):
             self._references[worker] = taking.add(worker, chunk)
             self._produced[worker] += rounds
         taking.picks = order * rounds
+        self._next_worker = (order[-1] + 1) % len(inboxes)
         return self._chunk_of(items, taking)
 
     def _steps(self, limit: int) -> Chunk[T] | None:
@@ -179,8 +178,12 @@ class MergeFlow(Flow[T]):
         return MergeState(self._name, self._next_worker, produced, references, self._log, self.choosing)
 
     @abstractmethod
-    def _level(self) -> bool:
-        """Say whether one item from each active worker, from the next on, is what picking one by one would give."""
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        """Return how many rounds over these workers, from the next one on, are what picking one by one would give.
+
+        Args:
+          ready: the active workers that have items, at least as many as the caller will take of the answer.
+        """
 
     @abstractmethod
     def _pick(self, taking: Taking[T]) -> int | None:
@@ -194,10 +197,13 @@ class MergeFlow(Flow[T]):
 class StrictMerge(MergeFlow[T]):
     """Always the active worker with the smallest (produced, index)."""
 
-    def _level(self) -> bool:
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        if len(ready) < len(self._active):
+            return 0
         self._next_worker = self._smallest()
         lowest = self._produced[self._next_worker]
-        return all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+        level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+        return LIST_ITEMS if level else 0
 
     def _pick(self, taking: Taking[T]) -> int | None:
         while self._active:
@@ -238,10 +244,19 @@ class BestEffortMerge(MergeFlow[T]):
     def _wake(self) -> None:
         self._news.set()
 
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        """No more are passed over than may be, and nobody gets too far ahead of the slowest."""
+        if len(self._active) - len(ready) > self._skips:
+            return 0
+        if len(self._active) == len(ready) and self._level():
+            return LIST_ITEMS
+        slowest = min([self._produced[worker] for worker in self._active])
+        return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
+
     def _level(self) -> bool:
-        """Every worker is eligible when its turn comes, and so in each round: all of them move on by one."""
+        """Every worker is eligible when its turn comes, and so in each round, since all of them move on by one."""
         produced = self._produced
-        slowest = min(produced[worker] for worker in self._active)
+        slowest = min([produced[worker] for worker in self._active])
         at_slowest = sum(produced[worker] == slowest for worker in self._active)
         for worker in sorted(self._active, key=self._distance):
             if produced[worker] - slowest >= self._max_lead:
@@ -252,21 +267,24 @@ class BestEffortMerge(MergeFlow[T]):
         return True
 
     def _pick(self, taking: Taking[T]) -> int | None:
-        while self._active:
-            active, produced = list(self._active), self._produced
-            limit = min(produced[worker] for worker in active) + self._max_lead
+        active, produced = self._active, self._produced
+        count = len(active)
+        while count:
+            limit = min([produced[worker] for worker in active]) + self._max_lead
             first = bisect_left(active, self._next_worker)
             looked = 0
-            for worker in active[first:] + active[:first]:
+            for at in range(first, first + count):
+                worker = active[at if at < count else at - count]
                 if produced[worker] >= limit:
                     continue
                 if self._look(worker, taking):
                     return worker
                 looked += 1
-                if looked > self._skips:
+                if looked > self._skips or len(active) < count:
                     break
-            if len(active) == len(self._active):
-                return None  # else one has ended, which may make others eligible
+            if len(active) == count:
+                return None
+            count = len(active)  # one has ended, which may make others eligible: look again
         return None
 
     async def _wait(self) -> None:

@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 
 def prepare(
-    plan: Plan, *, backend: Backend, resume: Snapshot | None, rank: int | None, world_size: int | None, epoch: int
+    plan: Plan,
+    *,
+    backend: Backend,
+    resume: Snapshot | None,
+    rank: int | None,
+    world_size: int | None,
+    epoch: int | None,
 ) -> Opening:
     """Settle where and from which state a plan runs: ranks, files, whether the snapshot belongs to it.
 
@@ -30,7 +36,10 @@ def prepare(
       ResumeError: the snapshot is of another plan, of other data, or of another rank.
       ReadError: a file of the source is missing.
     """
-    check_int(".open(epoch=)", epoch, 0)
+    if epoch is not None:
+        check_int(".open(epoch=)", epoch, 0)
+        if resume is not None and resume.epoch != epoch:
+            raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
     found = find_rank(rank, world_size)
     _check_ranks(plan, found)
     source = plan.source.resolved()
@@ -38,7 +47,7 @@ def prepare(
         plan=replace(plan, source=source),
         backend=backend,
         rank=found,
-        epoch=epoch if resume is None else resume.epoch,
+        epoch=resume.epoch if resume is not None else epoch or 0,
         resume=resume,
         listing=source.listing(),
     )

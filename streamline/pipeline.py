@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Generic, Literal, TypeVar, cast, overload
@@ -135,7 +135,8 @@ class Pipeline(Generic[T]):
 
         Args:
           fn: sync: called inline, in the task that pulls; async: called `concurrency` times at once.
-          concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default.
+          concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default. A stream
+            has 64 threads at the most, whatever its workers ask for together.
           ordered: False: results leave as they are completed. Resuming is exact all the same.
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
           seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone.
@@ -244,9 +245,7 @@ class Pipeline(Generic[T]):
         check_seed(".shuffle_files(seed=)", seed)
         return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
 
-    def through(
-        self, fn: Callable[..., AsyncGenerator[U, None]], *, name: str | None = None, **params: Any
-    ) -> Pipeline[U]:
+    def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
         """Pass the items through an async generator function of one async iterator.
 
         Args:
@@ -261,7 +260,7 @@ class Pipeline(Generic[T]):
                 "@sl.stage(state=dict), or @sl.stage(stateless=True)",
                 stacklevel=2,
             )
-        return self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=params))
+        return self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
 
     def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
         """Let what is before run ahead by up to `items` items, in a task of its own.
@@ -305,7 +304,7 @@ class Pipeline(Generic[T]):
         resume: Snapshot | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
 
@@ -313,7 +312,7 @@ class Pipeline(Generic[T]):
           backend: where the workers run.
           resume: go on right after what this snapshot had delivered; None: from the beginning.
           rank: which data-parallel rank this is, together with `world_size`; by default it is found out.
-          epoch: seen by shuffles and random generators.
+          epoch: seen by shuffles and random generators; by default the snapshot's, or 0.
 
         Raises:
           PlanError: an unsharded pipeline on several ranks; fewer shards than ranks.

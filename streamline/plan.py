@@ -18,7 +18,7 @@ from streamline.errors import PlanError
 from streamline.flow import Flow, Opener, Site, Stage
 from streamline.index import Index, Repeated, Shuffled, Slice, Whole
 from streamline.merge import Merge, Strict
-from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_placed
+from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed
 from streamline.sharding import shards_of_rank
 from streamline.sources.base import Mode, Part, Source
 from streamline.states import Tree
@@ -42,7 +42,7 @@ BORDER_ITEMS = 4096
 """Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.sync`."""
 
 ALL_WORKERS_ITEMS = 1024
-"""Items that the channels of all workers of a rank hold together, and at least 8 each."""
+"""Items that the channels of all workers of the job hold together; at least 8 each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Plan:
     def _head(self, site: Site) -> Opener[Any]:
         """Return the opener of what comes out of the shard."""
         if self.mode == "replicated":
-            opener: Opener[Any] = _SourceOpener(self, replace(site))
+            opener: Opener[Any] = _SourceOpener(self, site)
             for stage in self.before:
                 opener = _StageOpener(stage, opener)
             if site.num_shards > 1:
@@ -238,11 +238,20 @@ def compiled(
         after=stages[end:],
         sharded=sharding is not None,
     )
+    check_names([source.name, *(stage.name for stage in stages)])
     check_mode(source, plan.mode)
     check_before(source, plan.before, plan.mode, plan.shard.num_shards)
     check_placed(source, plan.worker + plan.after)
+    if source.indexable:
+        _check_index(index_of(plan.before, source.length or 0, (0,)), plan.mode)
     check_choices(plan.worker + plan.after, plan.merge.chooses, len(plan.worker))
     return plan
+
+
+def _check_index(index: Index, mode: Mode) -> None:
+    """Insist on an index that can be split so."""
+    if index.length is None and mode == "contiguous":
+        raise PlanError("an endless .repeat() has no contiguous blocks: put .repeat() behind .shard")
 
 
 def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:

@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.flow import Stage
 from streamline.sources.base import Mode, Source
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
 
-__all__ = ["INDEX_OPS", "check_before", "check_choices", "check_mode", "check_placed"]
+__all__ = ["INDEX_OPS", "check_before", "check_choices", "check_mode", "check_names", "check_placed"]
 
 AnyStage = Stage[Any, Any]
 
 INDEX_OPS = (IndexShuffle, Take, Skip, Repeat)
 """What acts on the index of a source."""
+
+
+RESERVED = ("shard", "merge")
+"""Names under which a plan keeps states of its own."""
+
+
+def check_names(names: Sequence[object]) -> None:
+    """Insist on names that keep the states of all parts of a plan apart."""
+    seen: set[object] = set(RESERVED)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise PlanTypeError(f"a name is a string that isn't empty, got {name!r}")
+        if name in RESERVED:
+            raise PlanError(f"{name!r} is a name that the pipeline uses itself: give another name=")
+        if name in seen:
+            raise PlanError(f"there are two parts called {name!r}: names keep states apart, give one another name=")
+        seen.add(name)
 
 
 def check_mode(source: Source[Any], mode: Mode) -> None:
@@ -41,8 +58,8 @@ def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, nu
             raise PlanError(_misplaced(stage, source))
         if isinstance(stage, Take | Skip):
             raise PlanError(
-                f"`.{stage.kind}` before `.shard` needs to know which items there are, and {source.kind} doesn't before "
-                "it has read them: move it behind (there it counts per shard), or behind .merge"
+                f"`.{stage.kind}` before `.shard` needs to know which items there are, and {source.kind} doesn't "
+                "before it has read them: move it behind (there it counts per shard), or behind .merge"
             )
         raise PlanError(
             f"`.{stage.kind}` before `.shard({num_shards})` would run {num_shards} times per item: move it behind"

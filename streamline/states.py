@@ -76,7 +76,7 @@ class At(State):
     def where(self) -> str:
         if isinstance(self.own, dict):
             return ", ".join(f"{key} {value}" for key, value in self.own.items())
-        return f"{self.name} item {self.own}"
+        return f"item {self.own} of {self.name}, counted from 1"
 
 
 class Over(State):
@@ -176,10 +176,9 @@ class Shifted:
     __slots__ = ("_by", "_states")
 
     def __init__(self, states: States, by: int) -> None:
-        if isinstance(states, Shifted):  # keeps repeated splitting of one list flat
-            states, by = states._states, states._by + by
-        self._states = states
-        self._by = by
+        whole, before = (states._states, states._by) if isinstance(states, Shifted) else (states, 0)
+        self._states: States = whole  # repeated splitting of one list stays flat
+        self._by: int = before + by
 
     def __getitem__(self, index: int, /) -> State:
         return self._states[self._by + index]

@@ -21,6 +21,7 @@ from streamline.errors import ClosedError
 from streamline.flow import Chunk, Flow
 from streamline.gate import Gate
 from streamline.opening import Opening
+from streamline.pace import Pace
 from streamline.snapshot import Snapshot
 from streamline.states import At
 from streamline.tasks import Tasks, supervise
@@ -40,6 +41,7 @@ class Stream(AsyncCursor[T]):
         super().__init__(At("", None))  # until it is started
         self._opening = opening
         self._gate = Gate()
+        self._pace = Pace()
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
         self._closed = False
@@ -80,6 +82,7 @@ class Stream(AsyncCursor[T]):
         """Pull a list; at the end, or behind a failure, close what isn't needed any more: it will say so again."""
         flow = self._flow or await self.start()
         try:
+            await self._pace.breathe()  # a merge with items at hand never waits
             chunk = await flow.pull()
         except anyio.get_cancelled_exc_class():
             raise

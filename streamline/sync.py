@@ -38,7 +38,7 @@ QUICK_S = 0.001
 """A consumer that deals with a list in less time than this is quick enough for longer ones."""
 
 EXIT_S = 1.0
-"""How long the interpreter's exit waits for an engine that is stuck in user code."""
+"""How long a close, or the interpreter's exit, waits for an engine that is stuck in user code."""
 
 
 class SyncStream(Cursor[T], Generic[T]):
@@ -55,7 +55,10 @@ class SyncStream(Cursor[T], Generic[T]):
         super().__init__(self._engine.start())
 
     def close(self) -> None:
-        """End everything that this stream started, and wait until it has ended. Idempotent."""
+        """End everything that this stream started, and wait until it has ended. Idempotent.
+
+        Sync user code that is stuck is waited for a second at most: a thread can't be ended from outside.
+        """
         self._finalize()
         self._forget()
         if self._failure is None and not self._ended:
@@ -125,6 +128,7 @@ class _Engine(Generic[T]):
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
         self._room: anyio.Event | None = None
         self._stop: anyio.Event | None = None
+        self._stopped = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
@@ -158,6 +162,7 @@ class _Engine(Generic[T]):
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""
+        self._stopped = True
         if self._stop is not None:
             self._signal(self._stop)
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
@@ -183,10 +188,18 @@ class _Engine(Generic[T]):
     async def _serve(self) -> None:
         self._wake = waker()
         self._stop = anyio.Event()
+        if self._stopped:  # Ctrl-C came before there was anything to signal to
+            return
         await supervise(self._begin, self._stop, self._gate)
 
     def _begin(self, tasks: Tasks) -> None:
-        flow: Flow[T] = self._opening.flow(tasks)
+        try:
+            flow: Flow[T] = self._opening.flow(tasks)
+        except Exception as failure:  # out of the task group's reach, which would wrap it
+            self._begun.put(failure)
+            if self._stop is not None:
+                self._stop.set()
+            return
         self._begun.put(flow.state)
         tasks.start(lambda: self._feed(flow), "border", lambda: None)
 

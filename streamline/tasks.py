@@ -22,8 +22,8 @@ __all__ = ["Job", "Starter", "Tasks", "supervise"]
 class Starter:
     """Starts coroutines in a task group, in silence.
 
-    A loop that ends cancels tasks before their first step, too, and Python then prints that their coroutines were "never
-    awaited": what was started here is closed instead.
+    A loop that ends cancels tasks before their first step, too, and Python then prints that their coroutines were
+    "never awaited": what was started here is closed instead.
     """
 
     def __init__(self, group: TaskGroup) -> None:
@@ -53,11 +53,15 @@ class Job:
 
     def __init__(self, cleanup: Callable[[], None]) -> None:
         self._scope = anyio.CancelScope()
+        self._begun = False
         self._done = anyio.Event()
         self._cleanup = cleanup
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` to its end, or until it is cancelled."""
+        """Run `work` to its end, or until it is cancelled; not at all if it was before."""
+        if self.cancelled:
+            return
+        self._begun = True
         try:
             with self._scope:
                 await work()
@@ -74,10 +78,15 @@ class Job:
         self._scope.cancel()
 
     async def stop(self) -> None:
-        """Cancel the task and wait until it has cleaned up, also when the caller is being cancelled itself."""
+        """Cancel the task and wait until it has cleaned up, also when the caller is being cancelled itself.
+
+        A task that hasn't begun has nothing to clean up, and may never begin: a loop that ends cancels it behind our
+        back.
+        """
         self._scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await self._done.wait()
+        if self._begun:
+            with anyio.CancelScope(shield=True):
+                await self._done.wait()
 
     def finished(self) -> None:
         """Clean up behind a task that will not run any more, whether or not it ever did."""

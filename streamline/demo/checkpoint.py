@@ -8,7 +8,6 @@ ckpt/
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +64,7 @@ def save(directory: Path, delivered: Delivered, model: ByteModel, snapshot: Sava
     (folder / "progress.json").write_text(json.dumps(asdict(delivered)))
     pointer = directory / f"{POINTER}.new"
     pointer.write_text(folder.name)
-    os.replace(pointer, directory / POINTER)
+    pointer.replace(directory / POINTER)
     for old in directory.glob("step-*"):
         if old != folder:
             shutil.rmtree(old, ignore_errors=True)

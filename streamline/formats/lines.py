@@ -7,6 +7,7 @@ bytes per line on the way; where line i of a slice ends is found when somebody a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -73,11 +74,13 @@ class Splitter:
     Args:
       max_line_bytes: the longest line, without its end.
       lines: how many lines a slice should have; it learns how long they are from the slices before.
+      most: how many it has at the most: a guess may be far off where lines suddenly are short.
     """
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, lines: int = 1) -> None:
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, lines: int = 1, most: int | None = None) -> None:
         self._max = max_line_bytes
         self._lines = lines
+        self._most = math.inf if most is None else most
         self._size = FIRST_SLICE_BYTES
         self._block = b""
         self._at = 0
@@ -101,6 +104,8 @@ class Splitter:
         if not end:
             self._keep(block[at:])
             return b""
+        if block.count(b"\n", at, end) > self._most:
+            end -= len(block[at:end].split(b"\n", int(self._most))[-1])
         self._at = end
         if not self._tail:
             return block[at:end]

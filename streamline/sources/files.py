@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from streamline.errors import PlanError, PlanTypeError, ResumeError, StreamlineError
+from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.flow import Demand, Flow, ListsFlow, Site
 from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.index import Bijection
@@ -111,10 +111,10 @@ class Files(Source[T]):
 
     @property
     def default_mode(self) -> Mode:
-        try:
-            return "contiguous" if len(self.files) == 1 else "file"
-        except StreamlineError:  # a plan can be printed where its files are not; opening it says what is missing
-            return "file"
+        if self.found is not None:
+            return "contiguous" if len(self.found) == 1 else "file"
+        # Nothing is looked up before the plan is opened: until then, this is what the paths look like.
+        return "contiguous" if len(self.paths) == 1 and not set(self.paths[0]) & set("*?[{") else "file"
 
     @property
     def waits(self) -> bool:

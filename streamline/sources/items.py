@@ -103,9 +103,7 @@ class Items(Source[T]):
 def positions_of(index: Index, site: Site, part: Part) -> range | None:
     """Return a shard's positions in the index; None if the index is endless: then every `num_shards`-th."""
     if index.length is None:
-        if part.mode == "contiguous":
-            raise PlanError("an endless .repeat() has no contiguous blocks: put .repeat() behind .shard")
-        return None
+        return None  # a plan refuses contiguous blocks of it
     split = sharding.contiguous if part.mode == "contiguous" else sharding.interleaved
     return split(index.length, site.num_shards, site.shard, drop_remainder=part.drop_remainder)
 

@@ -135,7 +135,7 @@ class _Cursor(Generic[T]):
         self._after = after
         self._stop = stop
         self._shard = f" of shard {part.shard}" if part.shard else ""
-        self.splitter = Splitter(reader.max_line_bytes, SLICE_LINES)
+        self.splitter = Splitter(reader.max_line_bytes, SLICE_LINES, LIST_ITEMS)
         self.line = line
         self.byte = byte
         self.in_line = in_line

@@ -8,7 +8,6 @@ a best-effort merge as strict: what they deliver is compared as a multiset.
 from __future__ import annotations
 
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
@@ -306,7 +305,7 @@ def _through(stage: Through[Any, Any], items: Iterator[Any], site: Site, loops: 
     params, loop = dict(stage.params), loops.of(stage)
     if isinstance(stage.fn, Declared) and stage.fn.state is not None:
         params["state"] = stage.fn.state()
-    outputs: AsyncGenerator[Any, None] = stage.fn(_asynchronous(items), **params)
+    outputs: Any = stage.fn(_asynchronous(items), **params)
     loops.before_close(loop, outputs.aclose)
     while (item := loop.call(_next, outputs)) is not NOTHING:
         yield item

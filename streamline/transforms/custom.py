@@ -13,11 +13,11 @@ progress can pass it while it yields nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
 
 import msgspec
 
@@ -44,7 +44,7 @@ class Declared(Generic[P, Out]):
 
     def __init__(
         self,
-        fn: Callable[P, AsyncGenerator[Out, None]],
+        fn: Callable[P, AsyncIterator[Out]],
         state: Callable[[], dict[str, Any]] | None,
         snapshot_every: int,
     ) -> None:
@@ -53,13 +53,19 @@ class Declared(Generic[P, Out]):
         self.state = state
         self.snapshot_every = snapshot_every
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Out, None]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle a stage of a module by its name, as the function would be; the name is bound to this object."""
+        if self.__module__ != "__main__" and "<locals>" not in self.__qualname__:
+            return self.__qualname__
+        return super().__reduce_ex__(protocol)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Out]:
         return self.fn(*args, **kwargs)
 
 
 def stage(
     *, state: Callable[[], dict[str, Any]] | None = None, stateless: bool = False, snapshot_every: int = 16
-) -> Callable[[Callable[P, AsyncGenerator[Out, None]]], Declared[P, Out]]:
+) -> Callable[[Callable[P, AsyncIterator[Out]]], Declared[P, Out]]:
     """Declare what an async generator function remembers, so that `.through` resumes it without starting over.
 
     Args:
@@ -77,7 +83,7 @@ def stage(
     if snapshot_every < 1:
         raise PlanTypeError(f"@stage(snapshot_every=) is at least 1, got {snapshot_every}")
 
-    def declare(fn: Callable[P, AsyncGenerator[Out, None]]) -> Declared[P, Out]:
+    def declare(fn: Callable[P, AsyncIterator[Out]]) -> Declared[P, Out]:
         return Declared(fn, state, snapshot_every)
 
     return declare
@@ -87,8 +93,8 @@ def stage(
 class Through(Stage[In, Out]):
     """A custom stage in a pipeline."""
 
-    fn: Callable[..., AsyncGenerator[Out, None]]
-    params: Mapping[str, Any] = field(default_factory=dict)
+    fn: Callable[..., AsyncIterator[Out]]
+    params: tuple[tuple[str, Any], ...] = ()
 
     @property
     def in_flight(self) -> int:
@@ -133,7 +139,7 @@ class _Running(Generic[In, Out]):
         if self._state is not None:
             params["state"] = self._state
         try:
-            outputs = self._stage.fn(self, **params)
+            outputs: Any = self._stage.fn(self, **params)
             if not isinstance(outputs, AsyncGenerator):
                 if inspect.iscoroutine(outputs):
                     outputs.close()  # it will not be awaited

@@ -25,7 +25,8 @@ T = TypeVar("T")
 def permutation(length: int, seed: int, site: Site, window: int) -> list[int]:
     """Return a permutation of `range(length)` that depends on (seed, epoch, shard, window) alone."""
     entropy = np.random.SeedSequence([seed, site.num_shards, site.shard, window, *site.epoch])
-    return np.random.Generator(np.random.PCG64(entropy)).permutation(length).tolist()
+    order: list[int] = np.random.Generator(np.random.PCG64(entropy)).permutation(length).tolist()
+    return order
 
 
 @dataclass(frozen=True, kw_only=True)

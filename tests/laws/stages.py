@@ -64,6 +64,9 @@ STAGES: dict[str, Fragment] = {
     "async map": lambda pipe: pipe.map(erratic, concurrency=3),
     "unordered map": lambda pipe: pipe.map(erratic, concurrency=3, ordered=False),
     "map of one at a time": lambda pipe: pipe.map(erratic, concurrency=1, ordered=False),
+    "unordered map behind a filter": lambda pipe: pipe.filter(lambda item: item % 5 == 0).map(
+        erratic, concurrency=2, ordered=False
+    ),
     "filter": lambda pipe: pipe.filter(lambda item: item % 3 == 0),
     "filter that drops all": lambda pipe: pipe.filter(lambda item: False),
     "flat_map": lambda pipe: pipe.flat_map(fan),

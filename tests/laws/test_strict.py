@@ -48,6 +48,10 @@ def test_each_pass_of_a_repeat_behind_the_merge_is_shuffled_anew() -> None:
     assert first != second
 
 
+def test_windows_are_those_of_the_oracle_however_short_the_lists_that_come() -> None:
+    check_resume(scripted(range(17), schedule=(0, 2, 1)).shuffle(window=5))
+
+
 def test_the_oracle_takes_an_endless_repeat_as_far_as_it_is_asked() -> None:
     assert oracle(sl.from_items(range(3)).repeat().shard(1).take(7)) == [0, 1, 2, 0, 1, 2, 0]
 

@@ -51,9 +51,9 @@ def start_python(tmp_path: Path) -> Callable[..., AbstractContextManager[subproc
 def python(start_python: Callable[..., AbstractContextManager[subprocess.Popen[str]]]) -> Callable[..., str]:
     """Run a script in a Python of its own, and return what it printed; anything on its stderr fails."""
 
-    def run(script: str, *options: str, code: int = 0) -> str:
+    def run(script: str, *options: str, code: int = 0, limit_s: float = 20) -> str:
         with start_python(script, *options) as process:
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=limit_s)
         assert errors == ""
         assert process.returncode == code
         return output

@@ -1,0 +1,113 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import streamline as sl
+from streamline.cli import main
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    pipe = sl.from_items(list(range(10)), name="numbers").shard(2).map(str).merge().batch(2)
+    with pipe.open() as stream:
+        next(stream)
+        return stream.snapshot().save(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_commands(flag: str) -> None:
+    result = run(flag)
+    assert result.exit_code == 0
+    for part in ("Usage:", "exact resume", "demo", "inspect", "--version"):
+        assert part in result.output
+
+
+@pytest.mark.parametrize("command", ["demo", "inspect"])
+def test_each_command_has_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"{command} [OPTIONS]" in result.output
+
+
+def test_without_a_command_help_is_shown() -> None:
+    result = run()
+    assert "Usage:" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_version_is_the_packages() -> None:
+    assert run("--version").output == f"streamline, version {sl.__version__}\n"
+
+
+def test_a_snapshot_is_printed_for_a_person(snapshot: Path) -> None:
+    result = run("inspect", snapshot)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for part in ("shard", "numbers", "batch"):
+        assert part in result.output
+
+
+def test_a_directory_of_snapshots_is_printed_rank_by_rank(tmp_path: Path) -> None:
+    pipe = sl.from_items(list(range(10))).shard(2)
+    for rank in range(2):
+        with pipe.open(rank=rank, world_size=2) as stream:
+            next(stream)
+            stream.snapshot().save(tmp_path / "ckpt")
+    result = run("inspect", tmp_path / "ckpt", "--rank", 1)
+    assert result.exit_code == 0
+    assert "rank 1 of 2" in result.output
+    beyond = run("inspect", tmp_path / "ckpt", "--rank", 2)
+    assert beyond.exit_code == 1
+    assert beyond.stderr.startswith("Error: ")
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
+    result = run("inspect", tmp_path / "missing.json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert "missing.json" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "binary"])
+def test_a_damaged_file_is_a_clear_error(snapshot: Path, damage: str) -> None:
+    whole = snapshot.read_bytes()
+    damaged = {
+        "truncated": whole[: len(whole) // 2],
+        "changed": whole.replace(b"numbers", b"numberz", 1),
+        "empty": b"",
+        "binary": bytes(range(256)),
+    }
+    snapshot.write_bytes(damaged[damage])
+    result = run("inspect", snapshot)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert snapshot.name in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["nothing"], ["inspect", "x", "--rank", "one"], ["--nothing"]])
+def test_a_wrong_call_is_told_what_is_right(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["-m", "streamline"]])
+def test_it_runs_as_a_module(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command, "--version"], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout == f"streamline, version {sl.__version__}\n"
+    assert done.stderr == ""

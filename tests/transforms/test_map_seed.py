@@ -1,0 +1,141 @@
+"""`.map(seed=)`: the same numbers, whatever runs them and wherever a run was resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import streamline as sl
+from streamline.flow import Site
+from streamline.pipeline import Pipeline
+from streamline.transforms.map import Generators, Seeded
+
+Drawn = tuple[int, int]
+
+
+def draw(item: int, *, rng: np.random.Generator) -> Drawn:
+    return item, int(rng.integers(2**62))
+
+
+async def draw_later(item: int, *, rng: np.random.Generator) -> Drawn:
+    for _ in range(item % 5):  # completed in another order than started
+        await anyio.lowlevel.checkpoint()
+    return item, int(rng.integers(2**62))
+
+
+def numbers(pipe: Pipeline[Drawn], **options: Any) -> list[Drawn]:
+    with pipe.open(**options) as stream:
+        return list(stream)
+
+
+def source(shards: int = 3) -> Pipeline[int]:
+    return sl.from_items(range(60)).shard(shards)
+
+
+RUNS: dict[str, Any] = {
+    "inline": lambda p: p.map(draw, seed=7, name="draw"),
+    "one task": lambda p: p.map(draw_later, seed=7, name="draw"),
+    "tasks": lambda p: p.map(draw_later, seed=7, name="draw", concurrency=9),
+    "unordered tasks": lambda p: p.map(draw_later, seed=7, name="draw", concurrency=9, ordered=False),
+    "one thread": lambda p: p.map(draw, seed=7, name="draw", executor="thread"),
+    "threads": lambda p: p.map(draw, seed=7, name="draw", executor="thread", concurrency=4),
+    "unordered threads": lambda p: p.map(draw, seed=7, name="draw", executor="thread", concurrency=4, ordered=False),
+    "behind a channel": lambda p: p.prefetch(5).map(draw, seed=7, name="draw").prefetch(5),
+    "before a best-effort merge": lambda p: p.map(draw, seed=7, name="draw").merge("best_effort"),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_each_item_has_its_numbers_whatever_runs_it(run: str) -> None:
+    assert sorted(numbers(RUNS[run](source()))) == sorted(numbers(RUNS["inline"](source())))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("at", [0, 1, 17, 59, 60])
+def test_and_after_a_resume(run: str, at: int) -> None:
+    pipe = RUNS[run](source())
+    with pipe.open() as stream:
+        head = [next(stream) for _ in range(at)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert sorted(head + numbers(pipe, resume=snapshot)) == sorted(numbers(RUNS["inline"](source())))
+
+
+def test_it_counts_its_own_inputs() -> None:
+    """Behind a filter, a flat_map, a window: the ordinal is that of the stage's input, also at a resume."""
+    pipe = (
+        source()
+        .filter(lambda x: x % 3 != 1, name="some")
+        .flat_map(lambda x: [x, -x], name="both")
+        .shuffle(window=4)
+        .map(draw, seed=1)
+    )
+    whole = numbers(pipe)
+    for at in range(0, len(whole), 7):
+        with pipe.open() as stream:
+            head = [next(stream) for _ in range(at)]
+            snapshot = stream.snapshot()
+        assert head + numbers(pipe, resume=snapshot) == whole
+
+
+def test_every_item_has_numbers_of_its_own() -> None:
+    found = numbers(source().map(draw, seed=7))
+    assert len({number for _, number in found}) == 60
+
+
+def values(pipe: Pipeline[Drawn], **options: Any) -> set[int]:
+    return {number for _, number in numbers(pipe, **options)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: values(source().map(draw, seed=8)),
+        lambda: values(source().map(draw, seed=7, name="other")),
+        lambda: values(source(4).map(draw, seed=7)),
+        lambda: values(source().map(draw, seed=7), epoch=1),
+    ],
+    ids=["seed", "name", "number of shards", "epoch"],
+)
+def test_another_seed_name_shard_or_epoch_is_other_numbers(other: Any) -> None:
+    assert not other() & values(source().map(draw, seed=7))
+
+
+def test_each_pass_has_numbers_of_its_own() -> None:
+    found = numbers(source().map(draw, seed=7).repeat(3))
+    assert len(found) == 180
+    assert len({number for _, number in found}) == 180
+
+
+def test_two_stages_of_one_function_draw_apart() -> None:
+    def add(item: tuple[Any, ...], *, rng: np.random.Generator) -> tuple[Any, ...]:
+        return (*item, int(rng.integers(2**62)))
+
+    pipe = source().map(lambda x: (x,), name="tuple").map(add, seed=7).map(add, seed=7)
+    assert all(first != second for _, first, second in pipe)
+
+
+def test_generators_do_not_overlap_and_never_change() -> None:
+    site = Site(tasks=None, shard=1, num_shards=4)  # type: ignore[arg-type]
+    generators = Generators(7, "draw", site)
+    streams = [generators.of(ordinal).integers(2**62, size=1000) for ordinal in range(20)]
+    assert len(np.unique(np.concatenate(streams))) == 20_000
+    assert generators.of(3).integers(1000, size=4).tolist() == [17, 275, 317, 187]
+
+
+def test_what_the_user_sees_is_the_function() -> None:
+    assert Seeded(draw).__qualname__ == "draw"
+    assert "map(draw)" in repr(source().map(draw, seed=7))
+
+
+def test_a_failure_is_the_users_own() -> None:
+    def fails(item: int, *, rng: np.random.Generator) -> int:
+        if item == 5:
+            raise LookupError(item)
+        return item
+
+    with pytest.raises(LookupError, match="5") as found:
+        list(sl.from_items(range(9)).map(fails, seed=0))
+    assert any("map(test_a_failure_is_the_users_own" in note for note in found.value.__notes__)
