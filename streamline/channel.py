@@ -58,7 +58,6 @@ class Channel(Generic[T]):
         self.held = 0
         self.held_bytes = 0
         self.finished = False
-        self._largest = 1
         self._waiting: anyio.Event | None = None
         self.open: _Packet[T] | None = None
         # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
@@ -68,11 +67,10 @@ class Channel(Generic[T]):
 
     @property
     def room(self) -> int:
-        """Items that may be pulled now; under a byte budget, as many as fit if all are as large as the largest yet."""
+        """Items that may be pulled now; under a byte budget one after the other: nobody knows how large the next is."""
         room = self.capacity - self.held
-        if self.capacity_bytes is not math.inf and room > 0:
-            fits = int(self.capacity_bytes - self.held_bytes) // self._largest
-            room = min(room, fits if self.held else max(1, fits))
+        if self.capacity_bytes is not math.inf:
+            room = min(room, 1 if not self.held or self.held_bytes < self.capacity_bytes else 0)
         return room
 
     async def wait_room(self) -> int:
@@ -84,14 +82,13 @@ class Channel(Generic[T]):
         return self.room
 
     async def send(self, chunk: Chunk[T]) -> None:
-        """Hand on a chunk; waits only where a byte budget is set and an item is larger than was to be expected."""
+        """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
         if self.capacity_bytes is math.inf:
             self.reserve(len(chunk.items))
             self.post(chunk)
             return
         for index, item in enumerate(chunk.items):
             size = nbytes(item)
-            self._largest = max(self._largest, size)
             while self.held and self.held_bytes + size > self.capacity_bytes:
                 await self._wait_freed()
             self.held_bytes += size
@@ -216,7 +213,9 @@ class Inbox(Flow[T]):
         self._unreleased += count
         if packet.sizes:
             self._unreleased_bytes += sum(packet.sizes[first : first + count])
-        return Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
+        chunk = Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
+        self._behind = chunk.behind  # a merge takes and never pulls: the state where it began must not be kept for ever
+        return chunk
 
     @property
     def over(self) -> bool:

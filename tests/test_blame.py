@@ -39,7 +39,7 @@ def test_what_looks_like_an_end_becomes_a_failure(kind: type[BaseException]) -> 
     assert isinstance(found, StageError)
     assert found.__cause__ is error
     assert kind.__name__ in str(found)
-    assert found.__notes__ == [f"in map(f), shard 3 of 8 (pid {os.getpid()}), at items item 4"]
+    assert found.__notes__ == [f"in map(f), shard 3 of 8 (pid {os.getpid()}), at item 4 of items, counted from 1"]
 
 
 def test_a_subclass_of_what_looks_like_an_end_is_none_either() -> None:

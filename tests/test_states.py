@@ -127,10 +127,10 @@ def test_marks_nested_to_any_depth_repeat_everything_from_the_oldest(numbers: li
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (At("items", 3), "items item 3"),
+        (At("items", 3), "item 3 of items, counted from 1"),
         (At("rows", {"file": "a.jsonl", "line": 18}), "file a.jsonl, line 18"),
-        (Over("map", None, At("items", 3)), "items item 3"),
-        (Since(At("items", 3), At("items", 7)), "items item 7"),
+        (Over("map", None, At("items", 3)), "item 3 of items, counted from 1"),
+        (Since(At("items", 3), At("items", 7)), "item 7 of items, counted from 1"),
         (Over("shuffle", 0, Since(Chosen(1), Over("x", 1, Chosen(4)))), "choice 4"),
     ],
 )

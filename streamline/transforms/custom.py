@@ -55,8 +55,9 @@ class Declared(Generic[P, Out]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle a stage of a module by its name, as the function would be; the name is bound to this object."""
-        if self.__module__ != "__main__" and "<locals>" not in self.__qualname__:
-            return self.__qualname__
+        name = self.fn.__qualname__
+        if self.fn.__module__ != "__main__" and "<locals>" not in name:
+            return name
         return super().__reduce_ex__(protocol)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Out]:

@@ -35,7 +35,7 @@ def test_map_of_a_coroutine_function_behind_a_lambda_is_an_error_that_says_so() 
     async def fetch(x: int) -> int:
         return x
 
-    with pytest.raises(PlanTypeError, match="give .map the `async def` itself"):
+    with pytest.raises(PlanTypeError, match=r"give \.map the `async def` itself"):
         list(numbers(300).map(lambda x: fetch(x), name="hidden"))
 
 

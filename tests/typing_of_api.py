@@ -1,0 +1,156 @@
+"""Public uses of the API that a type checker must understand; checked by mypy, not run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, assert_type
+
+import numpy as np
+
+import streamline as sl
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+def noisy(number: int, *, rng: np.random.Generator) -> float:
+    return number + rng.normal()
+
+
+async def noisy_later(number: int, *, rng: np.random.Generator) -> float:
+    return number + rng.normal()
+
+
+def words(line: str) -> Iterator[str]:
+    yield from line.split()
+
+
+def total(numbers: list[int]) -> float:
+    return float(sum(numbers))
+
+
+@sl.stage(state=dict)
+async def running(items: AsyncIterator[int], *, state: dict[str, Any], scale: float = 1.0) -> AsyncIterator[float]:
+    async for item in items:
+        state["sum"] = state.get("sum", 0.0) + scale * item
+        yield state["sum"]
+
+
+@sl.stage(stateless=True)
+async def shouted(items: AsyncIterator[str]) -> AsyncIterator[str]:
+    async for item in items:
+        yield item.upper()
+
+
+async def undeclared(items: AsyncIterator[str]) -> AsyncIterator[int]:
+    async for item in items:
+        yield len(item)
+
+
+class Dataset:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(index)
+
+
+async def numbers() -> AsyncIterator[int]:
+    yield 1
+
+
+def sources() -> None:
+    assert_type(sl.from_items(["a", "b"]), sl.Pipeline[str])
+    assert_type(sl.from_items(range(3)), sl.Pipeline[int])
+    assert_type(sl.from_items(Dataset()), sl.Pipeline[bytes])
+    assert_type(sl.from_iterable(lambda: iter([1, 2])), sl.Pipeline[int])
+    assert_type(sl.from_iterable(numbers), sl.Pipeline[int])
+    assert_type(sl.read_lines("a.txt", http=sl.HttpOptions(retries=3)), sl.Pipeline[str])
+    assert_type(sl.read_jsonl(["a.jsonl", "b.jsonl"]), sl.Pipeline[Any])
+
+
+def stages() -> None:
+    lines = sl.read_lines("a.txt")
+    assert_type(lines.shard(4, "contiguous", drop_remainder=True), sl.Pipeline[str])
+    assert_type(lines.shuffle_files(seed=1).shuffle(window=3, seed=1), sl.Pipeline[str])
+    assert_type(lines.map(length), sl.Pipeline[int])
+    assert_type(lines.map(length, executor="thread", concurrency=4, ordered=False), sl.Pipeline[int])
+    assert_type(lines.map(lambda line: [line]), sl.Pipeline[list[str]])
+    assert_type(lines.map(fetch, concurrency=4), sl.Pipeline[bytes])
+    assert_type(lines.map(fetch, concurrency=4, ordered=False), sl.Pipeline[bytes])
+    assert_type(lines.map(length).map(noisy, seed=3), sl.Pipeline[float])
+    assert_type(lines.map(length).map(noisy_later, seed=3, concurrency=2), sl.Pipeline[float])
+    assert_type(lines.filter(bool), sl.Pipeline[str])
+    assert_type(lines.flat_map(words), sl.Pipeline[str])
+    assert_type(lines.flat_map(str.encode), sl.Pipeline[int])
+    assert_type(lines.take(1).skip(1).repeat(2).prefetch(3, bytes=100), sl.Pipeline[str])
+    assert_type(lines.merge(), sl.Pipeline[str])
+    assert_type(lines.merge("best_effort", max_skips_per_round=1, max_lead=3), sl.Pipeline[str])
+    assert_type(lines.through(shouted), sl.Pipeline[str])
+    assert_type(lines.map(length).through(running, scale=2.0), sl.Pipeline[float])
+    assert_type(lines.through(undeclared), sl.Pipeline[int])
+
+
+def batches() -> None:
+    integers = sl.from_items([1, 2, 3])
+    assert_type(integers.batch(2), sl.Pipeline[Any])
+    assert_type(integers.batch(2, collate="stack", drop_remainder=True), sl.Pipeline[Any])
+    assert_type(integers.batch(2, collate=None), sl.Pipeline[list[int]])
+    assert_type(integers.batch(2, collate=total), sl.Pipeline[float])
+    assert_type(integers.batch(2, collate=None).unbatch(), sl.Pipeline[Any])
+
+
+def plain() -> None:
+    pipe = sl.from_items(["a"]).map(length)
+    for item in pipe:
+        assert_type(item, int)
+    assert_type(iter(pipe), sl.SyncStream[int])
+    assert_type(pipe.first(3), list[int])
+    assert_type(pipe.max_in_flight, int)
+    assert_type(pipe.open(), sl.Opened[int])
+    with pipe.open(resume=None, rank=0, world_size=1, epoch=2, backend=sl.Inline()) as stream:
+        assert_type(stream, sl.SyncStream[int])
+        assert_type(next(stream), int)
+        for item in stream:
+            assert_type(item, int)
+        assert_type(stream.snapshot(), sl.Snapshot)
+
+
+async def asynchronous() -> None:
+    pipe = sl.from_items(["a"]).map(fetch)
+    async for item in pipe:
+        assert_type(item, bytes)
+    async with pipe.open() as stream:
+        assert_type(stream, sl.Stream[bytes])
+        assert_type(await anext(stream), bytes)
+        async for item in stream:
+            assert_type(item, bytes)
+        assert_type(await stream.snapshot(), sl.Snapshot)
+        await stream.aclose()
+
+
+def snapshots() -> None:
+    assert_type(sl.Snapshot.load("ckpt"), sl.Snapshot)
+    assert_type(sl.Snapshot.load("ckpt", missing_ok=False), sl.Snapshot)
+    assert_type(sl.Snapshot.load("ckpt", missing_ok=True), sl.Snapshot | None)
+    assert_type(sl.Snapshot.load("ckpt", missing_ok=True, rank=3), sl.Snapshot | None)
+    assert_type(sl.Snapshot.from_json("{}"), sl.Snapshot)
+    sl.from_items([1]).open(resume=sl.Snapshot.load("ckpt", missing_ok=True))
+
+
+def mistakes() -> None:
+    """Each of these is an error; mypy complains of an ignore that isn't needed."""
+    lines = sl.read_lines("a.txt")
+    lines.map(length).map(length)  # type: ignore[arg-type]
+    lines.map(length, executor="process")  # type: ignore[call-overload]
+    lines.batch(2, collate="list")  # type: ignore[call-overload]
+    lines.merge("eager")  # type: ignore[arg-type]
+    lines.shard(2, "random")  # type: ignore[arg-type]
+    lines.map(length).through(shouted).batch("2")  # type: ignore[call-overload]
+    sl.from_items({1, 2})  # type: ignore[arg-type]
+    sl.from_iterable([1, 2])  # type: ignore[arg-type]
