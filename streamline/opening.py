@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from streamline.backends.base import Backend
+from streamline.driver import behind_channel
 from streamline.errors import ResumeError
 from streamline.fingerprint import Entry, compare, fingerprint
-from streamline.flow import Flow, Site
+from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.plan import Plan
 from streamline.ranks import Rank
+from streamline.sharding import shards_of_rank
 from streamline.snapshot import FORMAT_VERSION, Snapshot
 from streamline.states import State, Tree
 from streamline.tasks import Tasks
+from streamline.worker import StageOpener
 
 __all__ = ["Opening"]
 
@@ -64,7 +67,13 @@ class Opening:
     def flow(self, tasks: Tasks) -> Flow[Any]:
         """Return the last flow of the plan; its tasks belong to `tasks`."""
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
-        return self.plan.open(site, self.backend.open_worker, self._state)
+        opener: Opener[Any] = _MergeOpener(self.plan, self.backend, site)
+        for stage in self.plan.after:
+            opener = StageOpener(stage, opener)
+        flow = opener(self._state)
+        if self.plan.after:  # user code never runs in the consumer's task
+            return behind_channel(flow, site, "the last stage", self.plan.end_capacity)
+        return flow
 
     @property
     def _state(self) -> Tree | None:
@@ -94,6 +103,28 @@ class Opening:
             state=state,
             merge=self.plan.merge.name,
         )
+
+
+@dataclass(frozen=True)
+class _MergeOpener:
+    """Opens a rank's workers, and the merge over them."""
+
+    plan: Plan
+    backend: Backend
+    site: Site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        plan, site = self.plan, self.site
+        own = None if state is None else state[plan.merge.name]
+        inboxes = []
+        for at, shard in enumerate(shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)):
+            worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
+            worker_state = None if own is None else own["workers"][at]
+            inboxes.append(self.backend.open_worker(plan, worker_site, worker_state))
+        return plan.merge.open(inboxes, own)
+
+    def at(self, site: Site) -> _MergeOpener:
+        return replace(self, site=site)
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -1,39 +1,29 @@
-"""A plan in sections, and how each section is opened: source and what stands before the shard, the worker's stages, the
-merge, and what stands behind it.
+"""A plan in sections: source and what stands before the shard, the worker's stages, the merge, what stands behind it.
 
-A channel stands where concurrency begins: behind a source that waits, at a worker's end, before the consumer.
-Capacities are in items; where items are batches, fewer of them.
+Capacities of channels are in items; where items are batches, fewer of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from streamline.channel import Inbox
-from streamline.driver import behind_channel
 from streamline.errors import PlanError
-from streamline.flow import Flow, Opener, Site, Stage
+from streamline.flow import Site, Stage
 from streamline.index import Index, Repeated, Shuffled, Slice, Whole
 from streamline.merge import Merge, Strict
 from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed
-from streamline.sharding import shards_of_rank
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import Tree
 from streamline.transforms.batch import Batch
 from streamline.transforms.limit import Skip, Take
-from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
-from streamline.transforms.stride import Stride
 
-__all__ = ["OpenWorker", "Plan", "Shard"]
+__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "compiled", "index_of"]
 
 AnyStage = Stage[Any, Any]
-OpenWorker = Callable[["Plan", Site, "Tree | None"], "Inbox[Any]"]
-"""A backend's part: opens the worker of `site.shard` at a state. The inbox's first pull starts it."""
 
 READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
@@ -78,28 +68,6 @@ class Plan:
         """How the source is split."""
         return self.shard.mode or self.source.default_mode
 
-    def open(self, site: Site, open_worker: OpenWorker, state: Tree | None) -> Flow[Any]:
-        """Return the last flow of the rank `site.shard` of `site.num_shards`, at `state` or at the beginning."""
-        opener: Opener[Any] = _MergeOpener(self, site, open_worker)
-        for stage in self.after:
-            opener = _StageOpener(stage, opener)
-        flow = opener(state)
-        if self.after:  # user code never runs in the consumer's task
-            return behind_channel(
-                flow, site, "the last stage", self.capacity(READ_AHEAD_ITEMS, self.worker + self.after)
-            )
-        return flow
-
-    def open_worker(self, site: Site, state: Tree | None) -> Inbox[Any]:
-        """Return the inbox of the worker of shard `site.shard`; its task runs where this is called."""
-        opener = self._head(site)
-        for stage in self.worker:
-            opener = _StageOpener(stage, opener)
-        flow = opener(state)
-        if isinstance(flow, Inbox):  # the worker ends in a channel already: a concurrent map's, say
-            return flow
-        return behind_channel(flow, site, "worker", self.worker_capacity(site.num_shards))
-
     def worker_capacity(self, workers: int) -> int:
         """Items that the channel at a worker's end holds."""
         return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
@@ -108,6 +76,11 @@ class Plan:
     def border_capacity(self) -> int:
         """Items that may be between the event loop's thread and a plain loop's."""
         return self.capacity(BORDER_ITEMS, self.worker + self.after)
+
+    @property
+    def end_capacity(self) -> int:
+        """Items that the channel before the consumer holds."""
+        return self.capacity(READ_AHEAD_ITEMS, self.worker + self.after)
 
     @staticmethod
     def capacity(items: int, stages: Sequence[AnyStage]) -> int:
@@ -126,24 +99,6 @@ class Plan:
             shuffle_seed=seeds[-1] if seeds else None,
             drop_remainder=self.shard.drop_remainder,
         )
-
-    def _head(self, site: Site) -> Opener[Any]:
-        """Return the opener of what comes out of the shard."""
-        if self.mode == "replicated":
-            opener: Opener[Any] = _SourceOpener(self, site)
-            for stage in self.before:
-                opener = _StageOpener(stage, opener)
-            if site.num_shards > 1:
-                opener = _StageOpener(Stride(name="shard"), opener)
-        else:
-            opener = _SourceOpener(self, site)
-            if not self.source.indexable:
-                for stage in self.before:
-                    if isinstance(stage, Repeat):
-                        opener = _StageOpener(stage, opener)
-        if self.source.waits:
-            opener = _StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS), opener)
-        return opener
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
@@ -165,53 +120,6 @@ def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> In
     if isinstance(op, Skip):
         return Slice(inner, op.count)
     raise PlanError(f".{op.kind} doesn't act on an index: move it behind .shard")
-
-
-@dataclass(frozen=True)
-class _SourceOpener:
-    plan: Plan
-    site: Site
-
-    def __call__(self, state: Tree | None = None) -> Flow[Any]:
-        return self.plan.source.open(self.site, self.plan.part(self.site), state)
-
-    def at(self, site: Site) -> _SourceOpener:
-        return replace(self, site=site)
-
-
-@dataclass(frozen=True)
-class _StageOpener:
-    stage: AnyStage
-    upstream: Opener[Any]
-
-    @property
-    def site(self) -> Site:
-        return self.upstream.site
-
-    def __call__(self, state: Tree | None = None) -> Flow[Any]:
-        return self.stage.open(self.upstream, state)
-
-    def at(self, site: Site) -> _StageOpener:
-        return replace(self, upstream=self.upstream.at(site))
-
-
-@dataclass(frozen=True)
-class _MergeOpener:
-    plan: Plan
-    site: Site
-    open_worker: OpenWorker
-
-    def __call__(self, state: Tree | None = None) -> Flow[Any]:
-        plan, site = self.plan, self.site
-        own = None if state is None else state[plan.merge.name]
-        inboxes = []
-        for at, shard in enumerate(shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)):
-            worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
-            inboxes.append(self.open_worker(plan, worker_site, None if own is None else own["workers"][at]))
-        return plan.merge.open(inboxes, own)
-
-    def at(self, site: Site) -> _MergeOpener:
-        return replace(self, site=site)
 
 
 def compiled(

@@ -28,6 +28,7 @@ FLOORS: list[set[str]] = [
     {"sources", "transforms"},
     {"rules"},
     {"plan"},
+    {"worker"},
     {"describe", "fingerprint", "backends"},
     {"opening"},
     {"stream", "sync"},

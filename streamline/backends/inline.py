@@ -9,6 +9,7 @@ from streamline.channel import Inbox
 from streamline.flow import Site
 from streamline.plan import Plan
 from streamline.states import Tree
+from streamline.worker import open_worker
 
 __all__ = ["Inline"]
 
@@ -18,4 +19,4 @@ class Inline:
     """One task a worker, in the event loop that runs the stream."""
 
     def open_worker(self, plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
-        return plan.open_worker(site, state)
+        return open_worker(plan, site, state)

@@ -23,8 +23,9 @@ from streamline.pipeline import Pipeline
 from streamline.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
-from streamline.states import State, Tree
+from streamline.states import State
 from streamline.tasks import Tasks
+from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["BACKENDS", "ChainSubject", "PipelineSubject", "Read", "Subject", "read", "run", "settle"]
 
@@ -57,9 +58,10 @@ class ChainSubject(Subject):
     stages: Sequence[Stage[Any, Any]]
 
     def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
-        opener: Opener[Any] = _SourceOpener(self.source, Site(tasks))
+        part = Part(mode=self.source.default_mode)
+        opener: Opener[Any] = SourceOpener(lambda site, state: self.source.open(site, part, state), Site(tasks))
         for stage in self.stages:
-            opener = _StageOpener(stage, opener)
+            opener = StageOpener(stage, opener)
         return opener(None if text is None else json.loads(text))
 
     def write(self, state: State) -> str:
@@ -91,34 +93,6 @@ class PipelineSubject(Subject):
 
     def __str__(self) -> str:
         return repr(self.pipeline)
-
-
-@dataclass(frozen=True)
-class _SourceOpener:
-    source: Source[Any]
-    site: Site
-
-    def __call__(self, state: Tree | None = None) -> Flow[Any]:
-        return self.source.open(self.site, Part(mode=self.source.default_mode), state)
-
-    def at(self, site: Site) -> _SourceOpener:
-        return replace(self, site=site)
-
-
-@dataclass(frozen=True)
-class _StageOpener:
-    stage: Stage[Any, Any]
-    upstream: Opener[Any]
-
-    @property
-    def site(self) -> Site:
-        return self.upstream.site
-
-    def __call__(self, state: Tree | None = None) -> Flow[Any]:
-        return self.stage.open(self.upstream, state)
-
-    def at(self, site: Site) -> _StageOpener:
-        return replace(self, upstream=self.upstream.at(site))
 
 
 class Read:

@@ -1,0 +1,78 @@
+"""One shard's section of a plan, opened at a state: source, what stands before the shard, the worker's stages.
+
+A channel stands where concurrency begins: behind a source that waits, and at the worker's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamline.channel import Inbox
+from streamline.driver import behind_channel
+from streamline.flow import Flow, Opener, Site, Stage
+from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.states import Tree
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.stride import Stride
+
+__all__ = ["SourceOpener", "StageOpener", "open_worker"]
+
+
+@dataclass(frozen=True)
+class SourceOpener:
+    """Opens a source: `open_at` knows which part of it belongs to a site."""
+
+    open_at: Callable[[Site, Tree | None], Flow[Any]]
+    site: Site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.open_at(self.site, state)
+
+    def at(self, site: Site) -> SourceOpener:
+        return replace(self, site=site)
+
+
+@dataclass(frozen=True)
+class StageOpener:
+    """Opens a stage over the opener of what is upstream of it."""
+
+    stage: Stage[Any, Any]
+    upstream: Opener[Any]
+
+    @property
+    def site(self) -> Site:
+        return self.upstream.site
+
+    def __call__(self, state: Tree | None = None) -> Flow[Any]:
+        return self.stage.open(self.upstream, state)
+
+    def at(self, site: Site) -> StageOpener:
+        return replace(self, upstream=self.upstream.at(site))
+
+
+def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
+    """Return the inbox of the worker of shard `site.shard`; its tasks run where this is called."""
+    opener = _head(plan, site)
+    for stage in plan.worker:
+        opener = StageOpener(stage, opener)
+    flow = opener(state)
+    if isinstance(flow, Inbox):  # the worker ends in a channel already: a concurrent map's, say
+        return flow
+    return behind_channel(flow, site, "worker", plan.worker_capacity(site.num_shards))
+
+
+def _head(plan: Plan, site: Site) -> Opener[Any]:
+    """Return the opener of what comes out of the shard."""
+    opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at), state), site)
+    replicated = plan.mode == "replicated"
+    for stage in plan.before:
+        if replicated or (isinstance(stage, Repeat) and not plan.source.indexable):
+            opener = StageOpener(stage, opener)  # the others are in the part that the source reads
+    if replicated and site.num_shards > 1:
+        opener = StageOpener(Stride(name="shard"), opener)
+    if plan.source.waits:
+        opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS), opener)
+    return opener
