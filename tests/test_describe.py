@@ -32,31 +32,31 @@ def test_a_plan_reads_from_top_to_bottom() -> None:
     )
     assert repr(pipe).splitlines()[:-1] == [
         "from_items (10,000 items)",
-        "  shuffle",
+        "  shuffle(seed=1)",
         "shard into 16 (interleaved)",
         "  map(tokenize)",
-        "  shuffle",
+        "  shuffle(window=8, seed=0)",
         "merge (best effort)",
-        "  batch",
+        "  batch(size=4, drop_remainder=False)",
     ]
     assert repr(pipe) == describe(pipe.plan)
 
 
 def test_the_last_line_says_how_much_is_held() -> None:
     pipe = sl.from_items(range(10)).shard(2)
-    assert repr(pipe).splitlines()[-1] == f"at most {pipe.max_in_flight:,} items in flight"
+    assert repr(pipe).splitlines()[-1] == "at most 1,024 items in flight; in a quick plain loop 4,096 more"
     assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 512 + BORDER_ITEMS
 
 
 def test_what_a_take_in_every_worker_gives_in_all_is_said() -> None:
-    assert "take: up to 1,600 in all" in repr(sl.from_items(range(9)).shard(16).take(100))
+    assert "take(count=100): up to 1,600 in all" in repr(sl.from_items(range(9)).shard(16).take(100))
     assert "in all" not in repr(sl.from_items(range(9)).shard(16).merge().take(100))
     assert "in all" not in repr(sl.from_items(range(9)).map(tokenize).take(100))
 
 
 def test_that_every_worker_reads_everything_is_said() -> None:
-    assert "shard into 16 (replicated), each reads everything" in repr(sl.from_iterable(lambda: [1]).shard(16))
-    assert "each reads" not in repr(sl.from_iterable(lambda: [1]))
+    assert "shard into 16 (replicated): everything is read 16 times" in repr(sl.from_iterable(lambda: [1]).shard(16))
+    assert "is read" not in repr(sl.from_iterable(lambda: [1]))
 
 
 @pytest.mark.parametrize(

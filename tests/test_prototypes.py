@@ -69,8 +69,7 @@ async def test_rewinding_behind_choosing_loses_and_doubles_nothing() -> None:
         snapshot, seen = None, []
         for _ in range(5):
             async with pipe.open(resume=snapshot) as stream:
-                for _ in range(k // 5):
-                    seen.append(await anext(stream))
+                seen += [await anext(stream) for _ in range(k // 5)]
                 snapshot = sl.Snapshot.from_json((await stream.snapshot()).to_json())
         async with pipe.open(resume=snapshot) as stream:
             seen += [x async for x in stream]
@@ -88,7 +87,7 @@ async def test_what_looks_like_an_end_out_of_user_code_is_a_failure(error: BaseE
     stream = aiter(sl.from_items(range(10)).map(fail_at_3))
     with pytest.raises(sl.errors.StageError, match="fail_at_3") as first:  # noqa: PT012 - the loop is what raises
         async for x in stream:
-            seen.append(x)
+            seen.append(x)  # noqa: PERF401 - a comprehension would lose them
     assert seen == [0, 1, 2]
     assert first.value.__cause__ is error
     with pytest.raises(sl.errors.StageError) as again:
@@ -201,7 +200,7 @@ async def test_user_code_never_runs_in_the_consumers_task_and_a_timed_out_anext_
                 await release.wait()
             yield x
 
-    seen = []
+    seen: list[int] = []
     async with sl.from_items(range(10)).merge().through(waits_at_5).open() as stream:
         while len(seen) < 10:
             try:
@@ -245,15 +244,15 @@ async def test_the_first_item_behind_a_slow_sync_map_does_not_wait_for_a_whole_l
 
 
 async def test_the_consumers_own_exception_comes_out_as_itself_and_not_in_a_group() -> None:
-    class Mine(Exception):
+    class MineError(Exception):
         pass
 
-    with pytest.raises(Mine):
+    with pytest.raises(MineError):  # noqa: PT012 - the loop is what raises
         async with sl.from_items(range(1000)).shard(3).open() as stream:
             async for x in stream:
                 if x == 5:
-                    raise Mine
-    with pytest.raises(TimeoutError):
+                    raise MineError
+    with pytest.raises(TimeoutError):  # noqa: PT012
         async with asyncio.timeout(0.01), sl.from_items(range(10)).open() as stream:
             async for _ in stream:
                 await anyio.sleep_forever()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `kit` is no part of the package
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests are no package
 
-from kit import LOOPS, AsyncTest, run_on  # noqa: E402
+from tests.running.kit import LOOPS, AsyncTest, run_on
 
 
 @pytest.fixture(params=LOOPS)

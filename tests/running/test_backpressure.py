@@ -12,7 +12,6 @@ import anyio
 import pytest
 
 import streamline as sl
-from kit import AsyncTest, Counting, Pipe
 from streamline.channel import Channel
 from streamline.driver import drive
 from streamline.flow import Chunk, Site
@@ -21,6 +20,7 @@ from streamline.sizes import nbytes
 from streamline.sources.base import Part
 from streamline.states import At, Counted
 from streamline.transforms.batch import Batch
+from tests.running.kit import AsyncTest, Counting, Pipe
 
 Run = Callable[[AsyncTest], None]
 
@@ -31,7 +31,7 @@ async def later(item: Any) -> Any:
 
 
 @sl.stage(stateless=True)
-async def stage(items: AsyncIterator[Any]) -> AsyncIterator[Any]:  # type: ignore[misc]
+async def stage(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for item in items:
         yield item
 

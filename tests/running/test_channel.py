@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from kit import AsyncTest
 from streamline.channel import Channel, Inbox
 from streamline.errors import ClosedError
 from streamline.flow import Chunk
 from streamline.states import At, Counted
+from tests.running.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
 

@@ -8,17 +8,16 @@ import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
-from kit import CONSUMERS, AsyncTest, Counting, Outcome, Pipe, drain_plain
 from streamline.errors import ClosedError, StageError
-
-Place: TypeAlias = "Callable[[BaseException], Pipe]"
+from tests.running.kit import CONSUMERS, AsyncTest, Counting, Pipe, drain_plain
 
 AT = 12
 LENGTH = 40
@@ -28,7 +27,7 @@ class Fatal(BaseException):
     """An exception that `except Exception` doesn't catch."""
 
 
-class Odd(Exception):
+class OddError(Exception):
     """An exception that can't be made from its message alone."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -37,7 +36,7 @@ class Odd(Exception):
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "ValueError": lambda: ValueError("bad sample"),
-    "Odd": lambda: Odd(7, "bad sample"),
+    "OddError": lambda: OddError(7, "bad sample"),
     "StopIteration": StopIteration,
     "StopAsyncIteration": StopAsyncIteration,
     "CancelledError": asyncio.CancelledError,
@@ -95,7 +94,7 @@ class Broken:
 
 
 @sl.stage(stateless=True)
-async def declared(items: AsyncIterator[int], *, trap: Trap) -> AsyncIterator[int]:  # type: ignore[misc]
+async def declared(items: AsyncIterator[int], *, trap: Trap) -> AsyncIterator[int]:
     async for item in items:
         yield trap(item)
 
@@ -106,7 +105,7 @@ async def undeclared(items: AsyncIterator[int], *, trap: Trap) -> AsyncIterator[
 
 
 @sl.stage(stateless=True)
-async def swallows(items: AsyncIterator[int]) -> AsyncIterator[int]:  # type: ignore[misc]
+async def swallows(items: AsyncIterator[int]) -> AsyncIterator[int]:
     try:
         async for item in items:
             yield item
@@ -195,7 +194,7 @@ def assert_own(seen: BaseException, error: BaseException, kind: str, what: str) 
     if kind in ENDS:
         assert isinstance(seen, RuntimeError), what
         # Calls of a list at a time take a StopIteration for the list's end: what comes is another of its kind.
-        assert seen.__cause__ is error or kind == "StopIteration" and isinstance(seen.__cause__, StopIteration), what
+        assert seen.__cause__ is error or (kind == "StopIteration" and isinstance(seen.__cause__, StopIteration)), what
     else:
         assert seen is error, what
 
@@ -205,8 +204,14 @@ def assert_noted(seen: BaseException, place: str, what: str) -> None:
     assert len(notes) == 1, (what, notes)
     assert f"pid {os.getpid()}" in notes[0], what
     assert "shard 0 of 1" in notes[0], what
-    stage = "items" if "from_items" in place else "iterable" if "itera" in place or "generator function" in place else "load"
-    assert stage in notes[0], (what, notes)
+    source = (
+        "items"
+        if "from_items" in place
+        else "iterable"
+        if "itera" in place or place == "async generator function"
+        else ""
+    )
+    assert (source or "load") in notes[0], (what, notes)
     assert f"item {16 if place == 'collate' else AT + 1}" in notes[0], (what, notes)
 
 
@@ -264,8 +269,6 @@ def test_a_failure_of_one_worker_comes_out_of_a_best_effort_merge_behind_its_goo
 
 
 def test_other_workers_items_that_strict_order_puts_first_are_delivered_before_a_failure_that_came_sooner() -> None:
-    release = anyio.Event
-
     async def slow(item: int) -> int:
         if item % 2:
             for _ in range(20):
@@ -274,7 +277,6 @@ def test_other_workers_items_that_strict_order_puts_first_are_delivered_before_a
             raise ValueError("bad sample")
         return item
 
-    assert release is not None
     seen = CONSUMERS["async with"](sl.from_items(range(LENGTH)).shard(2).map(slow).merge())
     assert seen.items == list(range(AT))
 
@@ -283,7 +285,7 @@ def test_the_items_before_a_failure_arrive_even_if_the_consumer_is_slow(run: Cal
     async def test() -> None:
         items = []
         async with sl.from_items(range(LENGTH)).map(Trap(ValueError("bad"))).prefetch(4).open() as stream:
-            with pytest.raises(ValueError, match="bad"):
+            with suppress(ValueError):
                 while True:
                     items.append(await anext(stream))
                     await anyio.wait_all_tasks_blocked()
@@ -295,9 +297,6 @@ def test_the_items_before_a_failure_arrive_even_if_the_consumer_is_slow(run: Cal
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_asking_a_failed_stream_again_and_again_does_not_grow_the_traceback(consumer: str) -> None:
     lengths: list[int] = []
-
-    class Watching(Outcome):
-        pass
 
     def consume_async() -> None:
         async def main() -> None:
@@ -325,7 +324,7 @@ def test_asking_a_failed_stream_again_and_again_does_not_grow_the_traceback(cons
 # What the consumer itself raises ------------------------------------------------------------------------------------
 
 
-class Mine(Exception):
+class MineError(Exception):
     """The consumer's own."""
 
 
@@ -345,7 +344,7 @@ PIPES: dict[str, Callable[[], Pipe]] = {
 def test_the_consumers_own_exception_comes_out_of_an_async_loop_as_itself(
     shape: str, bare: bool, run: Callable[[AsyncTest], None]
 ) -> None:
-    mine = Mine("in the loop body")
+    mine = MineError("in the loop body")
 
     async def loop() -> None:
         if bare:
@@ -357,14 +356,14 @@ def test_the_consumers_own_exception_comes_out_of_an_async_loop_as_itself(
                     raise mine
 
     async def test() -> None:
+        seen: list[BaseException] = []
         try:
             await loop()
         except BaseException as error:
-            assert error is mine  # noqa: PT017 - a group would be an instance of Exception too
-            assert error.__context__ is None
-            mine.__traceback__ = None  # it holds the bare stream
-        else:
-            pytest.fail("it did not come out")
+            seen.append(error)
+        assert seen == [mine]  # and not a group
+        assert mine.__context__ is None
+        mine.__traceback__ = None  # it holds the bare stream
         gc.collect()
 
     run(test)
@@ -372,24 +371,29 @@ def test_the_consumers_own_exception_comes_out_of_an_async_loop_as_itself(
 
 @pytest.mark.parametrize("shape", PIPES)
 def test_the_consumers_own_exception_comes_out_of_a_plain_loop_as_itself(shape: str) -> None:
-    mine = Mine("in the loop body")
-    try:
+    mine = MineError("in the loop body")
+
+    def bare() -> None:
         for _ in PIPES[shape]():
             raise mine
-    except BaseException as error:
-        assert error is mine  # noqa: PT017
-        assert error.__context__ is None
-        error.__traceback__ = None
-    with pytest.raises(Mine) as raised, PIPES[shape]().open() as stream:
-        for _ in stream:
-            raise mine
-    assert raised.value is mine
+
+    def managed() -> None:
+        with PIPES[shape]().open() as stream:
+            for _ in stream:
+                raise mine
+
+    for loop in (bare, managed):
+        with pytest.raises(MineError) as raised:
+            loop()
+        assert raised.value is mine
+        assert mine.__context__ is None
+        mine.__traceback__ = None  # it holds the bare stream
 
 
 def test_the_consumers_own_exception_comes_out_of_its_task_group_without_streamlines(
     run: Callable[[AsyncTest], None],
 ) -> None:
-    mine = Mine("in the loop body")
+    mine = MineError("in the loop body")
 
     async def consume() -> None:
         async with PIPES["async map"]().open() as stream:
@@ -432,10 +436,10 @@ def test_a_stage_that_takes_other_parameters_is_an_error_that_names_it() -> None
 
 
 def test_a_stage_that_fails_over_its_upstreams_failure_fails_with_its_own() -> None:
-    mine = Mine("the stage's")
+    mine = MineError("the stage's")
 
     @sl.stage(stateless=True)
-    async def translates(items: AsyncIterator[int]) -> AsyncIterator[int]:  # type: ignore[misc]
+    async def translates(items: AsyncIterator[int]) -> AsyncIterator[int]:
         try:
             async for item in items:
                 yield item
@@ -452,7 +456,7 @@ def test_a_stage_that_fails_over_its_upstreams_failure_fails_with_its_own() -> N
 
 def test_a_stage_that_cancels_itself_is_a_failure() -> None:
     @sl.stage(stateless=True)
-    async def loses_a_task(items: AsyncIterator[int]) -> AsyncIterator[int]:  # type: ignore[misc]
+    async def loses_a_task(items: AsyncIterator[int]) -> AsyncIterator[int]:
         async for item in items:
             if item == AT:
                 lost = asyncio.get_running_loop().create_task(anyio.sleep_forever())
@@ -475,11 +479,11 @@ def test_a_failure_while_a_generator_is_closed_is_reported_not_lost() -> None:
             return 1
 
         def close(self) -> None:
-            raise Mine("while closing")
+            raise MineError("while closing")
 
     seen = drain_plain(sl.from_iterable(Fussy).take(3), bare=False)
     assert seen.items == [1, 1, 1]
-    assert isinstance(seen.ends[0], Mine)
+    assert isinstance(seen.ends[0], MineError)
 
 
 def test_opening_at_a_failing_factory_fails_with_its_exception() -> None:

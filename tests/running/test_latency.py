@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
-from kit import AsyncTest, Counting, Pipe, Tap, in_thread
+from tests.running.kit import AsyncTest, Counting, Pipe, Tap, in_thread
 
 Run = Callable[[AsyncTest], None]
 
@@ -24,7 +23,7 @@ async def later(item: int) -> int:
 
 
 @sl.stage(stateless=True)
-async def stage(items: AsyncIterator[int]) -> AsyncIterator[int]:  # type: ignore[misc]
+async def stage(items: AsyncIterator[int]) -> AsyncIterator[int]:
     async for item in items:
         yield item
 
@@ -45,7 +44,7 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
     "take and skip": lambda pipe: pipe.shard(1).take(10_000).skip(0),
     "best effort": lambda pipe: pipe.merge("best_effort"),
     "behind the merge": lambda pipe: pipe.merge().map(later, concurrency=3).prefetch(2).map(abs),
-    "many": lambda pipe: pipe.map(abs).through(stage).prefetch(3).map(later, concurrency=2).merge().filter(lambda _: True),
+    "many": lambda pipe: pipe.map(abs).through(stage).prefetch(3).map(later, concurrency=2).merge().map(abs),
 }
 
 

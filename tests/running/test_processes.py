@@ -87,7 +87,7 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("shape", ["stuck", "source", "workers", "stage", "threads", "blocked threads"])
 @pytest.mark.parametrize("bare", [True, False])
-def test_ctrl_c_while_a_plain_loop_waits_ends_it_and_leaves_nothing(shape: str, bare: bool, start_python: Start) -> None:
+def test_ctrl_c_in_a_waiting_plain_loop_ends_it_and_leaves_nothing(shape: str, bare: bool, start_python: Start) -> None:
     script = PRELUDE % shape + (
         """
 def loop():
@@ -118,7 +118,9 @@ print(alone() or {blocked})  # the traceback, which holds the iterator, is gone 
 
 
 def test_ctrl_c_in_the_body_of_a_plain_loop_ends_it_and_leaves_nothing(start_python: Start) -> None:
-    script = PRELUDE % "running" + """
+    script = (
+        PRELUDE % "running"
+        + """
 try:
     for item in pipe:
         if item == 1000:
@@ -128,12 +130,15 @@ try:
 except KeyboardInterrupt:
     print("interrupted", alone())
 """
+    )
     with start_python(script) as process:
         assert interrupted(process) == ("interrupted True\n", "")
 
 
 def test_a_plain_loop_goes_on_where_ctrl_c_was_caught(start_python: Start) -> None:
-    script = PRELUDE % "threads" + """
+    script = (
+        PRELUDE % "threads"
+        + """
 got = []
 with pipe.open() as stream:
     while len(got) < 9:
@@ -145,6 +150,7 @@ with pipe.open() as stream:
             print("interrupted", flush=True)
 print(got)
 """
+    )
     with start_python(script) as process:
         output, errors = interrupted(process)
     assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
@@ -155,7 +161,9 @@ print(got)
 def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(
     shape: str, loop: str, start_python: Start
 ) -> None:
-    script = PRELUDE % shape + f"""
+    script = (
+        PRELUDE % shape
+        + f"""
 async def main():
     async for item in pipe:
         if item == 4:
@@ -166,6 +174,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", alone() or {shape == "blocked threads"})
 """
+    )
     with start_python(script) as process:
         assert interrupted(process) == ("interrupted True\n", "")
 
@@ -178,13 +187,16 @@ OPTIONS = [(), ("-X", "dev")]
 def test_an_interpreter_that_exits_under_an_unfinished_plain_loop_says_nothing(
     shape: str, options: tuple[str, ...], python: Python
 ) -> None:
-    script = PRELUDE % shape + """
+    script = (
+        PRELUDE % shape
+        + """
 stream = iter(pipe)
 print(next(stream))
 other = pipe.open().__enter__()
 print(next(other))
 never = iter(pipe)
 """
+    )
     began = time.monotonic()
     assert python(script, *options) == "0\n0\n"
     assert time.monotonic() - began < MOST_S + 10  # it starts and imports, too
@@ -196,7 +208,9 @@ never = iter(pipe)
 def test_an_interpreter_that_exits_under_an_unfinished_async_loop_says_nothing(
     shape: str, loop: str, options: tuple[str, ...], python: Python
 ) -> None:
-    script = PRELUDE % shape + f"""
+    script = (
+        PRELUDE % shape
+        + f"""
 kept = []
 
 async def main():
@@ -211,14 +225,18 @@ async def main():
 
 run(main, {loop!r})
 """
+    )
     assert python(script, *options) == "0\n0\n"
 
 
 def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
-    script = PRELUDE % "running" + """
+    script = (
+        PRELUDE % "running"
+        + """
 stream = iter(sl.from_items(range(100)).map(stuck))
 print(next(stream))
 """
+    )
     began = time.monotonic()
     assert python(script) == "0\n"
     assert time.monotonic() - began < 10  # not 100
@@ -233,17 +251,22 @@ def test_an_exit_inside_the_loop_body_keeps_its_code(how: str, python: Python) -
 def test_a_loop_that_is_closed_without_cancelling_its_tasks_is_told_of_nothing_of_ours(
     options: tuple[str, ...], python: Python
 ) -> None:
-    script = PRELUDE % "stuck" + """
+    script = (
+        PRELUDE % "stuck"
+        + """
 loop = asyncio.new_event_loop()
 stream = aiter(pipe)
 print(loop.run_until_complete(anext(stream)))
 loop.close()
 """
+    )
     assert python(script, *options) == "0\n"
 
 
 def test_a_plain_loop_in_a_thread_ends_with_the_interpreter(python: Python) -> None:
-    script = PRELUDE % "stuck" + """
+    script = (
+        PRELUDE % "stuck"
+        + """
 begun = threading.Event()
 
 def consume():
@@ -254,4 +277,5 @@ threading.Thread(target=consume, daemon=True).start()
 begun.wait()
 print("leaving")
 """
+    )
     assert python(script) == "leaving\n"
