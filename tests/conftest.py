@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -29,9 +30,16 @@ OTHERS = ("AnyIO worker thread", "pytest_timeout")
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_up() -> None:
-    """Let uvloop make what it keeps for the life of the process: a pipe for signals."""
+    """Let uvloop make what it keeps for the life of the process: a pipe for signals.
+
+    What is there by now stays, so the collector need not look at it after every test: that is most of a test's time.
+    """
     if find_spec("uvloop"):
         anyio.run(anyio.lowlevel.checkpoint, backend="asyncio", backend_options={"use_uvloop": True})
+    if find_spec("hypothesis"):
+        import_module("hypothesis")  # when it is imported it asks the collector who refers to trio's random generator
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import streamline as sl
 from streamline.demo import feed
 from streamline.demo.feed import RECORD_BYTES, encode
 
 PROGRAM = "import sys; from streamline.demo.run import run_demo; sys.exit(run_demo(quick=True))"
-
-needs_engine = pytest.mark.skipif(not hasattr(sl, "read_jsonl"), reason="streamline.read_jsonl does not exist yet")
 
 
 def start_demo(temporary: Path) -> subprocess.Popen[str]:
@@ -37,7 +34,6 @@ def test_a_short_record_repeats_and_a_long_one_is_cut() -> None:
         assert encoded.tobytes() == (text.encode() * RECORD_BYTES)[:RECORD_BYTES]
 
 
-@needs_engine
 @pytest.mark.timeout(120)
 def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     with start_demo(tmp_path) as demo:
@@ -50,7 +46,6 @@ def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_engine
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("number", "presses"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 3)])
 @pytest.mark.parametrize("at", ["http://", "uninterrupted"])

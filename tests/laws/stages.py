@@ -92,6 +92,7 @@ ORDERED: dict[str, Fragment] = {
     "skip": lambda pipe: pipe.skip(7),
     "skip all": lambda pipe: pipe.skip(100),
     "repeat of shuffles": lambda pipe: pipe.shuffle(window=4).repeat(3),
+    "repeat of a filter": lambda pipe: pipe.filter(lambda item: item % 7 == 1).repeat(3),
     "shards": lambda pipe: pipe.shard(3).merge().shuffle(window=4),
 }
 

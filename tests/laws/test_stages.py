@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 import streamline as sl
 import streamline.transforms.map
 import streamline.transforms.unordered
+from streamline.flow import Chunk, Lists, Run, Stage
 from streamline.pipeline import Pipeline
+from streamline.states import Picked
 from streamline.testing import BACKENDS, PAUSE, Script, check_failure, check_stage, scripted
 from streamline.testing.running import PipelineSubject, run, settle
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
@@ -57,6 +61,28 @@ def test_a_stage_that_declares_nothing_keeps_the_laws_from_its_start() -> None:
 
     with warnings.catch_warnings(action="ignore"):
         check_stage(lambda pipe: pipe.through(undeclared), range(9), behind_choices=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generous(Stage[int, int]):
+    """Gives all that it gets, whatever it is asked for, but every third item: which is progress behind the others."""
+
+    async def lists(self, run: Run[int]) -> Lists[int]:
+        while (chunk := await run.upstream.pull()) is not None:
+            kept = [index for index, item in enumerate(chunk.items) if item % 3]
+            yield Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)
+
+
+def test_a_list_that_is_longer_than_was_asked_for_is_handed_out_in_parts() -> None:
+    check_stage(Generous(name="generous"), range(13))
+
+
+def test_a_slow_map_hands_on_what_it_has() -> None:
+    def slow(item: int) -> int:
+        time.sleep(0.0006)
+        return item
+
+    check_stage(lambda pipe: replace(pipe, stages=(Generous(name="generous"),)).map(slow), range(7), laws=["resume"])
 
 
 FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]

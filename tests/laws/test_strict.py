@@ -109,6 +109,18 @@ def test_progress_before_an_input_that_is_unfolded_again_keeps_the_place_in_it()
     assert run(work) == ([30, -30, 0], [-30, 0])
 
 
+def test_a_custom_stage_may_be_resumed_with_another_number_of_inputs_between_its_copies() -> None:
+    def every(inputs: int) -> PipelineSubject:
+        return PipelineSubject(scripted(range(12)).through(sl.stage(state=dict, snapshot_every=inputs)(pairs.fn)))
+
+    async def work(tasks: Tasks) -> None:
+        whole = await read(every(5).open(tasks, None), every(5).write, Random(0))
+        for k, _, text in whole.states:
+            assert (await read(every(1).open(tasks, text), every(1).write, Random(0))).items == whole.items[k:]
+
+    run(work)
+
+
 class Counting:
     """A range that counts what is read of it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -46,16 +47,19 @@ def streamline_tasks() -> set[asyncio.Task[Any]]:
 
 @dataclass
 class Counting:
-    """`range(length)`, and how many of its items were asked for."""
+    """`range(length)`, how many of its items were asked for, and the lowest of them."""
 
     length: int
     asked: int = 0
+    lowest: float = math.inf
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> int:
         self.asked += 1
+        if index < self.lowest:
+            self.lowest = index
         return index
 
 

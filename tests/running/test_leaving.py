@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
@@ -554,7 +555,7 @@ def test_leaving_a_plain_loop_leaves_nothing(way: Callable[[Pipe], None], capfd:
         assert time.monotonic() - began < MOST_S, shape
 
     for shape, pipe in ALL.items():
-        in_thread(lambda shape=shape, pipe=pipe: test(shape, pipe))
+        in_thread(partial(test, shape, pipe))
     assert capfd.readouterr() == ("", "")
 
 
