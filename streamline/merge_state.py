@@ -70,6 +70,9 @@ class MergeState(State):
         }
         return {self.name: own}
 
+    def where(self) -> str:
+        return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item
+
 
 class Taking(Generic[T]):
     """What one pull takes from the workers; also the column of the states behind its items, made when read."""

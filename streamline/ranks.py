@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamline.errors import PlanError
+from streamline.options import check_int
 
 __all__ = ["Rank", "find_rank"]
 
@@ -33,6 +34,8 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
     if (rank is None) != (world_size is None):
         raise PlanError("give rank= and world_size= together, or neither")
     if rank is not None and world_size is not None:
+        for option, value in ((".open(rank=)", rank), (".open(world_size=)", world_size)):
+            check_int(option, value, value)  # an integer; which ones go together is checked below
         return _checked(Rank(rank, world_size, "given"))
     found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
     if found is None:

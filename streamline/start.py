@@ -40,7 +40,8 @@ def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
 def from_iterable(factory: Callable[[], Iterable[T] | AsyncIterable[T]], *, name: str = "iterable") -> Pipeline[T]:
     """Read the sync or async iterable that `factory` returns; it is called anew per pass, worker and resume.
 
-    Every worker iterates all of it and keeps its stride; a resume iterates up to where it stood.
+    Every worker iterates all of it and keeps its stride; a resume iterates up to where it stood. A sync iterable is
+    iterated in the event loop, list by list: one that waits (for a queue, a socket) had better be async.
 
     Raises:
       PlanTypeError: `factory` can't be called: an iterable itself could be read once only.

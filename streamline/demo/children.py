@@ -122,12 +122,12 @@ def killing_after(process: subprocess.Popen[str], limit_s: float) -> Iterator[th
         process.kill()
 
     timer = threading.Timer(limit_s, kill)
-    timer.start()
+    timer.daemon = True  # an interrupt may come before it can be cancelled
     try:
+        timer.start()
         yield late
     except BaseException:
         process.kill()
         raise
     finally:
         timer.cancel()
-        timer.join()

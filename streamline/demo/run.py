@@ -177,16 +177,22 @@ def temporary_folder() -> Iterator[Path]:
 def signals_as_interrupts() -> Iterator[None]:
     """Let SIGTERM and SIGHUP (a closed terminal) unwind as Ctrl-C does, so that they leave nothing behind either.
 
-    Where one is ignored, as SIGHUP is under nohup, it stays so.
+    The first is enough: those behind it are passed over, or they would strike while we clean up. Where one is ignored,
+    as SIGHUP is under nohup, it stays so.
     """
+    interrupted = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         yield
         return
-    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in taken}
     try:
         yield

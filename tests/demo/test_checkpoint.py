@@ -16,7 +16,7 @@ class FakeSnapshot:
         path.write_text(self.text)
 
 
-class Crash(Exception):
+class CrashError(Exception):
     pass
 
 
@@ -25,7 +25,7 @@ class CrashingSnapshot:
 
     def save(self, path: Path, /) -> None:
         path.write_text("half of a snap")
-        raise Crash
+        raise CrashError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(tmp_path: Path, model
     digest = model.digest()
     checkpoint.save(tmp_path, Delivered(1, 32, "aa"), model, FakeSnapshot("first"))
     trained(model)
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         checkpoint.save(tmp_path, Delivered(2, 64, "bb"), model, CrashingSnapshot())
     loaded = checkpoint.load(tmp_path)
     assert loaded is not None
@@ -69,7 +69,7 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(tmp_path: Path, model
 
 
 def test_a_resumed_run_saves_over_what_a_crash_left(tmp_path: Path, model: ByteModel) -> None:
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         checkpoint.save(tmp_path, Delivered(2, 64, "bb"), model, CrashingSnapshot())
     assert checkpoint.load(tmp_path) is None
     checkpoint.save(tmp_path, Delivered(2, 64, "bb"), model, FakeSnapshot("whole"))

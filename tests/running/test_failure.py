@@ -165,14 +165,9 @@ def _bound(trap: Trap) -> Callable[[], AsyncIterator[int]]:
     return iterates
 
 
-NO_POSITION = pytest.mark.xfail(reason="MergeState has no where(): notes behind the merge name no source position")
-
-
 @pytest.mark.filterwarnings("ignore:a resume will run:UserWarning")
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize(
-    "place", [pytest.param(place, marks=[NO_POSITION] * (place == "map behind the merge")) for place in PLACES]
-)
+@pytest.mark.parametrize("place", list(PLACES))
 def test_a_failure_comes_behind_every_item_before_it_and_again_for_ever(place: str, kind: str) -> None:
     for consumer, consume in CONSUMERS.items():
         error = ERRORS[kind]()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import anyio
 import pytest
@@ -85,26 +84,6 @@ def test_a_full_batch_arrives_while_the_next_one_waits_for_items(run: Run) -> No
                 assert [await anext(stream), await anext(stream)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
     run(test)
-
-
-@pytest.mark.xfail(reason="a plain iterator that blocks holds up to a list of items that it has yielded", strict=False)
-def test_a_plain_iterator_that_blocks_holds_back_nothing_that_it_has_yielded() -> None:
-    seen = threading.Event()
-
-    def source() -> Iterator[int]:
-        yield from range(10)
-        seen.wait(5)
-
-    def consume() -> None:
-        with sl.from_iterable(source).open() as stream:
-            for _ in range(10):
-                next(stream)
-            assert not seen.is_set()
-            seen.set()
-
-    began = time.monotonic()
-    in_thread(consume)
-    assert time.monotonic() - began < 4
 
 
 class Slow:
