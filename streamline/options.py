@@ -11,8 +11,8 @@ from streamline.errors import PlanError, PlanTypeError
 __all__ = ["check_function", "check_int", "check_seed", "is_async"]
 
 
-def check_int(option: str, value: object, least: int) -> None:
-    """Insist on an integer of at least `least`.
+def check_int(option: str, value: object, least: int | None) -> None:
+    """Insist on an integer of at least `least`; None: on any.
 
     Raises:
       PlanTypeError: it is no integer; a bool is none.
@@ -20,7 +20,7 @@ def check_int(option: str, value: object, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}")
-    if value < least:
+    if least is not None and value < least:
         raise PlanError(f"{option} is at least {least}, got {value}")
 
 

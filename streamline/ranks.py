@@ -35,7 +35,7 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
         raise PlanError("give rank= and world_size= together, or neither")
     if rank is not None and world_size is not None:
         for option, value in ((".open(rank=)", rank), (".open(world_size=)", world_size)):
-            check_int(option, value, value)  # an integer; which ones go together is checked below
+            check_int(option, value, None)
         return _checked(Rank(rank, world_size, "given"))
     found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
     if found is None:
