@@ -24,6 +24,7 @@ __all__ = [
     "Json",
     "Numbered",
     "Over",
+    "Overlaid",
     "Picked",
     "Reference",
     "Shifted",
@@ -168,6 +169,20 @@ class Numbered:
 
     def __getitem__(self, index: int, /) -> State:
         return Over(self._name, self._first + index, self._states[index])
+
+
+class Overlaid:
+    """The same own part of a stage over each of the upstream's states."""
+
+    __slots__ = ("_name", "_own", "_states")
+
+    def __init__(self, name: str, own: Json, states: States) -> None:
+        self._name = name
+        self._own = own
+        self._states = states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(self._name, self._own, self._states[index])
 
 
 class Shifted:

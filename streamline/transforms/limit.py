@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamline.flow import Chunk, Lists, Run, Stage
-from streamline.states import Numbered, Over, State
+from streamline.states import Numbered, Over, Overlaid, State
 
 __all__ = ["Skip", "Take"]
 
@@ -49,18 +49,4 @@ class Skip(Stage[T, T]):
             drop = min(self.count - skipped, len(chunk.items))
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
-            yield Chunk(kept.items, _Constant(self.name, skipped, kept.states), Over(self.name, skipped, chunk.end))
-
-
-class _Constant:
-    """The same own part over each of the upstream's states."""
-
-    __slots__ = ("_name", "_own", "_states")
-
-    def __init__(self, name: str, own: int, states: Any) -> None:
-        self._name = name
-        self._own = own
-        self._states = states
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._own, self._states[index])
+            yield Chunk(kept.items, Overlaid(self.name, skipped, kept.states), Over(self.name, skipped, chunk.end))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Stage
-from streamline.states import Over, State, States, Tree
+from streamline.states import Over, Overlaid, Tree
 
 __all__ = ["Repeat"]
 
@@ -48,16 +48,4 @@ class Repeat(Stage[T, T]):
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded}
         after = None if chunk.after is None else Over(self.name, own, chunk.after)
-        return Chunk(chunk.items, _InPass(self.name, own, chunk.states), after)
-
-
-class _InPass:
-    """The states of one pass."""
-
-    __slots__ = ("_name", "_own", "_states")
-
-    def __init__(self, name: str, own: Any, states: States) -> None:
-        self._name, self._own, self._states = name, own, states
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._own, self._states[index])
+        return Chunk(chunk.items, Overlaid(self.name, own, chunk.states), after)

@@ -196,3 +196,16 @@ CONSUMERS: dict[str, Callable[[Pipe], Outcome]] = {
 def numbers(count: int) -> Iterator[int]:
     """Return what a factory returns: an iterator of 0 ... count - 1."""
     return iter(range(count))
+
+
+async def later(item: Any) -> Any:
+    """Give way once, and return the item."""
+    await anyio.lowlevel.checkpoint()
+    return item
+
+
+@sl.stage(stateless=True)
+async def stage(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Pass every item on."""
+    async for item in items:
+        yield item

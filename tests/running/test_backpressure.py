@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,20 +20,9 @@ from streamline.sizes import nbytes
 from streamline.sources.base import Part
 from streamline.states import At, Counted
 from streamline.transforms.batch import Batch
-from tests.running.kit import AsyncTest, Counting, Pipe
+from tests.running.kit import AsyncTest, Counting, Pipe, later, stage
 
 Run = Callable[[AsyncTest], None]
-
-
-async def later(item: Any) -> Any:
-    await anyio.lowlevel.checkpoint()
-    return item
-
-
-@sl.stage(stateless=True)
-async def stage(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for item in items:
-        yield item
 
 
 SHAPES: dict[str, Callable[[Pipe], Pipe]] = {

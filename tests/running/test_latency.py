@@ -9,22 +9,11 @@ import anyio
 import pytest
 
 import streamline as sl
-from tests.running.kit import AsyncTest, Counting, Pipe, Tap, in_thread
+from tests.running.kit import AsyncTest, Counting, Pipe, Tap, in_thread, later, stage
 
 Run = Callable[[AsyncTest], None]
 
 BURST = 37
-
-
-async def later(item: int) -> int:
-    await anyio.lowlevel.checkpoint()
-    return item
-
-
-@sl.stage(stateless=True)
-async def stage(items: AsyncIterator[int]) -> AsyncIterator[int]:
-    async for item in items:
-        yield item
 
 
 SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
