@@ -11,7 +11,7 @@ demo: $(READY)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
 
 test: $(READY)  ## the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
 
 check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
 	$(BIN)/ruff format --check .

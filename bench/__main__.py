@@ -5,7 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench import async_map, batch_arrays, harness, report, resume, snapshot_cost, tiny_items
+from bench import (
+    async_map,
+    batch_arrays,
+    harness,
+    metering,
+    report,
+    resume,
+    resumed_samples,
+    snapshot_cost,
+    tiny_items,
+)
 from bench.suite import Suite
 
 SUITES: dict[str, tuple[Suite, ...]] = {
@@ -14,7 +24,9 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "batch_arrays": batch_arrays.SUITES,
     "snapshot_cost": snapshot_cost.SUITES,
     "resume": resume.SUITES,
+    "metering": metering.SUITES,
 }
+NAMES = (*SUITES, "resumed_samples")
 PAGE = Path(__file__).parent.parent / "BENCHMARKS.md"
 
 INTRODUCTION = """\
@@ -28,18 +40,22 @@ between machines than rates do; a ratio is the median of the rounds' own ratios.
 
 def main() -> None:
     parser = harness.parser()
-    parser.add_argument("names", nargs="*", metavar="name", help=f"which to run: {', '.join(SUITES)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which to run: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(SUITES):
-        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    if unknown := set(arguments.names) - set(NAMES):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if arguments.write and (arguments.smoke or arguments.names):
         parser.error("--write takes a whole measured run: neither --smoke nor names")
     options = harness.options_of(arguments)
     header = report.header(options.use_uvloop)
     print(header)
-    suites = [suite for name in arguments.names or SUITES for suite in SUITES[name]]
-    tables, sound = harness.run(suites, options)
+    names = arguments.names or NAMES
+    tables, sound = harness.run([suite for name in names if name in SUITES for suite in SUITES[name]], options)
+    if "resumed_samples" in names:
+        counts, exact = resumed_samples.run(smoke=arguments.smoke)
+        print(counts)
+        tables, sound = f"{tables}\n{counts}", sound and exact
     if arguments.write and sound:
         PAGE.write_text("\n".join([INTRODUCTION.format(rounds=options.rounds), header, tables]), encoding="utf-8")
     sys.exit(not sound)

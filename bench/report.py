@@ -11,7 +11,7 @@ from statistics import median
 
 from bench.suite import Case, Result, Suite, Target, Unit
 
-LIBRARIES = ("streamline", "anyio", "uvloop", "numpy", "torch", "torchdata", "grain", "spdl", "aiostream")
+LIBRARIES = ("streamline", "anyio", "uvloop", "numpy", "torch", "torchdata", "grain", "spdl", "aiostream", "datasets")
 DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 

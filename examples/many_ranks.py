@@ -31,8 +31,8 @@ def main() -> None:
             begun.append(used)
             snapshot.save(scratch)  # each rank a file of its own
         print("saved:", *sorted(path.name for path in Path(scratch).iterdir()))
-        for rank in RANKS:  # in new processes, say
-            used, _ = train(rank, sl.Snapshot.load(scratch, rank=rank), batches=None)
+        for rank in RANKS:  # in new processes, say: each takes its own part of the job's snapshot
+            used, _ = train(rank, sl.Snapshot.load(scratch), batches=None)
             rest.append(used)
     whole = [one + other for one, other in zip(begun, rest, strict=True)]
     for rank in RANKS:

@@ -11,29 +11,51 @@ from __future__ import annotations
 
 from streamline import errors
 from streamline.backends.inline import Inline
+from streamline.custom_source import source
+from streamline.debug import DebugStream
+from streamline.failing.failures import ErrorReport, Failure
+from streamline.failing.replay import replay
+from streamline.loading.loader import Loader
+from streamline.meters.stats import Stats
+from streamline.meters.verdict import Verdict
 from streamline.opened import Opened
+from streamline.pictures.draw import Drawing
 from streamline.pipeline import Pipeline
+from streamline.resuming.explain import Explanation
 from streamline.snapshot import Snapshot
 from streamline.sources.http_options import HttpOptions
-from streamline.start import from_items, from_iterable, read_jsonl, read_lines
+from streamline.start import from_items, from_iterable, from_stream, read_jsonl, read_lines
 from streamline.stream import Stream
 from streamline.sync import SyncStream
 from streamline.transforms.custom import stage
+from streamline.watching.trace import Trace
 
 __all__ = [
+    "DebugStream",
+    "Drawing",
+    "ErrorReport",
+    "Explanation",
+    "Failure",
     "HttpOptions",
     "Inline",
+    "Loader",
     "Opened",
     "Pipeline",
     "Snapshot",
+    "Stats",
     "Stream",
     "SyncStream",
+    "Trace",
+    "Verdict",
     "__version__",
     "errors",
     "from_items",
     "from_iterable",
+    "from_stream",
     "read_jsonl",
     "read_lines",
+    "replay",
+    "source",
     "stage",
 ]
 

@@ -10,15 +10,18 @@ from asyncio import CancelledError
 import anyio
 
 from streamline.errors import StageError
+from streamline.failing.replay import Call
 from streamline.flow import Site
 from streamline.states import State
 
-__all__ = ["blame", "cancellation_requested", "function_name", "stage_name"]
+__all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "stage_name"]
 
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
 
 
-def blame(error: BaseException, stage: str, site: Site, position: State | None) -> BaseException:
+def blame(
+    error: BaseException, stage: str, site: Site, position: State | None, call: Call | None = None
+) -> BaseException:
     """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
 
     Args:
@@ -26,16 +29,27 @@ def blame(error: BaseException, stage: str, site: Site, position: State | None) 
       stage: the stage as printed, "map(tokenize)".
       site: where it ran.
       position: the upstream state right after the item at fault; None where no item is at fault.
+      call: what `replay` is to call again; None where that can't be done.
     """
-    if isinstance(error, LOOKS_LIKE_AN_END):
-        wrapped = StageError(f"{stage} raised {type(error).__name__}, which Python would read as an end: {error!r}")
-        wrapped.__cause__ = error
-        error = wrapped
+    if call is not None:
+        call.attach(error)
+    error = not_an_end(error, stage)
+    if call is not None:
+        call.attach(error)
     at = position.where() if position is not None else ""
     error.add_note(
         f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else "")
     )
     return error
+
+
+def not_an_end(error: BaseException, stage: str) -> BaseException:
+    """Return `error`, or a `StageError` for one that Python would read as an end or as a cancellation."""
+    if not isinstance(error, LOOKS_LIKE_AN_END):
+        return error
+    wrapped = StageError(f"{stage} raised {type(error).__name__}, which Python would read as an end: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def stage_name(fn: object) -> str:

@@ -21,13 +21,20 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from streamline.errors import ClosedError
 from streamline.flow import Chunk, Flow
+from streamline.gate import Gate, resting
+from streamline.meters.meter import ChannelMeter
+from streamline.meters.stage_meter import StageMeter
+from streamline.session import Session
 from streamline.sizes import nbytes
-from streamline.states import Joined, Shifted, State
+from streamline.states import Joined, Shifted, State, States
 from streamline.tasks import Job
 
 __all__ = ["Channel", "Inbox"]
 
 T = TypeVar("T")
+
+ROOM = -1
+"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
 
 
 class _Packet(Generic[T]):
@@ -50,7 +57,14 @@ class Channel(Generic[T]):
       begin: the state before the first item.
       capacity: items between the sender's hands and the receiver's, at least 1.
       capacity_bytes: likewise in bytes as `streamline.sizes` counts them; one item is always admitted. None: no bound.
+
+    Attributes:
+      meter: of this channel; None: nobody counts.
+      filler: of the stage whose items wait for room here; None: nobody is told of waits.
     """
+
+    meter: ChannelMeter | None = None
+    filler: StageMeter | None = None
 
     def __init__(self, begin: State, capacity: int, capacity_bytes: int | None = None) -> None:
         self.capacity = capacity
@@ -58,12 +72,22 @@ class Channel(Generic[T]):
         self.held = 0
         self.held_bytes = 0
         self.finished = False
+        self.gate = Gate()  # of the running that it belongs to, once that is known
+        self.failed = False
+        self.on_freed: Callable[[], None] | None = None
         self._waiting: anyio.Event | None = None
         self.open: _Packet[T] | None = None
         # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
         streams = anyio.create_memory_object_stream[_Packet[T]](1)
         self._send: MemoryObjectSendStream[_Packet[T]] = streams[0]
         self.inbox = Inbox(self, streams[1], begin)
+
+    def join(self, session: Session) -> None:
+        """Take note of the running that this channel belongs to; before anything is sent."""
+        self.gate = session.gate
+        if session.most_ahead is not None:
+            self.capacity = min(self.capacity, session.most_ahead)
+            self.inbox.fit(self.capacity)
 
     @property
     def room(self) -> int:
@@ -89,8 +113,8 @@ class Channel(Generic[T]):
             return
         for index, item in enumerate(chunk.items):
             size = nbytes(item)
-            while self.held and self.held_bytes + size > self.capacity_bytes:
-                await self._wait_freed()
+            if self.held and self.held_bytes + size > self.capacity_bytes:
+                await self._wait_bytes(size)
             self.held_bytes += size
             self.reserve(1)
             self._packet().sizes.append(size)
@@ -98,9 +122,21 @@ class Channel(Generic[T]):
         if not chunk.items:
             self.post(chunk)
 
+    def admit(self, item: T, states: States, size: int) -> None:
+        """Hand on one item of `size` bytes at once, whatever the room: whoever calls this minds the bounds."""
+        self.held_bytes += size
+        self.reserve(1)
+        self._packet().sizes.append(size)
+        self.post(Chunk([item], states))
+
     def reserve(self, items: int) -> None:
         """Count `items` as held from now on, before they are posted."""
         self.held += items
+        meter = self.meter
+        if meter is not None:
+            meter.depth = self.held
+            if self.held > meter.peak:
+                meter.peak = self.held
 
     def post(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk whose items have been reserved."""
@@ -110,6 +146,8 @@ class Channel(Generic[T]):
         if chunk.items:
             packet.states.add(len(packet.items), chunk.states)
             packet.items.extend(chunk.items)
+            if self.meter is not None:
+                self.meter.items += len(chunk.items)
         packet.after = chunk.after  # supersedes an earlier one: at most one progress is pending
         self.inbox.notify()
 
@@ -118,10 +156,13 @@ class Channel(Generic[T]):
         self.finished = True
         self._send.close()
         self.inbox.notify()
+        if self.inbox.on_end is not None:
+            self.inbox.on_end(self.failed)
 
     def fail(self, failure: BaseException) -> None:
         """Let the receiver have what was sent, then `failure`."""
         self._packet().failure = failure
+        self.failed = True
         self.finish()
 
     def abandon(self) -> None:
@@ -134,13 +175,32 @@ class Channel(Generic[T]):
         """Take note that the receiver has dealt with `items` items of `size` bytes together."""
         self.held -= items
         self.held_bytes -= size
+        if self.meter is not None:
+            self.meter.depth = self.held
         if self._waiting is not None and self.held <= self.capacity * 3 // 4:
             self._waiting.set()
             self._waiting = None
+        if self.on_freed is not None:
+            self.on_freed()
+
+    async def _wait_bytes(self, size: int) -> None:
+        """Wait until an item of `size` bytes fits."""
+        while self.held and self.held_bytes + size > self.capacity_bytes:
+            await self._wait_freed()
+            if self.gate.holding:
+                await self.gate.passage()
 
     async def _wait_freed(self) -> None:
+        """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
         self._waiting = anyio.Event()
-        await self._waiting.wait()
+        filler = self.filler
+        if filler is not None:
+            filler.wait_begins("wait_output", ROOM)
+        try:
+            await resting(self._waiting.wait())
+        finally:
+            if filler is not None:
+                filler.wait_ends(ROOM)
 
     def _packet(self) -> _Packet[T]:
         if self.open is None:
@@ -164,13 +224,20 @@ class Inbox(Flow[T]):
         self._position = 0
         self._unreleased = 0
         self._unreleased_bytes = 0
-        self._most = (channel.capacity + 1) // 2  # so that the sender has room while a list is dealt with
+        self.fit(channel.capacity)
         self._job: Job | None = None
         self._shut = False
+        self._waiting = False
         self.starter: Callable[[], Job] | None = None
         self.stopper: Callable[[Job], Awaitable[None]] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        self.on_end: Callable[[bool], None] | None = None
+
+    def fit(self, capacity: int) -> None:
+        """Give out at most half of the capacity at once, so that the sender has room while a list is dealt with."""
+        self._most = (capacity + 1) // 2
 
     def start(self) -> None:
         """Start the task that feeds this inbox, if it isn't running yet."""
@@ -197,6 +264,11 @@ class Inbox(Flow[T]):
         if packet.items or packet.after is not None or packet.failure is not None or channel.open is not None:
             return False
         return not channel.finished and not self._shut
+
+    @property
+    def hungry(self) -> bool:
+        """Whether somebody waits here, and there is nothing to see."""
+        return self._waiting and self.idle
 
     def take(self, limit: int) -> Chunk[T] | None:
         """Return up to `limit` items that are here, or progress; None if there is neither."""
@@ -236,9 +308,12 @@ class Inbox(Flow[T]):
         return self._channel.finished
 
     async def wait(self) -> None:
-        """Wait until there is something to take, or it is over."""
+        """Wait until there is something to take, or it is over, and items may move."""
+        self._waiting = True
         try:
-            self._adopt(await self._receive.receive())
+            if self.on_wait is not None:
+                self.on_wait()
+            self._adopt(await resting(self._receive.receive()))
         except anyio.EndOfStream:
             self._shut = self._shut or not self._channel.finished
         except anyio.ClosedResourceError:
@@ -248,6 +323,14 @@ class Inbox(Flow[T]):
             if self._channel.open is not None and not self._receive.statistics().current_buffer_used:
                 self._adopt(self._channel.open)
             raise
+        finally:
+            self._waiting = False
+        await self.passage()
+
+    async def passage(self) -> None:
+        """Wait while items must not move."""
+        if self._channel.gate.holding:
+            await self._channel.gate.passage()
 
     def release(self) -> None:
         if self._unreleased:
@@ -282,7 +365,14 @@ class Inbox(Flow[T]):
         while (chunk := self.take(limit)) is None:
             if self.over:
                 return None
-            await self.wait()
+            reader = self.reader
+            if reader is not None:
+                reader.wait_begins("wait_input")
+            try:
+                await self.wait()
+            finally:
+                if reader is not None:
+                    reader.wait_ends()
         return chunk
 
     def _adopt(self, packet: _Packet[T]) -> None:

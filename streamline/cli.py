@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from shutil import get_terminal_size
 
 import click
 
 from streamline import __version__
 from streamline.errors import StreamlineError
-from streamline.inspection import report
+from streamline.resuming.inspection import report
 from streamline.snapshot import Snapshot
 
 __all__ = ["main"]
+
+WIDTH, WIDEST = 120, 160
+"""Columns where there is no terminal, and at the most."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,10 +38,14 @@ def demo(quick: bool) -> None:
 
 @main.command()
 @click.argument("path", type=click.Path())
-@click.option("--rank", type=int, default=None, help="Which rank's snapshot, if PATH is a directory of several.")
+@click.option("--rank", type=int, default=None, help="Only this rank's, if PATH is a directory of several.")
 def inspect(path: str, rank: int | None) -> None:
-    """Print the snapshot in PATH, a file or a directory, for a person."""
+    """Print the snapshot in PATH, a file or a directory, for a person.
+
+    Whose it is, the files and the plan that it was taken of, where each shard stands, and what a resume does again.
+    """
+    width = min(get_terminal_size((WIDTH, 24)).columns, WIDEST)
     try:
-        click.echo(report(Snapshot.load(path, rank=rank)))
+        click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)
     except StreamlineError as error:
         raise click.ClickException(str(error)) from error

@@ -25,20 +25,38 @@ class Cursor(Generic[T]):
         self._items: list[Any] = []
         self._taken = 0
         self._last = -1
+        self._passed = 0
+
+    @property
+    def count(self) -> int:
+        """How many items have been taken so far."""
+        return self._passed + self._taken
 
     @property
     def state(self) -> State:
         """The state right after the last item returned. It changes only while a pull is in progress."""
-        return self._reference().get()
+        return self.behind.get()
 
-    def _reference(self) -> Reference:
+    @property
+    def at_hand(self) -> int:
+        """Items of the list at hand that were not returned yet."""
+        return self._last + 1 - self._taken
+
+    @property
+    def behind(self) -> Reference:
+        """The same as `state`, not made yet."""
         if self._taken > self._last and self._chunk.after is not None:
             return Reference.to(self._chunk.after)
         return Reference(self._chunk.states, self._taken - 1) if self._taken else self._before
 
+    def _begin_at(self, begin: State) -> None:
+        """Say, before anything is taken, that the flow begins elsewhere than was said."""
+        self._before = Reference.to(begin)
+
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""
-        self._before = self._reference()
+        self._before = self.behind
+        self._passed += self._taken
         self._items = list(chunk.items)
         self._last = len(self._items) - 1
         self._taken = 0
@@ -46,7 +64,8 @@ class Cursor(Generic[T]):
 
     def _forget(self) -> None:
         """Drop the items at hand; the state stays behind the last one returned."""
-        self._before = self._reference()
+        self._before = self.behind
+        self._passed += self._taken
         self._chunk = Chunk((), ())
         self._items = []
         self._taken = 0

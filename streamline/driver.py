@@ -2,8 +2,8 @@
 
 Success: every list is sent, the flow is closed, then the channel says that this was all. Stage failure: what came
 before has been sent; the flow is closed, then the channel fails with the user's exception. Cancellation: the flow is
-closed under a shield, and the channel is abandoned. Snapshot: between two lists the driver passes the gate; the states
-travel with the items, so that is all it has to do.
+closed under a shield, and the channel is abandoned. Snapshot, pause: before and behind each list the driver passes the
+gate; the states travel with the items, so that is all it has to do.
 
 A driver never raises: its exception would cancel its siblings and strand what they hold.
 """
@@ -30,12 +30,30 @@ T = TypeVar("T")
 def behind_channel(flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
     channel = Channel[T](flow.state, capacity, capacity_bytes)
-    return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name)
+    channel.filler = flow.meter
+    filled_by = name if flow.meter is None else flow.meter.name
+    return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
 
 
-def run_into(channel: Channel[T], work: Callable[[], Awaitable[None]], site: Site, name: str) -> Inbox[T]:
-    """Return the inbox of `channel`, whose first pull starts `work`."""
-    channel.inbox.starter = lambda: site.tasks.start(work, f"{name} of shard {site.shard}", channel.abandon)
+def run_into(
+    channel: Channel[T], work: Callable[[], Awaitable[None]], site: Site, name: str, filled_by: str
+) -> Inbox[T]:
+    """Return the inbox of `channel`, whose first pull starts `work`.
+
+    Args:
+      channel: filled by `work`.
+      work: as `Tasks.start` takes it.
+      site: where it runs.
+      name: of the task.
+      filled_by: the name of the stage whose items go through the channel, for what is counted of it.
+    """
+    full_name = f"{name} of shard {site.shard}"
+    moving = partial(site.tasks.gate.moves, full_name, work)
+    channel.inbox.starter = lambda: site.tasks.start(moving, full_name, channel.abandon)
+    channel.join(site.tasks.session)
+    meters = site.tasks.session.meters
+    if meters.on:
+        channel.meter = meters.channel(filled_by, site.shard, channel.capacity)
     channel.inbox.stopper = site.tasks.stop
     channel.inbox.on_closed = lambda: site.tasks.disown(channel.abandon)
     site.tasks.own(channel.abandon)
@@ -48,8 +66,12 @@ async def drive(flow: Flow[T], channel: Channel[T], gate: Gate) -> None:
     async def pump() -> None:
         pace = Pace()
         while True:
-            await gate.passage()
-            chunk = await flow.pull(min(await channel.wait_room(), LIST_ITEMS))
+            room = await channel.wait_room()
+            if gate.holding:
+                await gate.passage()
+            chunk = await flow.pull(min(room, LIST_ITEMS))
+            if gate.holding:
+                await gate.passage()  # behind a read that ended when nothing was to move any more
             if chunk is None:
                 return
             await channel.send(chunk)

@@ -13,7 +13,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["replace_file"]
+__all__ = ["make_directory", "replace_file", "sync_directory"]
 
 _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
@@ -24,7 +24,7 @@ def replace_file(target: Path, content: bytes) -> None:
     Raises:
       OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
     """
-    _make_directory(target.parent)
+    make_directory(target.parent)
     temporary = target.with_name(f".streamline-{secrets.token_hex(8)}.tmp")  # its own: two may save at once
     try:
         _write(temporary, content)
@@ -33,7 +33,7 @@ def replace_file(target: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -47,17 +47,17 @@ def _write(path: Path, content: bytes) -> None:
         os.close(descriptor)  # may report what a network disk could not write
 
 
-def _make_directory(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     """Make `directory` and what is missing above it, durably."""
     if directory.is_dir():
         return
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        _sync_directory(made.parent)
+        sync_directory(made.parent)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the names in `directory` durable, where the system can."""
     if os.name == "nt":
         return

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 __all__ = [
     "ClosedError",
+    "CodeChangedWarning",
     "DataError",
+    "DeadLetterError",
+    "JournalError",
+    "PausedError",
     "PlanError",
     "PlanTypeError",
     "ReadError",
@@ -16,6 +20,8 @@ __all__ = [
     "SnapshotError",
     "StageError",
     "StreamlineError",
+    "TooManyErrors",
+    "WorkerStarved",
 ]
 
 
@@ -54,9 +60,45 @@ class SnapshotError(StreamlineError):
     """A snapshot file that is damaged, truncated, too new, or can't be written."""
 
 
+class JournalError(StreamlineError):
+    """A live source's journal on disk that is damaged, can't be written, or is in another process's hands."""
+
+
 class ResumeError(StreamlineError, ValueError):
     """A sound snapshot that belongs to another plan or other data than the one it is given to."""
 
 
+class CodeChangedWarning(UserWarning):
+    """A resume behind which a function does something else than in the run that the snapshot was taken of.
+
+    Not an error: that is how a run goes on behind a fix. What was delivered stays as it was.
+    """
+
+
+class WorkerStarved(StreamlineError, RuntimeError):  # noqa: N818 - it names a state, as the design does
+    """A worker of a live source is given items and lets none through, and too much waits for the others meanwhile.
+
+    Nothing is lost: a resume with another merge, or with more room, goes on.
+    """
+
+
 class ClosedError(StreamlineError, RuntimeError):
     """A stream that was closed, or whose pull was cut off inside, was asked for another item."""
+
+
+class PausedError(StreamlineError, RuntimeError):
+    """A stream that is paused was asked for another list of items, or to pause once more.
+
+    Unlike `ClosedError` it changes nothing: once the `paused()` block is left, the stream goes on.
+    """
+
+
+class TooManyErrors(StreamlineError, RuntimeError):  # noqa: N818 - there were many
+    """More items were skipped than `max_errors` allows. The `__cause__` is the last of their errors.
+
+    Unlike the error itself, which `on_error="raise"` lets through, this one says that there were many.
+    """
+
+
+class DeadLetterError(StreamlineError, OSError):
+    """The file of dead letters can't be read or written, or is something else. The items are not at fault."""

@@ -1,23 +1,25 @@
 """The one idea: a flow is an async iterator that knows its state.
 
-A stage is opened over an *opener* of its upstream, at a state or at the beginning, and returns a flow. It may open
-its upstream again (repeat, cache), and closes what it opened. Inside, flows move lists: `pull` returns a `Chunk`, some
-items and a column of their states. Users see items: `async for`, and `state`.
+A stage (`streamline.transforms.base`) is opened over an *opener* of its upstream, at a state or at the beginning, and
+returns a flow. It may open its upstream again (repeat, cache), and closes what it opened. Inside, flows move lists:
+`pull` returns a `Chunk`, some items and a column of their states. Users see items: `async for`, and `state`.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from streamline.errors import ClosedError
-from streamline.states import Reference, Shifted, Since, State, States, Tree
+from streamline.failing.failures import Failure
+from streamline.failing.skipping import Skips, counts_in
+from streamline.meters.stage_meter import StageMeter
+from streamline.states import Reference, Shifted, Since, Skipped, SkippedStates, State, States, Tree
 from streamline.tasks import Tasks
 
 __all__ = [
@@ -30,7 +32,6 @@ __all__ = [
     "Opener",
     "Run",
     "Site",
-    "Stage",
 ]
 
 T = TypeVar("T")
@@ -70,13 +71,29 @@ class Chunk(Generic[T]):
         after = self.after if stop >= len(self.items) else None
         return Chunk(self.items[start:stop], Shifted(self.states, start) if start else self.states, after)
 
+    def counting(self, skips: Skips | None) -> Chunk[T]:
+        """Return this chunk with states that say what the stage has skipped so far."""
+        if skips is None or not skips.count:
+            return self
+        name, shard, count = skips.name, skips.shard, skips.count
+        after = None if self.after is None else Skipped(name, shard, count, self.after)
+        return Chunk(self.items, SkippedStates(name, shard, count, self.states), after)
+
 
 class Flow(ABC, Generic[T]):
     """An async iterator that knows its state; made without I/O, which begins at the first pull.
 
     A subclass produces chunks in `_next`. This class remembers failure and end: a failed flow raises the same
     exception for ever, and a finished one stays finished. It holds on to no item that it has returned.
+
+    Attributes:
+      meter: of the stage that this is the flow of; counts the lists that are pulled. None: nobody counts, or the stage
+        counts itself.
+      reader: of the stage that pulls this flow; told of waits. None: nobody is.
     """
+
+    meter: StageMeter | None = None
+    reader: StageMeter | None = None
 
     def __init__(self, begin: State) -> None:
         self._behind = Reference.to(begin)
@@ -106,6 +123,8 @@ class Flow(ABC, Generic[T]):
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
         self._behind = chunk.behind
+        if self.meter is not None:
+            self.meter.count(chunk.items)
         return chunk
 
     def release(self) -> None:
@@ -167,16 +186,31 @@ class Site:
       shard: 0-based among `num_shards` of the whole job; for stages after the merge, the rank.
       num_shards: shards in the whole job; after the merge, ranks.
       epoch: (loader epoch, pass of each enclosing repeat, outermost first).
+      skipped: items left out in earlier passes, by (shard, stage): counts go on where a stage is opened again.
     """
 
     tasks: Tasks
     shard: int = 0
     num_shards: int = 1
     epoch: tuple[int, ...] = (0,)
+    skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
-    def in_pass(self, number: int) -> Site:
+    def meter(self, name: str, kind: str, concurrency: int = 1) -> StageMeter | None:
+        """Return the meter of a stage that runs here; None: nothing is counted."""
+        meters = self.tasks.session.meters
+        return meters.stage(name, kind, self.shard, concurrency) if meters.on else None
+
+    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], int] | None = None) -> Site:
         """Return this site as what is upstream of a repeat sees it in pass `number`."""
-        return replace(self, epoch=(*self.epoch, number))
+        return replace(self, epoch=(*self.epoch, number), skipped={**self.skipped, **(skipped or {})})
+
+    def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
+        """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
+        errors = self.tasks.session.errors
+        count = self.skipped.get((self.shard, name), 0) if state is None else counts_in(state).get(name, 0)
+        if not count and not errors.policy.skips:
+            return None
+        return Skips(errors, name, kind, self.shard, self.epoch, count)
 
 
 class Demand:
@@ -185,13 +219,30 @@ class Demand:
     Attributes:
       site: where it runs.
       want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
+      meter: of the stage; None: nothing is counted.
+      skips: what it leaves out because of errors; None: nothing.
     """
 
-    __slots__ = ("site", "want")
+    __slots__ = ("meter", "site", "skips", "want")
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, meter: StageMeter | None = None, skips: Skips | None = None) -> None:
         self.site = site
+        self.skips = skips
         self.want = LIST_ITEMS
+        self.meter = meter
+
+    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
+        """Return the failure if its item is to be left out; then it is counted, and states have to be behind it.
+
+        Raises:
+          What the stream is to fail with, otherwise.
+        """
+        failure = error if self.skips is None else self.skips.judge(error, item, position, items)
+        if isinstance(failure, BaseException):
+            raise failure
+        assert self.skips is not None
+        self.skips.add(failure)
+        return failure
 
 
 class Run(Demand, Generic[In]):
@@ -204,10 +255,13 @@ class Run(Demand, Generic[In]):
 
     __slots__ = ("own", "upstream")
 
-    def __init__(self, upstream: Flow[In], own: Any, site: Site) -> None:
-        super().__init__(site)
+    def __init__(
+        self, upstream: Flow[In], own: Any, site: Site, meter: StageMeter | None = None, skips: Skips | None = None
+    ) -> None:
+        super().__init__(site, meter, skips)
         self.upstream = upstream
         self.own = own
+        upstream.reader = meter
 
 
 Lists = AsyncGenerator[Chunk[T], None]
@@ -224,79 +278,25 @@ class ListsFlow(Flow[T]):
     """
 
     def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
-        super().__init__(begin)
+        skips = demand.skips
+        super().__init__(Skipped(skips.name, skips.shard, skips.count, begin) if skips and skips.count else begin)
         self._lists = lists
         self._demand = demand
         self._opened = opened
+        self.meter = demand.meter
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         self._demand.want = limit
         try:
-            return await anext(self._lists, None)
+            chunk = await anext(self._lists, None)
         except anyio.get_cancelled_exc_class():
             # The generator is dead now: without this, the next pull would look like an end.
             self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
             raise
+        return chunk if chunk is None or self._demand.skips is None else chunk.counting(self._demand.skips)
 
     async def aclose(self) -> None:
         await super().aclose()
         await self._lists.aclose()
         for flow in self._opened:
             await flow.aclose()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage(ABC, Generic[In, Out]):
-    """What one step of a plan does: options, and how to open a flow over an upstream.
-
-    A stage that reads one upstream, once, writes `lists` (and `begin` where it keeps a state of its own); one that
-    opens its upstream differently overrides `open`.
-
-    Attributes:
-      name: unique in its pipeline; its part of a state is kept under it.
-    """
-
-    name: str
-
-    def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
-        flow = upstream(state)
-        own = None if state is None else state.get(self.name)
-        run = Run(flow, own, upstream.site)
-        return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        """Return the state before the first item; for a stage without a state of its own, its upstream's."""
-        return upstream
-
-    def lists(self, run: Run[In]) -> Lists[Out]:
-        """Yield this stage's output, list by list."""
-        raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
-
-    @property
-    def kind(self) -> str:
-        """The stage's kind as users write it: "flat_map"."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
-
-    def __str__(self) -> str:
-        return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that change which items come out, by name; a resume insists on them."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
-
-    @property
-    def chooses(self) -> bool:
-        """Whether another run may deliver this stage's items in another order."""
-        return False
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether this stage's state may go back to an older state of its upstream and read again from there."""
-        return False
-
-    @property
-    def in_flight(self) -> int:
-        """Items that this stage may hold between its input and its output."""
-        return 0

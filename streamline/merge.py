@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -25,9 +25,10 @@ import anyio
 from streamline.channel import Inbox
 from streamline.errors import PlanError
 from streamline.flow import LIST_ITEMS, Chunk, Flow
+from streamline.gate import resting
 from streamline.merge_state import Log, MergeState, Taking
 from streamline.options import check_int
-from streamline.states import Json, Reference
+from streamline.states import Json, Reference, State
 
 __all__ = ["BestEffort", "BestEffortMerge", "Merge", "MergeFlow", "MergeState", "Strict", "StrictMerge", "merge_of"]
 
@@ -41,6 +42,10 @@ class MergeFlow(Flow[T]):
       name: the stage's name.
       inboxes: the workers' channels, opened at the workers' states, in index order.
       own: this stage's part of the state that it is opened at.
+
+    Attributes:
+      on_wait: told which workers the merge waits for, each time that it does, and behind it that it waits for none.
+      on_ended: told of a worker that has ended, and how many items it gave in all.
     """
 
     choosing = False
@@ -55,6 +60,8 @@ class MergeFlow(Flow[T]):
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
+        self.on_wait: Callable[[Sequence[int]], None] | None = None
+        self.on_ended: Callable[[int, int], None] | None = None
         self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
         super().__init__(self._now())
 
@@ -69,6 +76,11 @@ class MergeFlow(Flow[T]):
         for inbox in self._inboxes:
             await inbox.aclose()
 
+    def awaited(self) -> list[tuple[int, State]]:
+        """Return the workers that it waits for, and the states behind the last items taken from them."""
+        waited = [worker for worker in self._awaited() if self._inboxes[worker].idle] if self._active else []
+        return [(worker, self._inboxes[worker].state) for worker in waited]
+
     async def _next(self, limit: int) -> Chunk[T] | None:
         for inbox in self._inboxes:
             inbox.start()
@@ -79,8 +91,22 @@ class MergeFlow(Flow[T]):
                 if chunk is not None:
                     return chunk
             if self._active:
-                await self._wait()
+                await self._wait_told()
         return None
+
+    async def _wait_told(self) -> None:
+        """Wait, and say for whom; count it."""
+        if self.on_wait is not None:
+            self.on_wait(self._awaited())
+        if self.meter is not None:
+            self.meter.wait_begins("wait_input")
+        try:
+            await self._wait()
+        finally:
+            if self.meter is not None:
+                self.meter.wait_ends()
+            if self.on_wait is not None:
+                self.on_wait(())
 
     def _rounds(self, limit: int) -> Chunk[T] | None:
         """Take a whole number of rounds at once, one item from each worker that has some in each."""
@@ -161,6 +187,8 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking)
                 if inbox.over:
                     self._active.remove(worker)
+                    if self.on_ended is not None:
+                        self.on_ended(worker, self._produced[worker])
         return left > 0
 
     def _adopt_progress(self, worker: int, taking: Taking[T]) -> None:
@@ -190,6 +218,10 @@ class MergeFlow(Flow[T]):
         """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
 
     @abstractmethod
+    def _awaited(self) -> list[int]:
+        """Return the workers that it waits for: an item of any of them would do."""
+
+    @abstractmethod
     async def _wait(self) -> None:
         """Wait until `_choose` may have another answer."""
 
@@ -217,8 +249,11 @@ class StrictMerge(MergeFlow[T]):
     def _smallest(self) -> int:
         return min(self._active, key=lambda worker: (self._produced[worker], worker))
 
+    def _awaited(self) -> list[int]:
+        return self._replay[-1:] or [self._smallest()]
+
     async def _wait(self) -> None:
-        await self._inboxes[self._replay[-1] if self._replay else self._smallest()].wait()
+        await self._inboxes[self._awaited()[0]].wait()
 
 
 class BestEffortMerge(MergeFlow[T]):
@@ -287,9 +322,17 @@ class BestEffortMerge(MergeFlow[T]):
             count = len(active)  # one has ended, which may make others eligible: look again
         return None
 
+    def _awaited(self) -> list[int]:
+        if self._replay:
+            return self._replay[-1:]
+        limit = min([self._produced[worker] for worker in self._active]) + self._max_lead
+        eligible = [worker for worker in sorted(self._active, key=self._distance) if self._produced[worker] < limit]
+        return eligible[: self._skips + 1]
+
     async def _wait(self) -> None:
-        await self._news.wait()
+        await resting(self._news.wait())
         self._news = anyio.Event()
+        await self._inboxes[0].passage()
 
 
 @dataclass(frozen=True, kw_only=True)

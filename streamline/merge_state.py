@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar, cast
 
 from streamline.flow import Chunk
-from streamline.states import Joined, Json, Reference, State, Tree
+from streamline.states import Joined, Json, Reference, State, Tally, Tree
 
 __all__ = ["Log", "MergeState", "Taking"]
 
@@ -69,6 +69,11 @@ class MergeState(State):
             "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
         }
         return {self.name: own}
+
+    def tally(self, found: Tally) -> None:
+        found.taken += self.number
+        for reference in self.references:
+            reference.get().tally(found)
 
     def where(self) -> str:
         return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from os import PathLike
 from typing import Any
+from weakref import ref
 
 from streamline.backends.base import Backend
 from streamline.driver import behind_channel
-from streamline.errors import ResumeError
-from streamline.fingerprint import Entry, compare, fingerprint
+from streamline.failing.failures import Policy
+from streamline.failing.letters import Letters
+from streamline.failing.skipping import Errors, counting_in, counts_in
 from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
-from streamline.plan import Plan
+from streamline.merge import MergeFlow
+from streamline.meters.meter import Meters
+from streamline.plan import Plan, merged_size
 from streamline.ranks import Rank
+from streamline.resuming.fingerprint import Entry, fingerprint
+from streamline.session import Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
 from streamline.snapshot import FORMAT_VERSION, Snapshot
-from streamline.states import State, Tree
+from streamline.sources.feed import Feed
+from streamline.sources.live import Live
+from streamline.states import Json, State, Tree
 from streamline.tasks import Tasks
+from streamline.watching.progress import Progress
+from streamline.watching.trace import Trace
+from streamline.watching.watchdog import Watched
 from streamline.worker import StageOpener
 
 __all__ = ["Opening"]
+
+BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
+"""How a snapshot leaves a stream as it found it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +46,11 @@ class Opening:
     Attributes:
       rank: which rank's part of the plan.
       epoch: what shuffles and random generators see as the epoch.
-      resume: the state to begin at; None: at the beginning.
+      resume: the state to begin at, of this rank and as this plan reads it; None: at the beginning.
       listing: what the source reads, bound into snapshots.
+      policy: what is done with items on which user code fails.
+      progress: whether to show how it gets on.
+      stall_s: how long the consumer may wait before the log says what for; None: for ever.
     """
 
     plan: Plan
@@ -40,34 +59,22 @@ class Opening:
     epoch: int
     resume: Snapshot | None
     listing: Any
+    policy: Policy = field(default_factory=Policy)
+    progress: bool = False
+    stall_s: float | None = None
 
     @cached_property
     def fingerprint(self) -> list[Entry]:
         """What the plan is; shared by all snapshots of the run."""
         return fingerprint(self.plan)
 
-    def check(self) -> None:
-        """Insist that the snapshot belongs to this plan, these data and this rank.
-
-        Raises:
-          ResumeError: it doesn't; the message says what differs.
-        """
-        snapshot = self.resume
-        if snapshot is None:
-            return
-        compare(self.fingerprint, snapshot.fingerprint)
-        if (snapshot.rank, snapshot.world_size) != (self.rank.rank, self.rank.world_size):
-            raise ResumeError(
-                f"the snapshot is of rank {snapshot.rank} of {snapshot.world_size}, this is rank {self.rank.rank} of "
-                f"{self.rank.world_size}: resume with the ranks that it was taken with"
-            )
-        if snapshot.listing != self.listing:
-            raise ResumeError(f"the data changed since the snapshot: {_difference(snapshot.listing, self.listing)}")
-
     def flow(self, tasks: Tasks) -> Flow[Any]:
         """Return the last flow of the plan; its tasks belong to `tasks`."""
+        tasks.session.meters.order = self.plan.names
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
-        opener: Opener[Any] = _MergeOpener(self.plan, self.backend, site)
+        opener: Opener[Any] = _MergeOpener(
+            self.plan, self.backend, site, None if self.resume is None else self.resume.journal
+        )
         for stage in self.plan.after:
             opener = StageOpener(stage, opener)
         flow = opener(self._state)
@@ -75,23 +82,95 @@ class Opening:
             return behind_channel(flow, site, "the last stage", self.plan.end_capacity)
         return flow
 
+    def errors(self, meters: Meters) -> Errors:
+        """Return what counts the skipped items of one running: made anew for each.
+
+        Args:
+          meters: of that running.
+
+        Raises:
+          DeadLetterError: they can't be written where they should be, or something else is there.
+        """
+        before, rank, letters = self._skipped, self.rank, None
+        if self.policy.dead_letters is not None:
+            letters = Letters(self.policy.dead_letters, rank.rank, rank.world_size, self.epoch, before)
+        return Errors(self.policy, before, letters, merged_size(self.plan), meters)
+
+    @property
+    def _skipped(self) -> dict[tuple[int, str], int]:
+        """The items that were skipped before the state to begin at, by (shard, stage)."""
+        state = self._state
+        if state is None:
+            return {}
+        found = {(self.rank.rank, name): count for name, count in counts_in(state).items()}
+        shards = shards_of_rank(self.plan.shard.num_shards, self.rank.rank, self.rank.world_size)
+        for shard, tree in zip(shards, state[self.plan.merge.name]["workers"], strict=True):
+            found.update({(shard, name): count for name, count in counts_in(tree).items()})
+        return found
+
+    def _with_gone(self, state: Tree) -> Tree:
+        """Return a state with the counts of stages that had skipped items, and that this plan has no more."""
+        if not any((self._gone_behind, *self._gone)):
+            return state
+        own = state[self.plan.merge.name]
+        workers = [counting_in(tree, gone) for tree, gone in zip(own["workers"], self._gone, strict=True)]
+        return {**counting_in(state, self._gone_behind), self.plan.merge.name: {**own, "workers": workers}}
+
+    @cached_property
+    def _gone(self) -> list[dict[str, int]]:
+        """Of each worker, what parts of it had skipped that were renamed or removed since: it counts all the same."""
+        state = self._state
+        trees = [] if state is None else state[self.plan.merge.name]["workers"]
+        return [_counts_of_others(tree, self.plan.worker_names) for tree in trees]
+
+    @cached_property
+    def _gone_behind(self) -> dict[str, int]:
+        """Likewise, behind the merge."""
+        return {} if self._state is None else _counts_of_others(self._state, self.behind)
+
+    @property
+    def behind(self) -> frozenset[str]:
+        """The names of the merge and the stages behind it."""
+        return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
+
+    def watched(self, session: Session) -> Watched:
+        """Return what a watchdog needs to know of a running of this."""
+        return Watched(session, self.plan.source.name, self.behind, shared=self.plan.mode == "shared")
+
+    def show(self, session: Session) -> None:
+        """Show how a running of this gets on, if that is wanted."""
+        if self.progress:
+            progress = Progress(session.meters.stats, self.epoch)
+            session.at_edges(progress.at_edge)
+            session.at_close(progress.stop)
+            progress.start()
+
+    def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
+        """Begin to write a trace of a running of this; it ends with it."""
+        one = {self.plan.source.name} if self.plan.mode == "shared" else set()
+        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, behind=self.behind | one)
+        session.at_close(trace.stop)
+        return trace
+
     @property
     def _state(self) -> Tree | None:
-        return None if self.resume is None else self.resume.state
+        """The state to begin at, as flows write it."""
+        return None if self.resume is None else self.resume.flow_state
 
-    def snapshot(self, state: State, gate: Gate) -> Snapshot:
-        """Return the state of the run as it is now: closes the gate, copies, and opens it again, in one step."""
-        if gate.phase is Phase.CLOSED:
-            return self._snapshot_of(state.json())
-        if gate.phase is Phase.RUNNING:
+    def snapshot(self, state: State, gate: Gate, journal: Journal | None = None) -> Snapshot:
+        """Return the state of the run as it is now: closes the gate, copies, and leaves it as it was, in one step."""
+        before = gate.phase
+        if before in (Phase.CLOSED, Phase.CAPTURED):  # captured: a signal's handler takes one inside another
+            return self._snapshot_of(state.json(), journal)
+        if before is Phase.RUNNING:
             gate.on(Event.QUIESCE)
-        before = gate.on(Event.CAPTURE)
+        gate.on(Event.CAPTURE)
         try:
-            return self._snapshot_of(state.json())
+            return self._snapshot_of(state.json(), journal)
         finally:
-            gate.on(Event.PAUSE if before is Phase.PAUSED else Event.RESUME)
+            gate.on(BACK[before])
 
-    def _snapshot_of(self, state: Tree) -> Snapshot:
+    def _snapshot_of(self, state: Tree, journal: Journal | None) -> Snapshot:
         return Snapshot(
             version=FORMAT_VERSION,
             fingerprint=self.fingerprint,
@@ -100,40 +179,78 @@ class Opening:
             rank=self.rank.rank,
             world_size=self.rank.world_size,
             num_shards=self.plan.shard.num_shards,
-            state=state,
+            state=self._by_shard(self._with_gone(state)),
             merge=self.plan.merge.name,
+            journal=None if journal is None else journal.entry(state),
+            keeper=None if journal is None else journal.keeper,
         )
+
+    def _by_shard(self, state: Tree) -> Tree:
+        """Return a state with the merge's lists keyed by shard: no two ranks have the same keys."""
+        name = self.plan.merge.name
+        own = dict(state[name])
+        shards = [str(shard) for shard in self.rank.shards(self.plan.shard.num_shards)]
+        for key in ("produced", "workers"):
+            own[key] = dict(zip(shards, own[key], strict=True))
+        return {**state, name: own}
+
+
+def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:
+    return {name: count for name, count in counts_in(tree).items() if name not in names}
 
 
 @dataclass(frozen=True)
 class _MergeOpener:
-    """Opens a rank's workers, and the merge over them."""
+    """Opens a rank's workers, and the merge over them; for a live source, first the feed that they read."""
 
     plan: Plan
     backend: Backend
     site: Site
+    journal: Json = None
 
     def __call__(self, state: Tree | None = None) -> Flow[Any]:
         plan, site = self.plan, self.site
         own = None if state is None else state[plan.merge.name]
+        shards = shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)
+        feed = self._feed(shards, state)
+        if feed is not None:
+            plan = replace(plan, source=feed.source)
         inboxes = []
-        for at, shard in enumerate(shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)):
+        for at, shard in enumerate(shards):
             worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
             worker_state = None if own is None else own["workers"][at]
             inboxes.append(self.backend.open_worker(plan, worker_site, worker_state))
-        return plan.merge.open(inboxes, own)
+        merge: MergeFlow[Any] = plan.merge.open(inboxes, own)
+        merge.meter = site.meter(plan.merge.name, "merge")
+        if merge.meter is not None:
+            merge.meter.ordered = not plan.merge.chooses
+        if feed is not None:
+            feed.watch(inboxes)
+            merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
+        site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
+        return merge
+
+    def _feed(self, shards: range, state: Tree | None) -> Feed | None:
+        """Return what reads a live source for all workers of the rank; None for any other source."""
+        plan = self.plan
+        if not isinstance(plan.source, Live):
+            return None
+        return Feed(
+            plan.source,
+            self.site,
+            shards,
+            merge=plan.merge.name,
+            state=state,
+            journal=self.journal,
+            capacity=min(plan.feed_capacity, plan.source.max_ahead),
+            stages=" -> ".join(map(str, plan.worker)) or "no stages",
+        )
 
     def at(self, site: Site) -> _MergeOpener:
         return replace(self, site=site)
 
 
-def _difference(theirs: Any, ours: Any) -> str:
-    """Say how two listings differ, file by file where they list files."""
-    if not isinstance(theirs, list) or not isinstance(ours, list):
-        return f"it had {theirs}, now there is {ours}"
-    before = {entry["path"]: entry for entry in theirs}
-    now = {entry["path"]: entry for entry in ours}
-    new = [f"new file {path}" for path in now if path not in before]
-    gone = [f"file {path} is gone" for path in before if path not in now]
-    changed = [f"{path} was {before[path]}, is {now[path]}" for path in now if before.get(path, now[path]) != now[path]]
-    return "; ".join(gone + new + changed) or "the same files are listed in another order"
+def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:
+    """Return the workers that a merge waits for; none if it is gone."""
+    flow = merge()
+    return [] if flow is None else [Awaited(shards[worker], behind) for worker, behind in flow.awaited()]

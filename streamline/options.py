@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["check_function", "check_int", "check_seed", "is_async"]
+__all__ = ["check_function", "check_int", "check_seconds", "check_seed", "given", "is_async"]
 
 
 def check_int(option: str, value: object, least: int | None) -> None:
@@ -29,6 +30,19 @@ def check_seed(option: str, value: object) -> None:
     check_int(option, value, 0)
 
 
+def check_seconds(option: str, value: object) -> None:
+    """Insist on a time: a finite number of seconds, more than 0.
+
+    Raises:
+      PlanTypeError: it is no number; a bool is none.
+      PlanError: it is 0, negative, infinite or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PlanTypeError(f"{option} is a number of seconds, got {type(value).__name__} {value!r}")
+    if not (value > 0 and math.isfinite(value)):
+        raise PlanError(f"{option} is a finite number of seconds, more than 0, got {value}")
+
+
 def check_function(option: str, value: object) -> None:
     """Insist on something that can be called.
 
@@ -44,3 +58,9 @@ def is_async(fn: Callable[..., Any]) -> bool:
     if getattr(fn, "is_async", False) is True:
         return True
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def given(value: object) -> str:
+    """Say what arrived, in a line."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else f'{text[:59]}…'}"

@@ -13,6 +13,9 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
+from streamline.gate import passage
+from streamline.meters.stage_meter import StageMeter
+
 __all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all"]
 
 In = TypeVar("In")
@@ -51,18 +54,24 @@ def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], B
 
 
 class Pace:
-    """The clock of one stage."""
+    """The clock of one stage.
 
-    __slots__ = ("_calls", "_since")
+    Args:
+      meter: told of the time spent in the stage's function; None: nobody counts.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_calls", "_meter", "_since")
+
+    def __init__(self, meter: StageMeter | None = None) -> None:
         self._calls = 1
+        self._meter = meter
         self._since = perf_counter()
 
     async def breathe(self, after_s: float = SLICE_S) -> None:
-        """Give way if the last time is a slice ago."""
+        """Give way if the last time is a slice ago, and wait while items must not move."""
         if perf_counter() - self._since > after_s:
             await anyio.lowlevel.checkpoint()
+            await passage()
             self._since = perf_counter()
 
     def apply(self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out]) -> None:
@@ -72,26 +81,44 @@ class Pace:
           StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
         """
         stop, began, done, append = len(items), perf_counter(), start, results.append
-        while done < stop:
-            calls = min(self._calls, stop - done)
-            for item in items[done : done + calls]:  # extend(map(fn, ...)) would take a StopIteration for the end
-                append(fn(item))
-            done += calls
-            if self._over(perf_counter() - began):
-                return
+        if self._meter is not None:
+            self._meter.begun = began
+        now: float | None = None
+        try:
+            while done < stop:
+                calls = min(self._calls, stop - done)
+                now = None
+                for item in items[done : done + calls]:  # extend(map(fn, ...)) would take a StopIteration for the end
+                    append(fn(item))
+                done += calls
+                now = perf_counter()
+                if self._over(now - began):
+                    return
+        finally:
+            if self._meter is not None:
+                self._meter.held(began, perf_counter() if now is None else now)
 
     def draw(self, iterator: Iterator[Out], limit: int, results: list[Out]) -> bool:
         """Append items of a sync iterator to `results` until `limit` or the slice is over; True if it has ended."""
         stop, began = len(results) + limit, perf_counter()
-        while len(results) < stop:
-            calls = min(self._calls, stop - len(results))
-            before = len(results)
-            results.extend(islice(iterator, calls))
-            if len(results) - before < calls:
-                return True
-            if self._over(perf_counter() - began):
-                break
-        return False
+        if self._meter is not None:
+            self._meter.begun = began
+        now: float | None = None
+        try:
+            while len(results) < stop:
+                calls = min(self._calls, stop - len(results))
+                before = len(results)
+                now = None
+                results.extend(islice(iterator, calls))
+                if len(results) - before < calls:
+                    return True
+                now = perf_counter()
+                if self._over(now - began):
+                    break
+            return False
+        finally:
+            if self._meter is not None:
+                self._meter.held(began, perf_counter() if now is None else now)
 
     def _over(self, spent: float) -> bool:
         """Adapt the number of calls between two looks at the clock; say whether the slice is over."""

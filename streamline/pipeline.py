@@ -6,23 +6,19 @@ import inspect
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
-from streamline.backends.base import Backend
-from streamline.backends.inline import Inline
 from streamline.blame import stage_name
 from streamline.collate import as_list, stack, unstack
-from streamline.describe import describe, max_in_flight
+from streamline.declared import check_call
 from streamline.errors import PlanError
-from streamline.flow import Stage
 from streamline.merge import Merge, merge_of
-from streamline.opened import Opened, prepare
-from streamline.options import check_function, check_int, check_seed, is_async
+from streamline.options import check_function, check_int, check_seconds, check_seed, is_async
 from streamline.plan import Plan, Shard, compiled
-from streamline.snapshot import Snapshot
+from streamline.rules import RESERVED
+from streamline.runnable import Runnable
 from streamline.sources.base import Mode, Source
-from streamline.sync import SyncStream
+from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.filter import Filter
@@ -38,14 +34,16 @@ __all__ = ["Pipeline"]
 T = TypeVar("T")
 U = TypeVar("U")
 
-INLINE = Inline()
-
 
 @dataclass(frozen=True, repr=False)
-class Pipeline(Generic[T]):
+class Pipeline(Runnable[T]):
     """A plan: where items come from and what happens to them. Immutable, comparable, printable; nothing runs.
 
     `for x in pipe` and `async for x in pipe` run it with defaults, `open` with others.
+
+    Each stage's part of a state is kept under its `name=`; by default that of its function, or its kind, with a number
+    where there are several. Each method raises a `PlanError` where the plan can't mean what it says then, and a
+    `PlanTypeError`, which is one too, for an option of the wrong type.
 
     Attributes:
       source: where items come from.
@@ -69,11 +67,14 @@ class Pipeline(Generic[T]):
         Args:
           num_shards: at least 1; may exceed the number of items or files.
           mode: "interleaved" (item i to shard i mod n), "contiguous" (one block each), "file" (file f to shard f mod
-            n) or "replicated" (every worker reads all and keeps its stride); None: the source's default.
-          drop_remainder: leave out the items that would make some shards longer than others.
+            n) or "replicated" (every worker reads all and keeps its stride); None: the source's default. A custom
+            source splits itself ("custom"), a live one is handed out in turn ("shared").
+          drop_remainder: leave out the items that would make some shards longer than others; not of sources that
+            split themselves, nor of live ones.
 
         Raises:
-          PlanError: a second shard, a mode that the source doesn't have, or a stage before it that acts on items.
+          PlanError: a second shard, or one behind the merge; a mode that the source doesn't have; a stage before it
+            that acts on items.
         """
         check_int(".shard(num_shards)", num_shards, 1)
         shard = Shard(num_shards=num_shards, mode=mode, drop_remainder=drop_remainder)
@@ -141,6 +142,9 @@ class Pipeline(Generic[T]):
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
           seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone.
           name: by default the function's.
+
+        Raises:
+          PlanError: options that the kind of function doesn't have; a seed behind a stage that chooses an order.
         """
         check_function(".map(fn)", fn)
         pipe, name = self, self._name(name, stage_name(fn))
@@ -173,15 +177,33 @@ class Pipeline(Generic[T]):
 
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack"] = "stack", name: str | None = None
+        self,
+        size: int,
+        *,
+        drop_remainder: bool = False,
+        collate: Literal["stack"] = "stack",
+        max_wait_s: float | None = None,
+        name: str | None = None,
     ) -> Pipeline[Any]: ...
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: None, name: str | None = None
+        self,
+        size: int,
+        *,
+        drop_remainder: bool = False,
+        collate: None,
+        max_wait_s: float | None = None,
+        name: str | None = None,
     ) -> Pipeline[list[T]]: ...
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Callable[[list[T]], U], name: str | None = None
+        self,
+        size: int,
+        *,
+        drop_remainder: bool = False,
+        collate: Callable[[list[T]], U],
+        max_wait_s: float | None = None,
+        name: str | None = None,
     ) -> Pipeline[U]: ...
     def batch(
         self,
@@ -189,6 +211,7 @@ class Pipeline(Generic[T]):
         *,
         drop_remainder: bool = False,
         collate: Literal["stack"] | Callable[[list[T]], Any] | None = "stack",
+        max_wait_s: float | None = None,
         name: str | None = None,
     ) -> Pipeline[Any]:
         """Collate each `size` items into one.
@@ -196,14 +219,24 @@ class Pipeline(Generic[T]):
         Args:
           size: items in a batch; the last one has the rest.
           drop_remainder: leave out the last batch if it isn't full.
-          collate: "stack": see `streamline.collate.stack`; None: a list; a function of the list.
+          collate: "stack": see `streamline.collate.stack`; None: a list; a sync function of the list.
+          max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
+            it is full. Which items go together depends on time then; resuming is exact all the same.
         """
         check_int(".batch(size)", size, 1)
+        if max_wait_s is not None:
+            check_seconds(".batch(max_wait_s=)", max_wait_s)
         if isinstance(collate, str) and collate != "stack":
             raise PlanError(f".batch(collate=) is 'stack', None or a function, got {collate!r}")
         fn = stack if collate == "stack" else as_list if collate is None else collate
         check_function(".batch(collate=)", fn)
-        return self._with(Batch(name=self._name(name, "batch"), size=size, drop_remainder=drop_remainder, collate=fn))
+        if is_async(fn) or inspect.isasyncgenfunction(fn):
+            raise PlanError(
+                ".batch(collate=) takes a sync function: what an async one returns would be the batch. Await it in a "
+                ".map behind .batch(collate=None)"
+            )
+        name = self._name(name, "batch")
+        return self._with(Batch(name=name, size=size, drop_remainder=drop_remainder, collate=fn, max_wait_s=max_wait_s))
 
     def unbatch(self, *, name: str | None = None) -> Pipeline[Any]:
         """Replace each batch by its items: of a list, the first axis of arrays, in dicts, tuples and dataclasses."""
@@ -232,6 +265,9 @@ class Pipeline(Generic[T]):
           window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
             twice as many again. Behind `.shard`, in each worker.
           seed: with it and the epoch (and shard and window), the order is always the same.
+
+        Raises:
+          PlanError: without a window, the source has no index, or it stands behind `.shard`.
         """
         check_seed(".shuffle(seed=)", seed)
         name = self._name(name, "shuffle")
@@ -252,15 +288,24 @@ class Pipeline(Generic[T]):
           fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
             Undeclared, a resume runs it from the start and passes over what it had yielded.
           params: keyword arguments for `fn`.
+
+        Raises:
+          PlanTypeError: of a declared one, a parameter is missing, unknown, or one that streamline passes itself.
+
+        Warns:
+          UserWarning: it is undeclared.
         """
         check_function(".through(fn)", fn)
+        if isinstance(fn, Declared):
+            check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())
+        pipe = self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
         if not isinstance(fn, Declared):
             warnings.warn(
                 f"a resume will run {stage_name(fn)} from its start: declare what it remembers with "
                 "@sl.stage(state=dict), or @sl.stage(stateless=True)",
                 stacklevel=2,
             )
-        return self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
+        return pipe
 
     def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
         """Let what is before run ahead by up to `items` items, in a task of its own.
@@ -295,58 +340,10 @@ class Pipeline(Generic[T]):
         merge = merge_of(kind, max_skips_per_round, max_lead)
         return replace(self, merging=merge, merged_at=len(self.stages))
 
-    # Running --------------------------------------------------------------------------------------------------------
-
-    def open(
-        self,
-        *,
-        backend: Backend = INLINE,
-        resume: Snapshot | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        epoch: int | None = None,
-    ) -> Opened[T]:
-        """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
-
-        Args:
-          backend: where the workers run.
-          resume: go on right after what this snapshot had delivered; None: from the beginning.
-          rank: which data-parallel rank this is, together with `world_size`; by default it is found out.
-          epoch: seen by shuffles and random generators; by default the snapshot's, or 0.
-
-        Raises:
-          PlanError: an unsharded pipeline on several ranks; fewer shards than ranks.
-          ResumeError: the snapshot is of another plan, of other data, or of another rank.
-          ReadError: a file of the source is missing.
-        """
-        opening = prepare(self.plan, backend=backend, resume=resume, rank=rank, world_size=world_size, epoch=epoch)
-        return Opened(opening)
-
-    def first(self, count: int) -> list[T]:
-        """Return the first items, at most `count`."""
-        with self.open() as stream:
-            return list(islice(stream, count))
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self.open().stream()
-
-    def __iter__(self) -> SyncStream[T]:
-        return self.open().sync_stream()
-
-    # Describing -----------------------------------------------------------------------------------------------------
-
     @property
     def plan(self) -> Plan:
         """The plan in sections, as it is run."""
         return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
-
-    @property
-    def max_in_flight(self) -> int:
-        """Items that are taken from the source and not yet consumed, at most, on one rank."""
-        return max_in_flight(self.plan)
-
-    def __repr__(self) -> str:
-        return describe(self.plan)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -356,9 +353,9 @@ class Pipeline(Generic[T]):
 
     def _name(self, given: str | None, default: str) -> str:
         """Return a name that no other part of this pipeline has."""
-        taken = {self.source.name, "shard", "merge", *(stage.name for stage in self.stages)}
+        taken = {self.source.name, *RESERVED, *(stage.name for stage in self.stages)}
         if given is not None:
-            if given in taken:
+            if given in taken.difference(RESERVED):  # those are refused with the plan
                 raise PlanError(f"there is a stage called {given!r} already: names keep states apart")
             return given
         name, number = default, 1

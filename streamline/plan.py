@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.flow import Site, Stage
 from streamline.index import Index, Repeated, Shuffled, Slice, Whole
 from streamline.merge import Merge, Strict
-from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed
+from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed, check_shared
 from streamline.sources.base import Mode, Part, Source
+from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.flat_map import Unbatch
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
 
-__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "compiled", "index_of"]
+__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "compiled", "index_of", "merged_size"]
 
 AnyStage = Stage[Any, Any]
 
@@ -29,7 +30,7 @@ READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
 
 BORDER_ITEMS = 4096
-"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.sync`."""
+"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.engine`."""
 
 ALL_WORKERS_ITEMS = 1024
 """Items that the channels of all workers of the job hold together; at least 8 each."""
@@ -68,9 +69,25 @@ class Plan:
         """How the source is split."""
         return self.shard.mode or self.source.default_mode
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all that items pass through, in this order; "shard" is what picks a worker's out of all."""
+        before, worker, after = ([s.name for s in section] for section in (self.before, self.worker, self.after))
+        return [self.source.name, *before, "shard", *worker, self.merge.name, *after]
+
+    @property
+    def worker_names(self) -> frozenset[str]:
+        """The names of what runs in the workers."""
+        return frozenset({self.source.name, *(stage.name for stage in (*self.before, *self.worker))})
+
     def worker_capacity(self, workers: int) -> int:
         """Items that the channel at a worker's end holds."""
         return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
+
+    @property
+    def feed_capacity(self) -> int:
+        """Items of a live source that wait for each worker, while none starves."""
+        return max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // self.shard.num_shards))
 
     @property
     def border_capacity(self) -> int:
@@ -87,18 +104,29 @@ class Plan:
         """Return how many outputs of `stages` a channel holds that would hold `items` of the source's; 2 at least."""
         return max(2, items // math.prod(stage.size for stage in stages if isinstance(stage, Batch)))
 
-    def part(self, site: Site) -> Part:
-        """Return which part of the source the worker at `site` reads."""
+    def part(self, epoch: tuple[int, ...]) -> Part:
+        """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""
         seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
         index = None
         if self.source.indexable:
-            index = index_of(self.before, self.source.length or 0, site.epoch)
+            index = index_of(self.before, self.source.length or 0, epoch)
         return Part(
             mode=self.mode,
             index=index,
             shuffle_seed=seeds[-1] if seeds else None,
             drop_remainder=self.shard.drop_remainder,
         )
+
+
+def merged_size(plan: Plan) -> int:
+    """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
+    sizes: list[int] = []
+    for stage in plan.worker:
+        if isinstance(stage, Batch):
+            sizes.append(stage.size)
+        elif isinstance(stage, Unbatch) and sizes:
+            sizes.pop()
+    return math.prod(sizes)
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
@@ -147,7 +175,9 @@ def compiled(
         sharded=sharding is not None,
     )
     check_names([source.name, *(stage.name for stage in stages)])
-    check_mode(source, plan.mode)
+    check_mode(source, plan.mode, plan.shard.drop_remainder)
+    if plan.mode == "shared":
+        check_shared(source, stages, drop_remainder=plan.shard.drop_remainder)
     check_before(source, plan.before, plan.mode, plan.shard.num_shards)
     check_placed(source, plan.worker + plan.after)
     if source.indexable:

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamline.errors import PlanError
 from streamline.options import check_int
+from streamline.sharding import shards_of_rank
 
 __all__ = ["Rank", "find_rank"]
 
@@ -23,6 +24,10 @@ class Rank:
     rank: int
     world_size: int
     found_in: str
+
+    def shards(self, num_shards: int) -> range:
+        """Return the shards that this rank runs."""
+        return shards_of_rank(num_shards, self.rank, self.world_size)
 
 
 def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
-from streamline.flow import Stage
 from streamline.sources.base import Mode, Source
+from streamline.transforms.base import Stage
+from streamline.transforms.custom import Declared, Through
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
 
-__all__ = ["INDEX_OPS", "check_before", "check_choices", "check_mode", "check_names", "check_placed"]
+__all__ = [
+    "INDEX_OPS",
+    "RESERVED",
+    "check_before",
+    "check_choices",
+    "check_mode",
+    "check_names",
+    "check_placed",
+    "check_shared",
+]
 
 AnyStage = Stage[Any, Any]
 
@@ -20,7 +30,7 @@ INDEX_OPS = (IndexShuffle, Take, Skip, Repeat)
 """What acts on the index of a source."""
 
 
-RESERVED = ("shard", "merge")
+RESERVED = ("shard", "merge", "errors")
 """Names under which a plan keeps states of its own."""
 
 
@@ -37,10 +47,12 @@ def check_names(names: Sequence[object]) -> None:
         seen.add(name)
 
 
-def check_mode(source: Source[Any], mode: Mode) -> None:
+def check_mode(source: Source[Any], mode: Mode, drop_remainder: bool) -> None:
     """Insist on a mode that the source has."""
     if mode not in source.modes:
         raise PlanError(f".shard(mode=) of {source.kind} is one of {', '.join(source.modes)}; got {mode!r}")
+    if mode == "custom" and drop_remainder:
+        raise PlanError(f".shard(drop_remainder=True): {source} splits itself, so leave out the remainder in there")
 
 
 def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, num_shards: int) -> None:
@@ -50,6 +62,8 @@ def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, nu
             allowed: tuple[type, ...] = (Take, Skip, Repeat, ShuffleFiles) if source.listed else (Take, Skip, Repeat)
         elif source.indexable:
             allowed = INDEX_OPS
+        elif mode == "shared":
+            allowed = ()
         else:
             allowed = (ShuffleFiles, Repeat)
         if isinstance(stage, allowed):
@@ -64,6 +78,25 @@ def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, nu
         raise PlanError(
             f"`.{stage.kind}` before `.shard({num_shards})` would run {num_shards} times per item: move it behind"
         )
+
+
+def check_shared(source: Source[Any], stages: Sequence[AnyStage], *, drop_remainder: bool) -> None:
+    """Refuse what needs a live source twice, or to its end; `stages` are all of the plan's."""
+    if drop_remainder:
+        raise PlanError(
+            f".shard(drop_remainder=True) needs to know how many items there are, and {source.kind} doesn't"
+        )
+    for stage in stages:
+        if isinstance(stage, Repeat):
+            raise PlanError(
+                f".repeat goes through its source anew, and {source.kind} can be read once: reconnect in the stream "
+                "itself"
+            )
+        if isinstance(stage, Through) and not isinstance(stage.fn, Declared):
+            raise PlanError(
+                f"a resume would run {stage.name} from its start, on items of {source.kind} that are gone by then: "
+                "declare what it remembers with @sl.stage(state=dict), or @sl.stage(stateless=True)"
+            )
 
 
 def check_placed(source: Source[Any], stages: Sequence[AnyStage]) -> None:

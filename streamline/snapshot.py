@@ -1,6 +1,7 @@
-"""Snapshots: where a run of one rank stands, as JSON, in a file that is either whole or not there.
+"""Snapshots: where a run stands, as JSON, in files that are either whole or not there.
 
-JSON, never pickle: loading can't run code. A directory holds the files of all ranks of one step of training; a step's
+JSON, never pickle: loading can't run code. A rank's snapshot is one file. The directory that all ranks of one step of
+training save to holds the whole job's: it is loaded as one, and each rank resumes from its own part of it. A step's
 files are not written together, so one directory for each step is what survives a crash between two ranks' saves.
 """
 
@@ -8,21 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, overload
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, overload
 
 import msgspec
 
 from streamline.durable import replace_file
 from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
+from streamline.rank_files import complete_set, file_name, nothing_at, some, target
 from streamline.states import Json
 
-__all__ = ["FORMAT_VERSION", "Snapshot"]
-
-_FILE_NAME = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.json")
+__all__ = ["FORMAT_VERSION", "Keeper", "Snapshot"]
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,76 +30,159 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Merge(msgspec.Struct):
-    """What is read out of the merge's state; the rest is the merge's own business."""
+    """What is read out of the merge's state, by shard; the rest is the merge's own business."""
 
     next_worker: Count
-    produced: list[Count]
-    workers: list[dict[str, Any]]
+    produced: dict[str, Count]
+    workers: dict[str, dict[str, Any]]
+
+
+class Keeper(Protocol):
+    """Keeps on disk what a snapshot refers to, until a later snapshot is stored."""
+
+    def storing(self) -> None:
+        """A snapshot is about to be stored: make durable what it refers to."""
+
+    def stored(self, state: dict[str, Json], where: str) -> None:
+        """The snapshot of this state is stored: let go of what no later resume needs."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
-    """Where a run of one rank stands: what resumes right *after* the last item that it delivered.
+    """Where a run stands: what resumes right *after* the last item that it delivered. Of one rank, or of a whole job.
 
     It shares its trees with whoever made it; both leave them as they are.
 
     Attributes:
       version: of the format.
-      fingerprint: the plan, one object per stage in order: "kind", "name", "options".
+      fingerprint: the plan, one object per stage in order: "kind", "name", "options", and "code", hashes of its
+        functions' code by option.
       listing: the data: files and sizes, or a length; None where the source can't tell.
       epoch: 0-based.
-      rank: 0-based among `world_size`.
+      rank: 0-based among `world_size`; None: of the whole job.
       world_size: ranks in the job.
       num_shards: shards in the whole job.
-      state: the last flow's, keyed by stage name.
+      state: the last flow's, keyed by stage name; in the merge's entry, "produced" and "workers" are keyed by shard.
+        Of a whole job there is the merge's entry only, with all shards, without what each rank has of its own.
       merge: the name of the merge's entry in `state`.
+      parts: of a whole job, the ranks' snapshots, in order; of a rank, none. Not written: it is what files hold.
+      journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
+        that has them; None for any other source.
+      keeper: whom to tell that this snapshot is stored; not part of what is written down.
     """
 
     version: Count
     fingerprint: list[dict[str, Json]]
     listing: list[dict[str, Json]] | dict[str, Json] | None
     epoch: Count
-    rank: Count
+    rank: Count | None
     world_size: Size
     num_shards: Size
     state: dict[str, Json]
     merge: str
+    journal: dict[str, Json] | None = None
+    parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
+    keeper: Any = field(default=None, compare=False, kw_only=True, metadata={"written": False})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {name: getattr(self, name) for name in (*WRITTEN, "parts")}  # a journal on disk is its own process's
+        return _restored, (kept,)
+
+    @classmethod
+    def of_job(cls, parts: Sequence[Snapshot]) -> Snapshot:
+        """Return the snapshot of a whole job out of those of its ranks, in order.
+
+        Raises:
+          SnapshotError: some are missing, or they don't belong together.
+        """
+        if len(parts) == 1 == parts[0].world_size:
+            return parts[0]
+        _check_one_run(parts, "these")
+        first = parts[0]
+        own: dict[str, Json] = {"produced": {}, "workers": {}}
+        for shard in range(first.num_shards):
+            theirs = parts[shard % len(parts)].state[first.merge]
+            for key, values in own.items():
+                values[str(shard)] = theirs[key][str(shard)]
+        common = {name: getattr(first, name) for name in ("version", "fingerprint", "listing", "epoch", "num_shards")}
+        state = {first.merge: own}
+        return cls(**common, rank=None, world_size=len(parts), state=state, merge=first.merge, parts=tuple(parts))
+
+    def part(self, rank: int) -> Snapshot:
+        """Return the snapshot of one rank: out of a job's, its part; of a rank's own, itself.
+
+        Raises:
+          SnapshotError: this is another rank's, or there is no such rank.
+        """
+        for part in self.parts or (self,):
+            if part.rank == rank:
+                return part
+        held = "all" if self.rank is None else f"rank {self.rank}"
+        raise SnapshotError(f"no snapshot of rank {rank}: this one holds {held} of {self.world_size} ranks")
 
     @property
     def shards(self) -> range:
-        """The shards of this rank, one worker each; `produced` and `worker_states` are in this order."""
+        """The shards of this rank, or of the job; `produced` and `worker_states` are in this order."""
+        if self.rank is None:
+            return range(self.num_shards)
         return range(self.rank, self.num_shards, self.world_size)
 
     @property
     def next_worker(self) -> int:
-        """The worker whose turn it is, as an index into `shards`."""
+        """The worker whose turn it is, as an index into `shards`.
+
+        Raises:
+          SnapshotError: of a whole job, each rank has its own.
+        """
+        self._of_one_rank("next worker")
         return int(self.state[self.merge]["next_worker"])
 
     @property
     def produced(self) -> list[int]:
-        """Items that the merge has taken from each worker, in shard order."""
-        return list(self.state[self.merge]["produced"])
+        """Items that the merge has taken from each worker, in the order of `shards`."""
+        own = self.state[self.merge]["produced"]
+        return [own[str(shard)] for shard in self.shards]
 
     @property
     def worker_states(self) -> list[dict[str, Json]]:
-        """The state of each worker, in shard order, keyed by stage name."""
-        return list(self.state[self.merge]["workers"])
+        """The state of each worker, in the order of `shards`, keyed by stage name."""
+        own = self.state[self.merge]["workers"]
+        return [own[str(shard)] for shard in self.shards]
+
+    @property
+    def flow_state(self) -> dict[str, Json]:
+        """The state of a rank as flows write it: the merge's counts and workers as lists, in shard order."""
+        own = {**self.state[self.merge], "produced": self.produced, "workers": self.worker_states}
+        return {**self.state, self.merge: own}
 
     @property
     def stages(self) -> dict[str, Json]:
-        """The states of the stages after the merge, by name."""
+        """The states of the stages after the merge, by name.
+
+        Raises:
+          SnapshotError: of a whole job, each rank has its own.
+        """
+        self._of_one_rank("stages after the merge")
         return {name: own for name, own in self.state.items() if name != self.merge}
+
+    def _of_one_rank(self, what: str) -> None:
+        if self.rank is None:
+            raise SnapshotError(f"each of the {self.world_size} ranks has its own {what}: ask snapshot.part(rank)")
 
     def __repr__(self) -> str:
         items = sum(self.produced)
-        return f"<Snapshot: epoch {self.epoch}, rank {self.rank} of {self.world_size}, {items:,} items merged>"
+        whose = f"{self.world_size} ranks" if self.rank is None else f"rank {self.rank} of {self.world_size}"
+        return f"<Snapshot: epoch {self.epoch}, {whose}, {items:,} items merged>"
 
     def to_json(self) -> str:
         """Return the snapshot as one line of JSON.
 
         Raises:
-          SnapshotError: a stage's state holds what JSON would lose or change: a tuple, a key that is no string, NaN.
+          SnapshotError: a stage's state holds what JSON would lose or change: a tuple, a key that is no string, NaN;
+            or it is a whole job's.
         """
+        if self.rank is None:
+            raise SnapshotError("the text is of one rank's snapshot: write that of each snapshot.part(rank)")
         return one_line(_body_of(self))
 
     @classmethod
@@ -122,23 +205,56 @@ class Snapshot:
 
         Args:
           path: ends in ".json": that file. A directory (one that exists, or a path that ends in a separator or has no
-            suffix) gets a file named for the rank. What is missing of the path is made.
+            suffix) gets a file named for the rank. What is missing of the path is made. A whole job's snapshot goes
+            into a directory only: the files of all ranks, one after the other.
 
         Returns:
-          The file.
+          The file; of a whole job, the directory.
 
         Raises:
           SnapshotError: a full or read-only disk, say, which a retry may find mended; what was there is still whole.
+            A whole job's, to one file.
+          JournalError: likewise, of a live source's journal on disk.
         """
+        if self.rank is None:
+            return self._save_parts(path)
         content = encode(_body_of(self))
+        if self.keeper is not None:
+            self.keeper.storing()
         try:
-            target = _target(path, _file_name(self.rank, self.world_size))
-            replace_file(target, content)
+            written = target(path, file_name(self.rank, self.world_size))
+            replace_file(written, content)
         except OSError as error:
             raise SnapshotError(
                 f"can't save a snapshot to {path}: {error.strerror or error}; one that was there is still whole"
             ) from error
-        return target
+        self._stored(str(written))
+        return written
+
+    def _save_parts(self, path: AnyPath) -> Path:
+        files = {target(path, file_name(part.rank or 0, part.world_size)) for part in self.parts}
+        if len(files) < len(self.parts):
+            raise SnapshotError(f"{path} is one file, and there are {self.world_size} ranks: give a directory")
+        for part in self.parts:
+            saved = part.save(path)
+        return saved.parent
+
+    def saved(self) -> None:
+        """Say that this snapshot is stored durably, for who stores `to_json()` in a place of their own.
+
+        A live source's journal on disk then lets go of what only earlier snapshots need: those can't be resumed any
+        more. `save` says it itself. Without such a journal, and for a snapshot that was loaded, nothing happens.
+
+        Raises:
+          JournalError: the journal can't be written.
+        """
+        if self.keeper is not None:
+            self.keeper.storing()
+        self._stored("a place of the user's own")
+
+    def _stored(self, where: str) -> None:
+        if self.keeper is not None:
+            self.keeper.stored(self.flow_state, where)
 
     @overload
     @classmethod
@@ -153,7 +269,8 @@ class Snapshot:
         Args:
           path: a file, or a directory that `save` was given.
           missing_ok: return None where there is nothing at all; what is there must still be sound.
-          rank: whose; may be left out where there is only one.
+          rank: whose. None: a directory of several ranks is loaded as the whole job's snapshot. `open(resume=)` takes
+            the part of its own rank out of it, so that every rank may run the same line.
 
         Raises:
           SnapshotError: missing, empty, cut short, damaged, something else, too new, or ranks that don't fit together.
@@ -167,11 +284,21 @@ class Snapshot:
             return _of_rank(snapshots, rank, location)
         if missing_ok:
             return None
-        raise SnapshotError(_nothing_at(location))
+        raise SnapshotError(nothing_at(location))
+
+
+WRITTEN = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
 
 
 def _body_of(snapshot: Snapshot) -> dict[str, Json]:
-    return {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
+    body = {name: getattr(snapshot, name) for name in WRITTEN}
+    if snapshot.journal is None:
+        del body["journal"]  # only live sources have one
+    return body
+
+
+def _restored(kept: dict[str, Any]) -> Snapshot:
+    return Snapshot(**kept)
 
 
 def _snapshot_of(body: Json) -> Snapshot:
@@ -179,12 +306,14 @@ def _snapshot_of(body: Json) -> Snapshot:
     version = body.get("version") if isinstance(body, dict) else None
     if isinstance(version, int):
         check_version(version, "the snapshot")
+    if isinstance(body, dict) and (unknown := body.keys() - set(WRITTEN)):
+        raise SnapshotError(f"not a snapshot: unknown entries {', '.join(sorted(unknown))}")
     try:
         snapshot = msgspec.convert(body, Snapshot)
     except msgspec.ValidationError as error:
         raise SnapshotError(f"not a snapshot: {error}") from None
-    if unknown := body.keys() - {field.name for field in fields(Snapshot)}:
-        raise SnapshotError(f"not a snapshot: unknown entries {', '.join(sorted(unknown))}")
+    if snapshot.rank is None:
+        raise SnapshotError("not a snapshot: it says no rank")
     if snapshot.rank >= snapshot.world_size:
         raise SnapshotError(f"not a snapshot: rank {snapshot.rank} of {snapshot.world_size}")
     _check_merge(snapshot)
@@ -197,34 +326,20 @@ def _check_merge(snapshot: Snapshot) -> None:
         own = msgspec.convert(snapshot.state.get(snapshot.merge), _Merge)
     except msgspec.ValidationError as error:
         raise SnapshotError(f"not a snapshot: in the state of the merge, {snapshot.merge!r}: {error}") from None
-    here = len(snapshot.shards)
-    if not len(own.produced) == len(own.workers) == here or own.next_worker >= max(here, 1):
+    shards = {str(shard) for shard in snapshot.shards}
+    if not own.produced.keys() == own.workers.keys() == shards or own.next_worker >= max(len(shards), 1):
         raise SnapshotError(
-            f"not a snapshot: expected {here} workers under {snapshot.merge!r}, found {len(own.produced)} counts and "
-            f"{len(own.workers)} states, and worker {own.next_worker} as the next"
+            f"not a snapshot: expected {len(shards)} workers under {snapshot.merge!r}, of shards "
+            f"{some(snapshot.shards) or 'none'}; found {len(own.produced)} counts and {len(own.workers)} "
+            f"states, of shards {', '.join(sorted({*own.produced, *own.workers})[:10]) or 'none'}, and worker "
+            f"{own.next_worker} as the next"
         )
-
-
-def _file_name(rank: int, world_size: int) -> str:
-    return f"rank-{rank:05d}-of-{world_size:05d}.json"
-
-
-def _target(path: AnyPath, file_name: str) -> Path:
-    """Return the file to save to."""
-    given, target = os.fspath(path), Path(path)
-    if target.is_dir() or given.endswith(("/", os.sep)):
-        return target / file_name
-    if given.endswith(".json"):
-        return target
-    if target.suffix:
-        raise SnapshotError(f"is {given!r} to be a file or a directory? End it in '.json' or in '/'")
-    return target / file_name
 
 
 def _read_all(location: Path) -> list[Snapshot]:
     """Return the snapshot in a file, or those of all ranks in a directory, by rank; none where there is nothing."""
     if location.is_dir():
-        snapshots = [_decoded(path) for path in _complete_set(location)]
+        snapshots = [_decoded(path) for path in complete_set(location)]
         _check_one_run(snapshots, location)
         return snapshots
     try:
@@ -241,52 +356,32 @@ def _decoded(path: Path) -> Snapshot:
         raise SnapshotError(f"{path}: {error}") from None
 
 
-def _complete_set(directory: Path) -> list[Path]:
-    """Return the files of all ranks, by rank. Files of another world size may lie about, but not a whole set."""
-    found: dict[int, set[int]] = {}
-    for path in directory.iterdir():
-        if match := _FILE_NAME.fullmatch(path.name):
-            rank, size = int(match[1]), int(match[2])
-            if rank < size:
-                found.setdefault(size, set()).add(rank)
-    missing = {size: [rank for rank in range(size) if rank not in ranks] for size, ranks in sorted(found.items())}
-    whole = [size for size, ranks in missing.items() if not ranks]
-    if len(whole) > 1:
-        sizes = " and of ".join(map(str, whole))
-        raise SnapshotError(f"{directory} holds snapshots of {sizes} ranks, each complete: remove all but one set")
-    if found and not whole:
-        absent = "; ".join(f"of {size} ranks, {_some(ranks)}" for size, ranks in missing.items())
-        raise SnapshotError(f"{directory} lacks the snapshots of some ranks: {absent}. Use an earlier directory")
-    return [directory / _file_name(rank, size) for size in whole for rank in range(size)]
-
-
-def _some(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:10]))
-    return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
-
-
-def _check_one_run(snapshots: list[Snapshot], directory: Path) -> None:
+def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
+    size = len(snapshots)
     for rank, snapshot in enumerate(snapshots):
-        if (snapshot.rank, snapshot.world_size) != (rank, len(snapshots)):
-            name = _file_name(rank, len(snapshots))
+        if (snapshot.rank, snapshot.world_size) != (rank, size):
             raise SnapshotError(
-                f"{directory / name} is of rank {snapshot.rank} of {snapshot.world_size}: was it renamed?"
+                f"{where}: expected the snapshot of rank {rank} of {size} as {file_name(rank, size)}, and it is of "
+                f"rank {snapshot.rank} of {snapshot.world_size}: was it renamed?"
             )
-        for name in ("epoch", "num_shards", "fingerprint", "listing"):
-            first, this = getattr(snapshots[0], name), getattr(snapshot, name)
+        for name in ("epoch", "num_shards", "fingerprint", "listing", "merge"):
+            first, this = (_comparable(name, getattr(one, name)) for one in (snapshots[0], snapshot))
             if first != this:
                 shown = f" ({first} and {this})" if isinstance(this, int) else ""
                 raise SnapshotError(
-                    f"{directory}: the snapshots of ranks 0 and {rank} don't belong together, they differ in "
+                    f"{where}: the snapshots of ranks 0 and {rank} don't belong together, they differ in "
                     f"{name}{shown}: give each step of training its own directory"
                 )
 
 
+def _comparable(name: str, value: Any) -> Any:
+    """Return a field as all ranks of a run have it: the hashes of code may be of different Pythons."""
+    return [{**entry, "code": None} for entry in value] if name == "fingerprint" else value
+
+
 def _of_rank(snapshots: list[Snapshot], rank: int | None, location: Path) -> Snapshot:
     if rank is None:
-        if len(snapshots) > 1:
-            raise SnapshotError(f"{location} holds the snapshots of {len(snapshots)} ranks: say which, with rank=")
-        return snapshots[0]
+        return snapshots[0] if len(snapshots) == 1 else Snapshot.of_job(snapshots)
     for snapshot in snapshots:
         if snapshot.rank == rank:
             return snapshot
@@ -294,11 +389,3 @@ def _of_rank(snapshots: list[Snapshot], rank: int | None, location: Path) -> Sna
     raise SnapshotError(
         f"{location} has no snapshot of rank {rank}; of {snapshots[0].world_size} ranks, it holds {held}"
     )
-
-
-def _nothing_at(location: Path) -> str:
-    if not location.is_dir():
-        return f"no snapshot at {location}: no such file or directory (a first run: missing_ok=True)"
-    others = sorted(path.name for path in location.glob("*.json"))
-    hint = f", but {', '.join(others[:5])}: is it one of these?" if others else " (a first run: missing_ok=True)"
-    return f"no snapshot in {location}: no file is named rank-*-of-*.json{hint}"

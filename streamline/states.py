@@ -29,13 +29,31 @@ __all__ = [
     "Reference",
     "Shifted",
     "Since",
+    "Skipped",
+    "SkippedStates",
     "State",
     "States",
+    "Tally",
     "Tree",
 ]
 
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
 Tree: TypeAlias = "dict[str, Json]"
+
+
+class Tally:
+    """What was consumed up to a state, summed over all parts of a plan.
+
+    Attributes:
+      skipped: items that were left out because of an error, by (shard, stage).
+      taken: items that the merge took from its workers.
+    """
+
+    __slots__ = ("skipped", "taken")
+
+    def __init__(self) -> None:
+        self.skipped: dict[tuple[int, str], int] = {}
+        self.taken = 0
 
 
 class State(ABC):
@@ -57,6 +75,13 @@ class State(ABC):
         """The state that an `until` means: behind a mark, where the stage stands now."""
         return self
 
+    @abstractmethod
+    def tally(self, found: Tally) -> None:
+        """Add what was consumed up to here; behind a mark, up to where the stage stands now.
+
+        A source adds nothing; a stage has to ask its upstream's state, or what was skipped there is never counted.
+        """
+
     def where(self) -> str:
         """Return the source position for a person: "train.jsonl line 18"."""
         return ""
@@ -73,6 +98,9 @@ class At(State):
 
     def json(self, until: State | None = None) -> Tree:
         return {self.name: self.own}
+
+    def tally(self, found: Tally) -> None:
+        """A source adds nothing."""
 
     def where(self) -> str:
         if isinstance(self.own, dict):
@@ -95,6 +123,41 @@ class Over(State):
         tree[self.name] = self.own
         return tree
 
+    def tally(self, found: Tally) -> None:
+        self.upstream.tally(found)
+
+    def where(self) -> str:
+        return self.upstream.where()
+
+
+class Skipped(State):
+    """How many items a stage has left out because of an error, over what its state says otherwise.
+
+    It is there from the first such item on, so it may be missing in a mark and be there in a later state: for an
+    `until` it is looked through.
+    """
+
+    __slots__ = ("count", "name", "shard", "upstream")
+
+    def __init__(self, name: str, shard: int, count: int, upstream: State) -> None:
+        self.name = name
+        self.shard = shard
+        self.count = count
+        self.upstream = upstream
+
+    def json(self, until: State | None = None) -> Tree:
+        tree = self.upstream.json(until)
+        tree["errors"] = {**tree.get("errors", {}), self.name: self.count}
+        return tree
+
+    @property
+    def latest(self) -> State:
+        return self.upstream.latest
+
+    def tally(self, found: Tally) -> None:
+        found.skipped[self.shard, self.name] = self.count
+        self.upstream.tally(found)
+
     def where(self) -> str:
         return self.upstream.where()
 
@@ -114,6 +177,9 @@ class Since(State):
     @property
     def latest(self) -> State:
         return self.now.latest
+
+    def tally(self, found: Tally) -> None:
+        self.now.tally(found)
 
     def where(self) -> str:
         return self.now.where()
@@ -183,6 +249,18 @@ class Overlaid:
 
     def __getitem__(self, index: int, /) -> State:
         return Over(self._name, self._own, self._states[index])
+
+
+class SkippedStates:
+    """The same count of errors over each of the stage's states."""
+
+    __slots__ = ("_count", "_name", "_shard", "_states")
+
+    def __init__(self, name: str, shard: int, count: int, states: States) -> None:
+        self._name, self._shard, self._count, self._states = name, shard, count, states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Skipped(self._name, self._shard, self._count, self._states[index])
 
 
 class Shifted:

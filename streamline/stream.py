@@ -12,6 +12,8 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import anyio
@@ -19,13 +21,16 @@ import anyio
 from streamline.cursor import AsyncCursor
 from streamline.errors import ClosedError
 from streamline.flow import Chunk, Flow
-from streamline.gate import Gate
 from streamline.opening import Opening
 from streamline.pace import Pace
+from streamline.pausing import QUIESCE_S, Pause, check_asked
+from streamline.running import Running
+from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.states import At
 from streamline.tasks import Tasks, supervise
 from streamline.threads import waker
+from streamline.watching.hints import HoldHint
+from streamline.watching.watchdog import watch
 
 __all__ = ["Stream"]
 
@@ -34,14 +39,15 @@ T = TypeVar("T")
 _supervisors: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
 
-class Stream(AsyncCursor[T]):
+class Stream(Running[T], AsyncCursor[T]):
     """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`."""
 
-    def __init__(self, opening: Opening) -> None:
-        super().__init__(At("", None))  # until it is started
-        self._opening = opening
-        self._gate = Gate()
+    def __init__(self, opening: Opening, session: Session | None = None) -> None:
+        super().__init__(opening, session)
+        self._session.meters.on_hold = HoldHint()
+        weakref.finalize(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
         self._closed = False
@@ -50,13 +56,21 @@ class Stream(AsyncCursor[T]):
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._closed:
             raise ClosedError("the stream is closed")
-        self._supervisor = _Supervisor(self._gate)
+        self._supervisor = _Supervisor(self._session)
         weakref.finalize(self, self._supervisor.abandon).atexit = False
         tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
-        self._flow = flow = self._opening.flow(tasks)
-        super().__init__(flow.state)
+        self._call_soon = _call_soon()
+        try:
+            self._flow = flow = self._opening.flow(tasks)
+            if (stall_s := self._opening.stall_s) is not None:
+                tasks.start(partial(watch, self._opening.watched(self._session), stall_s), "watchdog", lambda: None)
+            self._opening.show(self._session)
+        except BaseException:
+            await self.aclose()
+            raise
+        self._begin_at(flow.state)
         return flow
 
     async def aclose(self) -> None:
@@ -65,7 +79,10 @@ class Stream(AsyncCursor[T]):
         Cancellation: the clean-up is finished all the same.
         """
         self._closed = True
+        self._session.meters.consumer.close(self.at_hand)
         self._forget()
+        self._session.leave()
+        self._session.errors.close(self.state)
         with anyio.CancelScope(shield=True):
             if self._flow is not None:
                 await self._flow.aclose()
@@ -73,26 +90,69 @@ class Stream(AsyncCursor[T]):
                 await self._supervisor.stop()
 
     async def snapshot(self) -> Snapshot:
-        """Return the state of the run: what resumes right after the last item received. Doesn't wait."""
+        """Return the state of the run: what resumes right after the last item received. Doesn't wait.
+
+        Raises:
+          DeadLetterError: a skipped item that it counts can't be written down.
+        """
         if self._flow is None:
             await self.start()
-        return self._opening.snapshot(self.state, self._gate)
+        return self.snapshot_now()
+
+    def snapshot_now(self) -> Snapshot:
+        """Return the same, of a stream that has been started."""
+        return self._snapshot(self._session.gate)
+
+    def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
+        """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
+
+        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; behind it,
+        everything goes on where it was. Calls that are at work when it is entered are waited for. `async with` gives
+        the names of those that didn't end in time; they are logged, too, and their results wait.
+
+        Snapshots may be taken inside. The items of the list at hand may be taken, too; asking for more is a
+        `PausedError`. Pauses don't nest. Of a stream that has ended, it is at rest already.
+
+        Args:
+          quiesce_timeout: seconds that entering waits for what is at work; 0: it waits for nothing.
+
+        Cancellation: while it is entered, the stream goes on; also when a timeout strikes.
+
+        Raises:
+          PlanError: `quiesce_timeout` is no finite number from 0 on.
+          PausedError: on entering, the stream is paused already.
+        """
+        return Pause(self._session.gate, quiesce_timeout)
 
     async def _pull(self) -> Chunk[T] | None:
         """Pull a list; at the end, or behind a failure, close what isn't needed any more: it will say so again."""
-        flow = self._flow or await self.start()
+        check_asked(self._session.gate)
+        meters, consumer = self._session.meters, self._session.meters.consumer
+        consumer.body_ends()
+        consumer.asks(perf_counter())
         try:
+            flow = self._flow or await self.start()
             await self._pace.breathe()  # a merge with items at hand never waits
+            if self._session.gate.holding:
+                await self._session.gate.passage()  # for a pause of another task that began meanwhile
+            self._session.edge(self.behind)
             chunk = await flow.pull()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException:
             await self.aclose()
             raise
+        finally:
+            now = perf_counter()
+            consumer.gets(now)
         if chunk is None:
             await self.aclose()
         elif self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
+        else:
+            meters.gave(len(chunk.items))
+        if meters.on and self._call_soon is not None and consumer.body_begins(now):
+            self._call_soon(consumer.body_ends)
         return chunk
 
     def _dealt_with(self) -> None:
@@ -103,8 +163,8 @@ class Stream(AsyncCursor[T]):
 class _Supervisor:
     """The task that owns a stream's tasks, started beside the consumer's."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._stop = anyio.Event()
         self._ready = anyio.Event()
         self._done = anyio.Event()
@@ -130,6 +190,7 @@ class _Supervisor:
 
     def abandon(self) -> None:
         """The stream is gone: clean up behind it. From any thread; does not wait."""
+        self._session.errors.close(None)
         if self._wake is not None and not self._stop.is_set():
             try:
                 self._wake(self._stop.set)
@@ -138,13 +199,21 @@ class _Supervisor:
 
     async def _run(self) -> None:
         try:
-            await supervise(self._begin, self._stop, self._gate)
+            await supervise(self._begin, self._stop, self._session)
         finally:
             self._done.set()
 
     def _begin(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._ready.set()
+
+
+def _call_soon() -> Callable[[Callable[[], None]], object] | None:
+    """Return what calls a function when the event loop turns next; None on trio, where nothing does."""
+    try:
+        return asyncio.get_running_loop().call_soon
+    except RuntimeError:
+        return None
 
 
 def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

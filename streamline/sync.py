@@ -1,7 +1,7 @@
 """A plan that runs, for a plain `for` loop.
 
-The event loop (uvloop where it exists) runs in a thread of its own; the consumer receives lists, not items. Everything
-that the thread holds is in `_Engine`, which doesn't know the stream: when the stream is dropped, the engine stops.
+The event loop runs in a thread of its own (`streamline.engine`), and the consumer receives lists, not items. The engine
+doesn't know the stream: when the stream is dropped, it stops.
 
 Success, failure, snapshot: as in `streamline.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
 is; leaving the `with` block, or dropping the iterator, ends the engine.
@@ -9,67 +9,103 @@ is; leaving the `with` block, or dropping the iterator, ends the engine.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from time import perf_counter, sleep
+from collections.abc import Iterator
+from time import perf_counter
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-import anyio
-
-from streamline.cursor import Cursor
+from streamline.engine import Engine
 from streamline.errors import ClosedError
-from streamline.flow import LIST_ITEMS, Chunk, Flow
-from streamline.gate import Gate
+from streamline.flow import Chunk
+from streamline.gate import Event, Gate
 from streamline.opening import Opening
+from streamline.pausing import QUIESCE_S, SyncPause, check_asked
+from streamline.running import Running
+from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.states import State
-from streamline.tasks import Tasks, supervise
-from streamline.threads import waker
 
 __all__ = ["SyncStream"]
 
 T = TypeVar("T")
 
-QUICK_S = 0.001
-"""A consumer that deals with a list in less time than this is quick enough for longer ones."""
 
-SLOW_ITEM_S = 0.00001
-"""A list whose items took longer than this each is worth handing over at once: doing so costs some 50 µs."""
-
-EXIT_S = 1.0
-"""How long a close, or the interpreter's exit, waits for an engine that is stuck in user code."""
-
-
-class SyncStream(Cursor[T], Generic[T]):
+class SyncStream(Running[T]):
     """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._gate = Gate()
-        self._engine = _Engine[T](opening, self._gate)
-        self._finalize = weakref.finalize(self, self._engine.stop)
+    def __init__(self, opening: Opening, session: Session | None = None) -> None:
+        super().__init__(opening, session)
+        self._gate = Gate()  # of this side of the border
+        self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
+        self._engine = Engine[T](opening, self._session)
+        self._finalize = weakref.finalize(self, _end, self._engine, self._session)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
-        super().__init__(self._engine.start())
+        self._begin_at(self._engine.start())
+        opening.show(self._session)
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
 
         Sync user code that is stuck is waited for a second at most: a thread can't be ended from outside.
         """
-        self._finalize()
+        self._session.errors.close(self.state)
+        self._end()
+        self._session.meters.consumer.close(self.at_hand)
         self._forget()
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 
     def snapshot(self) -> Snapshot:
-        """Return the state of the run: what resumes right after the last item received. Doesn't wait."""
-        return self._opening.snapshot(self.state, Gate())
+        """Return the state of the run: what resumes right after the last item received. Doesn't wait.
+
+        Raises:
+          DeadLetterError: a skipped item that it counts can't be written down.
+        """
+        with self._lock:
+            return self._snapshot(self._gate)
+
+    def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
+        """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
+
+        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; behind it,
+        everything goes on where it was. Calls that are at work when it is entered are waited for. `with` gives the
+        names of those that didn't end in time; they are logged, too, and their results wait.
+
+        Snapshots may be taken inside. The items of the list at hand may be taken, too; asking for more is a
+        `PausedError`. Pauses don't nest. Of a stream that has ended, it is at rest already.
+
+        Args:
+          quiesce_timeout: seconds that entering waits for what is at work; 0: it waits for nothing.
+
+        Cancellation: Ctrl-C while it is entered comes out as `KeyboardInterrupt`; the stream goes on.
+
+        Raises:
+          PlanError: `quiesce_timeout` is no finite number from 0 on.
+          PausedError: on entering, the stream is paused already.
+        """
+        return SyncPause(self._gate, self._lock, self._engine.far, quiesce_timeout)
+
+    def peek(self) -> bool | None:
+        """Say whether another item follows; None if a failure does, or the stream is closed. Takes nothing.
+
+        Where the item isn't there yet, this waits for it, or for the end. Ctrl-C while it waits changes nothing.
+
+        Raises:
+          PausedError: it isn't there yet, and the stream is paused.
+        """
+        try:
+            while self._taken > self._last:
+                self._fetch()
+        except StopIteration:
+            return False
+        except BaseException:
+            if self._failure is None:
+                raise
+            return None
+        return True
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -98,152 +134,49 @@ class SyncStream(Cursor[T], Generic[T]):
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
             raise StopIteration
-        found = self._engine.take()  # Ctrl-C comes out here, and changes nothing
+        check_asked(self._gate)
+        found: Chunk[T] | BaseException | None = self._at_edge()
+        if found is None:
+            found = self._take()
         if isinstance(found, BaseException):
             self._failure, self._trace = found, found.__traceback__
-            self._finalize()
+            self._end()
             raise found
         if found is None:
             self._ended = True
-            self._finalize()
+            self._end()
             raise StopIteration
         self._load(found)
 
+    def _end(self) -> None:
+        self._finalize()
+        with self._lock:
+            self._gate.on(Event.CLOSE)
 
-class _Engine(Generic[T]):
-    """The thread, its event loop, and the border that lists cross.
-
-    Each of the two counters has one writer, so no lock is needed. `depth` items may be out at once; it doubles when the
-    consumer has dealt with a list in no time and finds no other, and shrinks when it is slow: a slow consumer keeps few
-    items waiting, a fast one makes the switches of threads rare, each of which costs as much as some 200 tiny items.
-    """
-
-    def __init__(self, opening: Opening, gate: Gate) -> None:
-        plan = opening.plan
-        self._opening = opening
-        self._gate = gate
-        self._most = plan.border_capacity
-        self._depth = 2
-        self._taken_at = 0.0
-        self._waiting = False
-        self._sent = 0
-        self._dealt = 0
-        self._border: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
-        self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
-        self._room: anyio.Event | None = None
-        self._stop: anyio.Event | None = None
-        self._stopped = False
-        self._wake: Callable[[Callable[[], None]], object] | None = None
-        self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
-
-    def start(self) -> State:
-        """Start the thread, and return the state before the first item."""
-        self._thread.start()
-        begun = self._begun.get()
-        if isinstance(begun, BaseException):
-            self._thread.join()
-            raise begun
-        return begun
-
-    def take(self) -> Chunk[T] | BaseException | None:
-        """Wait for the next list, or for what the pipeline failed with; None at the end."""
-        dealt_s = perf_counter() - self._taken_at
-        if dealt_s > 10 * QUICK_S:
-            self._depth = max(2, self._depth // 2)
-        elif dealt_s < QUICK_S and self._border.empty():
-            self._depth = min(2 * self._depth, self._most)
-        self._waiting = True
-        found = self._border.get()
-        self._waiting = False
-        self._taken_at = perf_counter()
+    def _take(self) -> Chunk[T] | BaseException | None:
+        """Wait for the next list, and count it."""
+        meters, consumer = self._session.meters, self._session.meters.consumer
+        try:
+            found = self._engine.take()  # Ctrl-C comes out here, and changes nothing
+        except BaseException:
+            consumer.gets(perf_counter())
+            raise
+        consumer.gets(self._engine.taken_at)
+        if isinstance(found, Chunk):
+            meters.gave(len(found.items))
+        else:
+            consumer.close()
         return found
 
-    def dealt_with(self, items: int) -> None:
-        """Say that a list has been handed out."""
-        self._dealt += items
-        room = self._room
-        if room is not None and self._wake is not None:
-            self._room = None
-            self._signal(room)
-
-    def stop(self) -> None:
-        """End the loop and its thread; wait for that, though not for user code that is stuck."""
-        self._stopped = True
-        if self._stop is not None:
-            self._signal(self._stop)
-        if self._thread is not threading.current_thread() and self._thread.ident is not None:
-            self._thread.join(EXIT_S)
-
-    def _signal(self, event: anyio.Event) -> None:
-        if self._wake is not None:
-            try:
-                self._wake(event.set)
-            except RuntimeError:
-                return  # the loop has ended already
-
-    def _main(self) -> None:
+    def _at_edge(self) -> Exception | None:
+        """Do what is due before another list; return what the stream fails with."""
         try:
-            anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
-        except BaseException as failure:
-            self._begun.put(failure)
-            self._border.put(failure)
-        finally:
-            if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
-                self._border.put(ClosedError("the stream is closed"))
+            self._session.edge(self.behind)
+        except Exception as failure:
+            return failure
+        return None
 
-    async def _serve(self) -> None:
-        self._wake = waker()
-        self._stop = anyio.Event()
-        if self._stopped:  # Ctrl-C came before there was anything to signal to
-            return
-        await supervise(self._begin, self._stop, self._gate)
 
-    def _begin(self, tasks: Tasks) -> None:
-        try:
-            flow: Flow[T] = self._opening.flow(tasks)
-        except Exception as failure:  # out of the task group's reach, which would wrap it
-            self._begun.put(failure)
-            if self._stop is not None:
-                self._stop.set()
-            return
-        self._begun.put(flow.state)
-        tasks.start(lambda: self._feed(flow), "border", lambda: None)
-
-    async def _feed(self, flow: Flow[T]) -> None:
-        """Carry lists across the border, then the end or the failure."""
-        end: BaseException | None = None
-        try:
-            while True:
-                room = await self._wait_room()
-                began = perf_counter()
-                if (chunk := await flow.pull(room)) is None:
-                    break
-                self._sent += len(chunk.items)
-                self._border.put(chunk)
-                if perf_counter() - began > SLOW_ITEM_S * len(chunk.items):
-                    self._hand_over()
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as failure:
-            end = failure
-        finally:
-            with anyio.CancelScope(shield=True):
-                await flow.aclose()
-        self._border.put(end)
-
-    def _hand_over(self) -> None:
-        """Behind a list that took long, let a consumer that waits for it run.
-
-        A thread that is woken loses the race for the GIL against a loop that lets go of it for a microsecond now and
-        then: behind a slow sync map, 500 items were made before the first was handed out.
-        """
-        stop = perf_counter() + QUICK_S
-        while self._waiting and perf_counter() < stop:
-            sleep(0)
-
-    async def _wait_room(self) -> int:
-        while (room := self._depth - (self._sent - self._dealt)) < 1:
-            event = self._room = anyio.Event()
-            if self._depth - (self._sent - self._dealt) < 1:  # the other thread may just have made room
-                await event.wait()
-        return min(max(1, self._depth // 2), room, LIST_ITEMS)
+def _end(engine: Engine[Any], session: Session) -> None:
+    engine.stop()
+    session.close()  # an engine that is stuck in user code doesn't come to it

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from streamline.gate import Event, Gate
-from streamline.threads import ThreadPool
+from streamline.session import Session
 
 __all__ = ["Job", "Starter", "Tasks", "supervise"]
 
@@ -98,16 +98,21 @@ class Tasks:
     """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop.
 
     Attributes:
-      gate: what every task that moves items passes between two lists.
+      session: the running that all this belongs to.
       threads: for sync user code that shall not hold the loop.
     """
 
-    def __init__(self, group: TaskGroup, gate: Gate | None = None) -> None:
-        self.gate = gate or Gate()
-        self.threads = ThreadPool()
+    def __init__(self, group: TaskGroup, session: Session | None = None) -> None:
+        self.session = session or Session()
+        self.threads = self.session.threads
         self._starter = Starter(group)
         self._jobs: set[Job] = set()
         self._owned: set[Callable[[], None]] = set()
+
+    @property
+    def gate(self) -> Gate:
+        """What every task that moves items passes between two lists."""
+        return self.session.gate
 
     def own(self, cleanup: Callable[[], None]) -> None:
         """Call `cleanup` when the supervisor ends, unless it is disowned before; it is idempotent."""
@@ -146,16 +151,17 @@ class Tasks:
         self.threads.close()
 
 
-async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, gate: Gate) -> None:
+async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: Session) -> None:
     """Own a task group until `stop` is set, then cancel what still runs and clean up behind it."""
     tasks: Tasks | None = None
     try:
         async with anyio.create_task_group() as group:
-            tasks = Tasks(group, gate)
+            tasks = Tasks(group, session)
             ready(tasks)
             await stop.wait()
             group.cancel_scope.cancel()
     finally:
         if tasks is not None:
             tasks.finished()
-        gate.on(Event.CLOSE)
+        session.gate.on(Event.CLOSE)
+        session.close()

@@ -11,9 +11,10 @@ from typing import Any
 
 from streamline.channel import Inbox
 from streamline.driver import behind_channel
-from streamline.flow import Flow, Opener, Site, Stage
+from streamline.flow import Flow, Opener, Site
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.states import Tree
+from streamline.transforms.base import Stage
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.stride import Stride
@@ -59,14 +60,15 @@ def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     for stage in plan.worker:
         opener = StageOpener(stage, opener)
     flow = opener(state)
-    if isinstance(flow, Inbox):  # the worker ends in a channel already: a concurrent map's, say
+    fed = plan.mode == "shared" and not plan.worker  # then it is the feed's end that is a channel
+    if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
         return flow
     return behind_channel(flow, site, "worker", plan.worker_capacity(site.num_shards))
 
 
 def _head(plan: Plan, site: Site) -> Opener[Any]:
     """Return the opener of what comes out of the shard."""
-    opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at), state), site)
+    opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at.epoch), state), site)
     replicated = plan.mode == "replicated"
     for stage in plan.before:
         if replicated or (isinstance(stage, Repeat) and not plan.source.indexable):

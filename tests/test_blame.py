@@ -68,7 +68,7 @@ class Callable_:  # noqa: N801 - a stand-in
         (functools.partial(len), "partial"),
         (function_name, "function_name"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_function_is_called_by_its_qualified_name(fn: object, expected: str) -> None:
     assert function_name(fn) == expected

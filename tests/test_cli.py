@@ -63,12 +63,23 @@ def test_a_directory_of_snapshots_is_printed_rank_by_rank(tmp_path: Path) -> Non
         with pipe.open(rank=rank, world_size=2) as stream:
             next(stream)
             stream.snapshot().save(tmp_path / "ckpt")
+    whole = run("inspect", tmp_path / "ckpt")
+    assert whole.exit_code == 0
+    assert "all 2 ranks" in whole.output
     result = run("inspect", tmp_path / "ckpt", "--rank", 1)
     assert result.exit_code == 0
     assert "rank 1 of 2" in result.output
     beyond = run("inspect", tmp_path / "ckpt", "--rank", 2)
     assert beyond.exit_code == 1
     assert beyond.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 500])
+def test_a_report_is_as_wide_as_the_terminal(snapshot: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = run("inspect", snapshot).output
+    assert max(map(len, output.splitlines())) <= min(columns, 160)
+    assert output.endswith("again that was delivered\n")
 
 
 def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:

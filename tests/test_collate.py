@@ -199,7 +199,9 @@ def test_items_that_are_not_alike_are_refused_with_what_differs(items: list[Any]
         stack(items)
 
 
-@pytest.mark.parametrize("batch", [3, "abc", b"abc", None, np.float32(1), np.array(1), object()], ids=str)
+@pytest.mark.parametrize(
+    "batch", [3, "abc", b"abc", None, np.float32(1), np.array(1), object()], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_batch_can_not_be_taken_apart(batch: Any) -> None:
     with pytest.raises(PlanTypeError, match=f"got {type(batch).__name__}"):
         list(unstack(batch))

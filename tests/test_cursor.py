@@ -123,3 +123,11 @@ async def test_a_state_that_was_handed_out_does_not_change() -> None:
     states = [(reader.state, place(reader))]
     states += [(reader.state, place(reader)) async for _ in reader]
     assert [state.json()["s"] for state, _ in states] == [number for _, number in states]
+
+
+async def test_what_was_taken_is_counted_across_lists() -> None:
+    reader = Reader(Listed(("ab", 10), ((), 12), ("c", None)))
+    assert [(item, reader.count) async for item in reader] == [("a", 1), ("b", 2), ("c", 3)]
+    assert reader.count == 3
+    reader._forget()
+    assert reader.count == 3

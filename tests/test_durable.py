@@ -159,13 +159,13 @@ def test_a_disk_that_takes_a_part_and_then_no_more_leaves_the_old_file(path: Pat
 
 def test_missing_directories_are_made_and_each_name_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    sync = durable._sync_directory
+    sync = durable.sync_directory
 
     def noted(path: Path) -> None:
         synced.append(path)
         sync(path)
 
-    monkeypatch.setattr(durable, "_sync_directory", noted)
+    monkeypatch.setattr(durable, "sync_directory", noted)
     replace_file(tmp_path / "a" / "b" / "file.json", NEW)
     assert synced == [tmp_path / "a", tmp_path, tmp_path / "a" / "b"]
 

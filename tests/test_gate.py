@@ -8,7 +8,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from streamline.errors import ClosedError, StreamlineError
-from streamline.gate import TABLE, Event, Gate, Phase
+from streamline.gate import TABLE, Event, Gate, Phase, passage, resting
 
 Pair: TypeAlias = tuple[Phase, Event]
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
@@ -32,6 +32,7 @@ LEGAL: dict[Pair, Phase] = {
     (Phase.PAUSED, Event.RESUME): Phase.RUNNING,
     (Phase.PAUSED, Event.CLOSE): Phase.CLOSED,
     (Phase.CAPTURED, Event.PAUSE): Phase.PAUSED,
+    (Phase.CAPTURED, Event.QUIESCE): Phase.QUIESCING,
     (Phase.CAPTURED, Event.RESUME): Phase.RUNNING,
     (Phase.CAPTURED, Event.CLOSE): Phase.CLOSED,
     (Phase.CLOSED, Event.CLOSE): Phase.CLOSED,
@@ -194,5 +195,64 @@ def test_a_task_cancelled_at_the_gate_leaves_it_as_it_is(run: Callable[[AsyncTes
             passed = await passers(gate, group)
             gate.on(Event.RESUME)
         assert sorted(passed) == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_pause_waits_for_movers_at_work_and_not_for_those_that_wait_for_others(
+    run: Callable[[AsyncTest], None],
+) -> None:
+    async def test() -> None:
+        gate, item, call = Gate(), anyio.Event(), anyio.Event()
+        done: list[str] = []
+
+        async def waits() -> None:
+            await resting(item.wait())
+            await gate.passage()
+            done.append("waits")
+
+        async def works() -> None:
+            await call.wait()
+            await passage()
+            done.append("works")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(gate.moves, "waits", waits)
+            group.start_soon(gate.moves, "works", works)
+            group.start_soon(gate.moves, "works", works)
+            await anyio.wait_all_tasks_blocked()
+            assert gate.at_work == ("works (2 calls)",)
+            group.start_soon(gate.pause)
+            await anyio.wait_all_tasks_blocked()
+            assert gate.phase is Phase.QUIESCING
+            call.set()
+            item.set()
+            await anyio.wait_all_tasks_blocked()
+            assert [gate.phase] == [Phase.PAUSED]
+            assert (len(gate.at_work), len(done)) == (0, 0)
+            gate.resume()
+        assert sorted(done) == ["waits", "works", "works"]
+        assert await gate.pause() == ()  # movers that have ended are waited for no more
+
+    run(test)
+
+
+def test_what_holds_and_releases_is_told_once_each_however_a_pause_ends(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate, told = Gate(), list[str]()
+        gate.holds(lambda: told.append("hold"), lambda: told.append("release"))
+        await gate.pause()
+        gate.resume()
+        gate.resume()
+        assert told == ["hold", "release"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(gate.moves, "stuck", anyio.sleep_forever)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.move_on_after(0.001):
+                await gate.pause()
+            assert (gate.phase, told) == (Phase.RUNNING, ["hold", "release"] * 2)
+            assert await gate.pause(0) == ("stuck",)
+            assert (gate.phase, told) == (Phase.PAUSED, [*["hold", "release"] * 2, "hold"])
+            group.cancel_scope.cancel()
 
     run(test)

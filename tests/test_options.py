@@ -46,7 +46,9 @@ class Callable_:  # noqa: N801 - a stand-in
     def __call__(self) -> None: ...
 
 
-@pytest.mark.parametrize("value", [len, lambda: 0, int, functools.partial(int), Callable_()], ids=str)
+@pytest.mark.parametrize(
+    "value", [len, lambda: 0, int, functools.partial(int), Callable_()], ids=lambda value: type(value).__name__
+)
 def test_whatever_can_be_called_is_a_function(value: Any) -> None:
     check_function("fn", value)
 

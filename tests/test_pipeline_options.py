@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.errors import DataError, PlanError, StreamlineError
+from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
 
 
 async def asynchronous(item: int) -> int:
@@ -19,6 +19,15 @@ async def asynchronous(item: int) -> int:
 @sl.stage(stateless=True)
 async def stage(items: AsyncIterator[int]) -> AsyncIterator[int]:
     async for item in items:
+        yield item
+
+
+async def later(items: list[int]) -> list[int]:
+    return items
+
+
+async def rows_later(items: list[int]) -> AsyncIterator[int]:
+    for item in items:
         yield item
 
 
@@ -54,6 +63,12 @@ BAD_VALUES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown executor": (lambda: source().map(abs, executor="process"), "'thread' or None"),  # type: ignore[call-overload]
     "async function in threads": (lambda: source().map(asynchronous, executor="thread"), "event loop"),
     "async filter": (lambda: source().filter(asynchronous), "always be true"),
+    "async collate": (lambda: source().batch(2, collate=later), "sync function"),
+    "async generator collate": (lambda: source().batch(2, collate=rows_later), "sync function"),
+    "retries of -1": (lambda: sl.HttpOptions(retries=-1), "at least 0, got -1"),
+    "timeout of 0": (lambda: sl.HttpOptions(timeout_s=0), "more than 0, got 0"),
+    "timeout of NaN": (lambda: sl.HttpOptions(timeout_s=float("nan")), "more than 0, got nan"),
+    "endless timeout below": (lambda: sl.HttpOptions(timeout_s=-float("inf")), "more than 0, got -inf"),
     "async flat_map": (lambda: source().flat_map(asynchronous), "through"),  # type: ignore[arg-type]
     "seed behind choices": (
         lambda: source().map(asynchronous, ordered=False).map(abs, seed=1),
@@ -104,6 +119,13 @@ BAD_TYPES: dict[str, tuple[Callable[[], object], str]] = {
     "epoch=True": (lambda: source().open(epoch=True), "integer, got bool"),
     "rank=True": (lambda: source().shard(2).open(rank=True, world_size=2), "integer, got bool"),
     "world_size=2.0": (lambda: source().shard(2).open(rank=0, world_size=2.0), "integer, got float"),  # type: ignore[arg-type]
+    "retries='x'": (lambda: sl.HttpOptions(retries="x"), "integer, got str 'x'"),  # type: ignore[arg-type]
+    "retries=True": (lambda: sl.HttpOptions(retries=True), "integer, got bool"),
+    "timeout_s='1'": (lambda: sl.HttpOptions(timeout_s="1"), "seconds, got str '1'"),  # type: ignore[arg-type]
+    "timeout_s=None": (lambda: sl.HttpOptions(timeout_s=None), "seconds, got NoneType"),  # type: ignore[arg-type]
+    "headers of pairs": (lambda: sl.HttpOptions(headers=[("a", "b")]), "mapping.*got list"),  # type: ignore[arg-type]
+    "headers of bytes": (lambda: sl.HttpOptions(headers={"a": b"b"}), "value of type bytes for 'a'"),  # type: ignore[dict-item]
+    "headers by number": (lambda: sl.HttpOptions(headers={1: "b"}), "name 1"),  # type: ignore[dict-item]
     "map(3)": (lambda: source().map(3), "function, got int 3"),  # type: ignore[call-overload]
     "filter(None)": (lambda: source().filter(None), "function, got NoneType"),  # type: ignore[arg-type]
     "flat_map([])": (lambda: source().flat_map([]), "function, got list"),  # type: ignore[arg-type]
@@ -153,3 +175,21 @@ def test_what_is_refused_leaves_the_pipeline_as_it_was() -> None:
         pipe.batch(0)
     assert repr(pipe) == before
     assert list(pipe) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"resume": "ckpt/"}, r"open\(resume=\) is a Snapshot, got str 'ckpt/': load it: sl.Snapshot.load\('ckpt/'\)"),
+        ({"resume": {"version": 1}}, r"is a Snapshot, got dict .*Snapshot.from_json"),
+        ({"backend": "inline"}, r"open\(backend=\) is a backend, such as sl.Inline\(\), got str 'inline'"),
+        ({"backend": sl.Inline}, r"got type <class"),
+        ({"progress": 1}, r"open\(progress=\) is True or False, got int 1"),
+    ],
+)
+def test_what_open_is_given_is_of_the_right_kind(options: Any, says: str) -> None:
+    for wrong in (sl.from_items([1]).open, sl.from_items([1]).debug):
+        known = options if wrong.__name__ == "open" else {key: options[key] for key in options.keys() & {"resume"}}
+        if known:
+            with pytest.raises(PlanTypeError, match=says):
+                wrong(**known)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.fingerprint import fingerprint
 from streamline.merge import BestEffort, Strict
 from streamline.pipeline import Pipeline
 from streamline.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
+from streamline.resuming.fingerprint import fingerprint
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle

@@ -1,7 +1,4 @@
-"""What broke earlier prototypes: a named test for each sentence that the design marks as such.
-
-Left out: the one about live sources (the reader at a full queue), which are still to come.
-"""
+"""What broke earlier prototypes: a named test for each sentence that the design marks as such."""
 
 from __future__ import annotations
 
@@ -126,6 +123,20 @@ async def test_a_new_file_that_sorts_first_is_refused_and_states_name_files(tmp_
     (tmp_path / "a.txt").write_text("a0\n")
     with pytest.raises(sl.errors.ResumeError, match=r"new file .*a\.txt"):
         pipe.open(resume=snapshot)
+
+
+async def test_a_new_file_that_sorts_first_and_is_accepted_moves_no_file_to_another_shard(tmp_path: Path) -> None:
+    for name in "bcdefg":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(4)))
+    pipe = sl.read_lines(str(tmp_path / "*.txt")).shard(2)
+    whole = [x async for x in pipe]
+    async with pipe.open() as stream:
+        head = [await anext(stream) for _ in range(11)]
+        snapshot = await stream.snapshot()
+    (tmp_path / "a.txt").write_text("a0\n")
+    async with pipe.open(resume=snapshot, accept=["read_lines.new_files"]) as stream:
+        assert head + [x async for x in stream] == whole
+    assert "a0" in [x async for x in pipe]  # the next epoch has it
 
 
 async def test_a_snapshot_is_taken_in_one_step_without_waiting_for_user_work() -> None:
@@ -268,3 +279,39 @@ async def test_a_state_once_handed_out_never_changes() -> None:
             taken.append((snapshot, snapshot.to_json()))
     for snapshot, then in taken:
         assert json.loads(snapshot.to_json()) == json.loads(then)
+
+
+@pytest.mark.parametrize("kind", ["strict", "best_effort"])
+async def test_a_live_reader_waits_at_a_full_queue_only_while_no_worker_starves(kind: Any) -> None:
+    read = 0
+
+    async def feed() -> AsyncIterator[int]:
+        nonlocal read
+        for x in range(20_000):
+            read += 1
+            yield x
+
+    def odd_or_late(x: int) -> bool:
+        return x % 2 == 1 or x > 10_000
+
+    pipe = sl.from_stream(feed).shard(2).filter(odd_or_late).merge(kind)
+    async with asyncio.timeout(20), pipe.open() as stream:
+        seen = [await anext(stream)]
+        assert read > 10_000 or kind == "best_effort"  # worker 0 dropped 5,000 in a row, and worker 1's queue grew
+        seen += [x async for x in stream]
+    assert sorted(seen) == [x for x in range(20_000) if odd_or_late(x)]
+    with pytest.raises(sl.errors.WorkerStarved, match="shard 0"):
+        _ = [x async for x in sl.from_stream(feed, max_ahead=1_000).shard(2).filter(odd_or_late).merge()]
+
+
+async def test_progress_keeps_the_journal_of_a_live_source_from_growing() -> None:
+    async def feed() -> AsyncIterator[int]:
+        for x in range(100_000):
+            yield x
+
+    pipe = sl.from_stream(feed).shard(2).filter(lambda x: x >= 99_998).merge()
+    async with pipe.open() as stream:
+        assert await anext(stream) == 99_998
+        journal = (await stream.snapshot()).journal
+    assert journal is not None
+    assert sum(len(worker["items"]) for worker in journal["workers"]) <= 1_000  # what was on its way, of 100,000

@@ -268,7 +268,7 @@ def test_numbered_generators_before_the_choices_are_fine() -> None:
         (lambda p: p.open(epoch=-1), "epoch=) is at least 0"),
         (lambda p: p.open(rank=1), "together, or neither"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_option_out_of_range_is_refused_by_its_name(make: Callable[[Any], object], message: str) -> None:
     refused(lambda: make(items()), message)

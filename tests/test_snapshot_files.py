@@ -27,8 +27,10 @@ FIRST_RANK = "rank-00000-of-00001.json"
 def make(rank: int = 0, world_size: int = 1, num_shards: int = 3, mark: int = 0) -> Snapshot:
     """A small snapshot; `mark` tells one from another."""
     shards = range(rank, num_shards, world_size)
-    workers = [{"rows": {"file": f"ä{shard}.jsonl", "byte": 2**40 + shard}, "map": shard} for shard in shards]
-    own = {"next_worker": 0, "produced": [mark] * len(shards), "replay": [], "workers": workers}
+    workers = {
+        str(shard): {"rows": {"file": f"ä{shard}.jsonl", "byte": 2**40 + shard}, "map": shard} for shard in shards
+    }
+    own = {"next_worker": 0, "produced": {str(shard): mark for shard in shards}, "replay": [], "workers": workers}
     return Snapshot(
         version=FORMAT_VERSION,
         fingerprint=[{"kind": "read_jsonl", "name": "rows", "options": {}}],
@@ -88,7 +90,7 @@ def test_a_person_can_read_the_file(tmp_path: Path) -> None:
     text = make().save(tmp_path).read_text("ascii")
     assert json.loads(text).keys() == {"streamline_snapshot", "sha256", "body"}
     assert '  "epoch": 1,\n' in text
-    assert re.findall(r'^     (\{"rows": .*\}),?$', text, re.MULTILINE) == [
+    assert re.findall(r'^     "\d": (\{"rows": .*\}),?$', text, re.MULTILINE) == [
         json.dumps(state) for state in make().worker_states
     ]
 
@@ -281,7 +283,6 @@ def test_each_rank_gets_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (None, r"holds the snapshots of 4 ranks: say which, with rank="),
         (-1, r"no snapshot of rank -1; of 4 ranks, it holds 0, 1, 2, 3"),
         (4, r"no snapshot of rank 4; of 4 ranks"),
     ],
@@ -290,6 +291,71 @@ def test_one_that_is_there_must_be_asked_for(rank: int | None, message: str, tmp
     save_ranks(tmp_path, 4)
     with pytest.raises(SnapshotError, match=message):
         Snapshot.load(tmp_path, rank=rank)
+
+
+def test_without_a_rank_the_whole_job_is_loaded_and_each_rank_finds_its_part(tmp_path: Path) -> None:
+    save_ranks(tmp_path, 4)
+    job = Snapshot.load(tmp_path)
+    assert (job.rank, job.world_size) == (None, 4)
+    assert [job.part(rank) for rank in range(4)] == list(job.parts) == [make(rank, 4, 12) for rank in range(4)]
+    assert list(job.shards) == list(range(12))
+    assert [state["map"] for state in job.worker_states] == list(range(12))
+    assert job.produced == [0] * 12
+    assert repr(job) == "<Snapshot: epoch 1, 4 ranks, 0 items merged>"
+    for part in job.parts:
+        assert part.part(part.rank or 0) is part
+
+
+@pytest.mark.parametrize("what", ["next_worker", "stages"])
+def test_what_each_rank_has_of_its_own_a_job_has_not(what: str, tmp_path: Path) -> None:
+    save_ranks(tmp_path, 4)
+    with pytest.raises(SnapshotError, match=r"each of the 4 ranks has its own .*: ask snapshot\.part\(rank\)"):
+        getattr(Snapshot.load(tmp_path), what)
+
+
+def test_a_rank_that_a_snapshot_does_not_hold_is_an_error(tmp_path: Path) -> None:
+    save_ranks(tmp_path, 2)
+    with pytest.raises(SnapshotError, match=r"no snapshot of rank 2: this one holds all of 2 ranks"):
+        Snapshot.load(tmp_path).part(2)
+    with pytest.raises(SnapshotError, match=r"no snapshot of rank 0: this one holds rank 1 of 2 ranks"):
+        make(1, 2).part(0)
+
+
+def test_a_job_is_saved_as_it_was_loaded(tmp_path: Path) -> None:
+    save_ranks(tmp_path / "a", 3)
+    job = Snapshot.load(tmp_path / "a")
+    assert job.save(tmp_path / "b/") == tmp_path / "b"
+    assert names(tmp_path / "b") == names(tmp_path / "a")
+    assert exactly(Snapshot.load(tmp_path / "b")) == exactly(job)
+
+
+def exactly(job: Snapshot) -> list[str]:
+    return [part.to_json() for part in job.parts]
+
+
+def test_a_job_goes_into_no_single_file_and_no_single_text(tmp_path: Path) -> None:
+    save_ranks(tmp_path / "a", 3)
+    job = Snapshot.load(tmp_path / "a")
+    with pytest.raises(SnapshotError, match=r"is one file, and there are 3 ranks: give a directory"):
+        job.save(tmp_path / "b.json")
+    with pytest.raises(SnapshotError, match=r"each snapshot\.part\(rank\)"):
+        job.to_json()
+    assert names(tmp_path) == ["a"]
+
+
+def test_more_ranks_than_shards_are_a_job_too(tmp_path: Path) -> None:
+    for rank in range(3):
+        make(rank, 3, num_shards=2).save(tmp_path)
+    job = Snapshot.load(tmp_path)
+    assert job.produced == [0, 0]
+    assert job.part(2).worker_states == []
+
+
+def test_hashes_of_code_may_differ_between_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        entry = {**make().fingerprint[0], "code": {"fn": f"cpython-31{rank}-O0:{rank}"}}
+        replace(make(rank, 2), fingerprint=[entry]).save(tmp_path)
+    assert Snapshot.load(tmp_path).part(1).fingerprint[0]["code"] == {"fn": "cpython-311-O0:1"}
 
 
 def test_a_file_of_another_rank_is_an_error(tmp_path: Path) -> None:
@@ -354,7 +420,7 @@ def test_a_file_that_was_renamed_is_an_error(tmp_path: Path) -> None:
     save_ranks(tmp_path, 2)
     (tmp_path / "rank-00000-of-00002.json").rename(tmp_path / "rank-00001-of-00002.json")
     save_ranks(tmp_path, 2, [0])
-    with pytest.raises(SnapshotError, match=r"rank-00001-of-00002.json is of rank 0 of 2: was it renamed\?"):
+    with pytest.raises(SnapshotError, match=r"as rank-00001-of-00002.json, and it is of rank 0 of 2: was"):
         Snapshot.load(tmp_path, rank=0)
 
 

@@ -20,6 +20,7 @@ from streamline.states import (
     Since,
     State,
     States,
+    Tally,
     Tree,
 )
 
@@ -37,6 +38,9 @@ class Chosen(State):
             assert isinstance(latest, Chosen)
             stop = latest.number
         return {"merge": {"number": self.number, "replay": list(range(self.number, stop))}}
+
+    def tally(self, found: Tally) -> None:
+        raise NotImplementedError
 
     def where(self) -> str:
         return f"choice {self.number}"
@@ -142,6 +146,9 @@ def test_a_state_without_a_position_says_nothing() -> None:
     class Silent(State):
         def json(self, until: State | None = None) -> Tree:
             return {}
+
+        def tally(self, found: Tally) -> None:
+            raise NotImplementedError
 
     assert Silent().where() == ""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, assert_type
+from pathlib import Path
+from typing import Any, Literal, assert_type
 
 import numpy as np
 
@@ -52,6 +53,16 @@ async def undeclared(items: AsyncIterator[str]) -> AsyncIterator[int]:
         yield len(item)
 
 
+@sl.source(state=dict)
+async def rows(*, state: dict[str, Any], shard: int, num_shards: int, url: str) -> AsyncIterator[bytes]:
+    yield url.encode()
+
+
+@sl.source(state=dict)
+def plain_rows(*, state: dict[str, Any], shard: int, num_shards: int, epoch: int) -> Iterator[int]:
+    yield epoch
+
+
 class Dataset:
     def __len__(self) -> int:
         return 3
@@ -70,6 +81,12 @@ def sources() -> None:
     assert_type(sl.from_items(Dataset()), sl.Pipeline[bytes])
     assert_type(sl.from_iterable(lambda: iter([1, 2])), sl.Pipeline[int])
     assert_type(sl.from_iterable(numbers), sl.Pipeline[int])
+    assert_type(rows(url="a"), sl.Pipeline[bytes])
+    assert_type(rows(name="mine", url="a").shard(4, "custom").map(len), sl.Pipeline[int])
+    assert_type(plain_rows(), sl.Pipeline[int])
+    assert_type(sl.from_stream(numbers), sl.Pipeline[int])
+    assert_type(sl.from_stream(numbers(), journal="kept/"), sl.Pipeline[int])
+    assert_type(sl.from_stream(numbers, encode=str, decode=int, partitioned=True), sl.Pipeline[int])
     assert_type(sl.read_lines("a.txt", http=sl.HttpOptions(retries=3)), sl.Pipeline[str])
     assert_type(sl.read_jsonl(["a.jsonl", "b.jsonl"]), sl.Pipeline[Any])
 
@@ -101,6 +118,9 @@ def batches() -> None:
     assert_type(integers.batch(2), sl.Pipeline[Any])
     assert_type(integers.batch(2, collate="stack", drop_remainder=True), sl.Pipeline[Any])
     assert_type(integers.batch(2, collate=None), sl.Pipeline[list[int]])
+    assert_type(integers.batch(2, max_wait_s=0.5), sl.Pipeline[Any])
+    assert_type(integers.batch(2, collate=None, max_wait_s=1), sl.Pipeline[list[int]])
+    assert_type(integers.batch(2, collate=total, max_wait_s=None), sl.Pipeline[float])
     assert_type(integers.batch(2, collate=total), sl.Pipeline[float])
     assert_type(integers.batch(2, collate=None).unbatch(), sl.Pipeline[Any])
 
@@ -121,6 +141,21 @@ def plain() -> None:
         assert_type(stream.snapshot(), sl.Snapshot)
 
 
+def loaders() -> None:
+    loader = sl.from_items(["a"]).map(length).loader(steps_per_epoch=3, rank=0, world_size=1, backend=sl.Inline())
+    assert_type(loader, sl.Loader[int])
+    for item in loader:
+        assert_type(item, int)
+    assert_type(loader.epoch, int)
+    assert_type(loader.state_dict(), dict[str, Any])
+    assert_type(loader.snapshot(), sl.Snapshot)
+    assert_type(loader.stats(), sl.Stats | None)
+    assert_type(loader.errors, sl.ErrorReport)
+    with sl.from_items(["a"]).loader(fixed_epoch=True, epoch=1, resume=None) as texts:
+        assert_type(next(iter(texts)), str)
+    sl.from_items([1]).loader(rank="0")  # type: ignore[arg-type]
+
+
 async def asynchronous() -> None:
     pipe = sl.from_items(["a"]).map(fetch)
     async for item in pipe:
@@ -132,6 +167,40 @@ async def asynchronous() -> None:
             assert_type(item, bytes)
         assert_type(await stream.snapshot(), sl.Snapshot)
         await stream.aclose()
+
+
+def debugged(pipe: sl.Pipeline[bytes]) -> None:
+    with pipe.debug(on_error="skip", max_errors=0.5, dead_letters=Path("bad.jsonl")) as stream:
+        assert_type(stream, sl.DebugStream[bytes])
+        assert_type(next(stream), bytes)
+        assert_type(stream.errors, sl.ErrorReport)
+        assert_type(stream.stats(), sl.Stats)
+
+
+def seen(pipe: sl.Pipeline[bytes], snapshot: sl.Snapshot) -> None:
+    assert_type(pipe.draw(), sl.Drawing)
+    assert_type(pipe.draw().svg, str)
+    pipe.draw().save(Path("plan.svg"))
+    assert_type(pipe.explain(snapshot, accept=["batch.size"]), sl.Explanation)
+    assert_type(pipe.explain(snapshot).fits, bool)
+    with pipe.open(accept=("batch.size",), progress=True, stall_s=None) as stream:
+        assert_type(stream.stats(), sl.Stats)
+        assert_type(stream.stats().since(stream.stats()), sl.Stats)
+        assert_type(stream.stats().verdict, sl.Verdict | None)
+        assert_type(stream.stats().stages[0].busy_s, float)
+        assert_type(stream.trace("run.json", max_bytes=1 << 20), sl.Trace)
+        with stream.paused(quiesce_timeout=0) as at_work:
+            assert_type(at_work, tuple[str, ...])
+
+
+async def seen_later(pipe: sl.Pipeline[bytes]) -> None:
+    async with pipe.open() as stream:
+        assert_type(stream.stats(), sl.Stats)
+        assert_type(stream.errors, sl.ErrorReport)
+        with stream.trace(Path("run.json")) as trace:
+            assert_type(trace, sl.Trace)
+        async with stream.paused() as at_work:
+            assert_type(at_work, tuple[str, ...])
 
 
 def snapshots() -> None:
@@ -149,8 +218,22 @@ def mistakes() -> None:
     lines.map(length).map(length)  # type: ignore[arg-type]
     lines.map(length, executor="process")  # type: ignore[call-overload]
     lines.batch(2, collate="list")  # type: ignore[call-overload]
+    lines.batch(2, max_wait_s="1")  # type: ignore[call-overload]
+    sl.source(state=dict)(length)  # type: ignore[arg-type]
+    rows(url="a").map(length)  # type: ignore[arg-type]
     lines.merge("eager")  # type: ignore[arg-type]
     lines.shard(2, "random")  # type: ignore[arg-type]
     lines.map(length).through(shouted).batch("2")  # type: ignore[call-overload]
     sl.from_items({1, 2})  # type: ignore[arg-type]
     sl.from_iterable([1, 2])  # type: ignore[arg-type]
+
+
+def errors(numbers: sl.Pipeline[int]) -> None:
+    def handler(failure: sl.Failure) -> Literal["skip", "raise"]:
+        assert_type(failure.error, Exception)
+        return "skip"
+
+    with numbers.open(on_error=handler, max_errors=3, dead_letters="bad.jsonl") as stream:
+        assert_type(stream.errors, sl.ErrorReport)
+        assert_type(stream.errors.last, tuple[sl.Failure, ...])
+    assert_type(sl.replay(ValueError(), fn=abs), Any)

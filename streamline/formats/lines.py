@@ -26,6 +26,9 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 SLICE_BYTES = 64 * 1024
 """A slice's size at the most, unless one line is longer: parsing as much JSON takes about 0.2 ms."""
 
+HEAD_BYTES = 2048
+"""What is kept of a line that is too long, to be shown."""
+
 FIRST_SLICE_BYTES = 4 * 1024
 """The first slice's size, before anything is known of the lines' length."""
 
@@ -86,6 +89,7 @@ class Splitter:
         self._at = 0
         self._tail: list[bytes] = []  # of a line that goes on in the next block; joined once, however many they are
         self._tail_bytes = 0
+        self.dropped = 0
 
     def feed(self, block: bytes) -> None:
         """Take the next block; the one before must have been cut up: `cut` returned nothing."""
@@ -111,6 +115,22 @@ class Splitter:
             return block[at:end]
         self._tail.append(block[at:end])
         return self.rest()
+
+    def begin_dropping(self) -> bytes:
+        """Drop the line that was too long, up to its end; return its beginning."""
+        head = b"".join(self._tail)[:HEAD_BYTES]
+        self.dropped = self._tail_bytes
+        self._tail.clear()
+        self._tail_bytes = 0
+        return head
+
+    def drop(self) -> bool:
+        """Drop what was fed of a line that is too long; whether its end was found. `dropped` are its bytes so far."""
+        end = self._block.find(b"\n", self._at) + 1
+        stop = end or len(self._block)
+        self.dropped += stop - self._at
+        self._at = stop
+        return bool(end)
 
     def rest(self) -> bytes:
         """Return what came behind the last line end: at the end of the data, a line that lacks its end, or b""."""

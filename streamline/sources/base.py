@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from streamline.flow import Flow, Site
+from streamline.flow import Demand, Flow, Site
 from streamline.index import Index
-from streamline.states import Tree
+from streamline.states import Json, Tree
 
-__all__ = ["Mode", "Part", "Source"]
+__all__ = ["Change", "Mode", "Part", "Source", "Split"]
 
 T = TypeVar("T")
 
-Mode = Literal["interleaved", "contiguous", "file", "replicated"]
+Mode = Literal["interleaved", "contiguous", "file", "replicated", "custom", "shared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,46 @@ class Part:
     index: Index | None = None
     shuffle_seed: int | None = None
     drop_remainder: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How a snapshot's run divided the source, and how far it came.
+
+    Attributes:
+      part: as every worker had it.
+      num_shards: shards in the whole job.
+      epoch: of the run.
+      own: by shard of this rank, the source's own part of the state; None: at the beginning.
+      moved_by: the stage before the shard by which an item's place depends on the number of items; None: there is none.
+      passes: whether a `.repeat` stands somewhere, so that some workers may be in another pass than the first.
+    """
+
+    part: Part
+    num_shards: int
+    epoch: int
+    own: Mapping[int, Json]
+    moved_by: str | None
+    passes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A difference between the data that a snapshot lists and the data that are there now.
+
+    Attributes:
+      what: how `open(accept=)` names it, behind the source's name.
+      lines: the difference, a line each.
+      then: what comes out if it is accepted; or why it can't be, and the way out.
+      possible: whether it can be accepted.
+      steady: whether what a stage reads again is still there, as it was.
+    """
+
+    what: str
+    lines: tuple[str, ...]
+    then: str
+    possible: bool
+    steady: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +94,16 @@ class Source(ABC, Generic[T]):
     listed: ClassVar[bool] = False
     """Whether it reads a list of files, which `.shuffle_files` permutes."""
 
+    changeable: ClassVar[tuple[str, ...]] = ()
+    """What a `Change` of its data may be called."""
+
     @abstractmethod
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         """Return the flow of shard `site.shard`. No I/O: the first pull does it."""
+
+    def demand(self, site: Site, state: Tree | None) -> Demand:
+        """Return what a generator of this source's items is given where it runs, opened at `state`."""
+        return Demand(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     @property
     def default_mode(self) -> Mode:
@@ -68,8 +116,17 @@ class Source(ABC, Generic[T]):
         return False
 
     @property
+    def reread(self) -> str:
+        """What a resume does to get back to its place, for a printed plan: "seeks to its byte"."""
+        return ""
+
+    @property
     def length(self) -> int | None:
         """Items in all, where that is known without reading."""
+        return None
+
+    def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
+        """Return how many items one shard reads: a whole number, `math.inf` for no end; None: nobody knows yet."""
         return None
 
     def resolved(self) -> Source[T]:
@@ -95,3 +152,27 @@ class Source(ABC, Generic[T]):
     def options(self) -> dict[str, Any]:
         """Return the options that change which items come, as JSON, for the fingerprint."""
         return {}
+
+    def functions(self) -> dict[str, Any]:
+        """Return the user's functions that are in no option, by argument: their code is compared at a resume."""
+        return {}
+
+    def resumed(self, listing: Json) -> Source[T]:
+        """Return this (resolved) source as it goes on with the data that a snapshot lists."""
+        return self
+
+    def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
+        """Return how the data of today's listing differ from those that a snapshot lists."""
+        if listing == now:
+            return []
+        then = "a state says nothing about other data: begin anew, without resume="
+        return [Change(what="data", lines=(f"it had {listing}, now there is {now}",), then=then, possible=False)]
+
+    def carried(self, listing: Json, now: Json) -> Json:
+        """Return what the snapshots of a run list that goes on with the data of `listing`; `now` is today's."""
+        return now
+
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        """Say where a worker reads on, and what it takes to get there, for a person."""
+        return "the beginning" if own is None else f"{own}"

@@ -18,17 +18,18 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.flow import Demand, Flow, ListsFlow, Site
+from streamline.flow import Flow, ListsFlow, Site
 from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.index import Bijection
 from streamline.sharding import files_of
-from streamline.sources.base import Mode, Part, Source
+from streamline.sources import listings
+from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.paths import Paths, expand, given, is_url
 from streamline.sources.pieces import named_gzip, not_splittable
-from streamline.sources.positions import Place, begin_of
+from streamline.sources.positions import OVER, Place, begin_of
 from streamline.sources.reader import FilePart, LineReader
 from streamline.sources.storage import HttpOptions
-from streamline.states import At, Tree
+from streamline.states import At, Json, Tree
 
 __all__ = ["Files", "HttpOptions", "read_jsonl", "read_lines"]
 
@@ -78,11 +79,13 @@ class Files(Source[T]):
       paths: as the user gave them.
       http: how URLs are read; None: as usual.
       max_line_bytes: a longer line is an error.
-      found: the files that `paths` mean; None: nobody has looked yet.
+      found: the files that `paths` mean; None: nobody has looked yet. At a resume, those that the snapshot lists.
+      gone: those of `found` that were there at the snapshot and are no more.
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("file", "contiguous", "replicated")
     listed: ClassVar[bool] = True
+    changeable: ClassVar[tuple[str, ...]] = listings.CHANGES
 
     made_by: str
     decode: Decode[T] = field(repr=False)
@@ -90,6 +93,7 @@ class Files(Source[T]):
     http: HttpOptions | None = None
     max_line_bytes: int = MAX_LINE_BYTES
     found: tuple[str, ...] | None = None
+    gone: frozenset[str] = frozenset()
 
     def resolved(self) -> Files[T]:
         """Return this source with its files looked up, once for all workers: a later look may find others.
@@ -124,33 +128,76 @@ class Files(Source[T]):
     def kind(self) -> str:
         return self.made_by
 
+    @property
+    def reread(self) -> str:
+        return "seeks to its line (.gz: unpacks up to it)"
+
+    def __str__(self) -> str:
+        paths = self.paths if self.found is None else self.found
+        first = f"{self.kind} {paths[0]!r}" if paths else self.kind
+        return first if len(paths) < 2 else f"{first} and {len(paths) - 1:,} more"
+
     def listing(self) -> Any:
         """Return the files with their sizes in bytes, None for URLs: asking a server is not done here."""
         return [{"path": path, "size": None if is_url(path) else Path(path).stat().st_size} for path in self.files]
 
+    def resumed(self, listing: Json) -> Files[T]:
+        paths = listings.paths_of(listing)
+        return self if paths is None else replace(self, found=paths, gone=frozenset(paths) - set(self.files))
+
+    def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
+        gone = frozenset(listings.paths_of(listing) or ()) - set(self.files)
+        unread = split.passes or any(
+            path in gone for shard, own in split.own.items() for path in self._unread(listing, split, shard, own)
+        )
+        return listings.changes(
+            listing,
+            now,
+            one_split=split.part.mode == "contiguous" and split.num_shards > 1,
+            unread_gone=unread,
+        )
+
+    def carried(self, listing: Json, now: Json) -> Json:
+        return listings.carried(listing, now)
+
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        return listings.place_of(own)
+
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         parts = self._parts(site, part)
-        place: Place = begin_of(parts[0].path if parts else None) if state is None else state[self.name]
-        demand = Demand(site)
-        reader = LineReader(self.name, self.decode, self.max_line_bytes)
-        lists = reader.lists(_from(parts, place, site), place, self.http)
-        return ListsFlow(At(self.name, dict(place)), lists, demand)
+        begin = begin_of(parts[0].path if parts else None)
+        left, place = _from(parts, begin if state is None else state[self.name], site, self.gone)
+        demand = self.demand(site, state)
+        reader = LineReader(self.name, self.decode, self.max_line_bytes, demand.meter)
+        return ListsFlow(At(self.name, dict(place)), reader.lists(left, place, self.http, demand), demand)
+
+    def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
+        """Return the files that a shard is in or has before it."""
+        files = self.resumed(listing)._shares(split.part, shard, split.num_shards, (split.epoch,))
+        place = own["file"] if own is not None else None
+        return [] if own is not None and place is None else files[files.index(place) :] if place in files else files
+
+    def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[str]:
+        """Return the files of which a shard reads all or something, in order, those that are gone included."""
+        files = list(self.files)
+        if part.shuffle_seed is not None and len(files) > 1:
+            order = Bijection(len(files), (part.shuffle_seed, *epoch))(np.arange(len(files)))
+            files = [files[index] for index in order.tolist()]
+        if part.mode == "file" and num_shards > 1:
+            return [files[index] for index in files_of(len(files), num_shards, shard)]
+        return files
 
     def _parts(self, site: Site, part: Part) -> list[FilePart]:
-        """Return what shard `site.shard` reads, in order."""
-        files = list(self.files)
+        """Return what shard `site.shard` reads, in order, files that are gone included."""
         if part.drop_remainder:
             raise PlanError(
                 f"{self.made_by} can't drop a remainder: how many lines there are is known when they are read"
             )
-        if part.shuffle_seed is not None and len(files) > 1:
-            order = Bijection(len(files), (part.shuffle_seed, *site.epoch))(np.arange(len(files)))
-            files = [files[index] for index in order.tolist()]
-        if part.mode == "replicated" or site.num_shards == 1:
-            return [FilePart(path) for path in files]
-        if part.mode == "contiguous":
+        files = self._shares(part, site.shard, site.num_shards, site.epoch)
+        if part.mode == "contiguous" and site.num_shards > 1:
             return [_piece(files, site)]
-        return [FilePart(files[index]) for index in files_of(len(files), site.num_shards, site.shard)]
+        return [FilePart(path) for path in files]
 
 
 def _piece(files: list[str], site: Site) -> FilePart:
@@ -164,13 +211,16 @@ def _piece(files: list[str], site: Site) -> FilePart:
     return FilePart(files[0], site.shard, site.num_shards)
 
 
-def _from(parts: list[FilePart], place: Place, site: Site) -> list[FilePart]:
-    """Return the parts from the one on that `place` is in."""
+def _from(parts: list[FilePart], place: Place, site: Site, gone: frozenset[str]) -> tuple[list[FilePart], Place]:
+    """Return the parts from the one on that `place` is in, without the files that are gone, and where to begin."""
     if place["file"] is None:
-        return []
+        return [], place
     for index, part in enumerate(parts):
         if part.path == place["file"]:
-            return parts[index:]
+            left = [part for part in parts[index:] if part.path not in gone]
+            if part.path in gone:
+                place = begin_of(left[0].path) if left else OVER
+            return left, place
     raise ResumeError(
         f"the snapshot stands in {place['file']} line {place['line']}, which is not among the {len(parts)} files of "
         f"shard {site.shard} of {site.num_shards}: was it renamed or removed, or have files been added?"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamline.errors import PlanError
+from streamline.errors import PlanTypeError
+from streamline.options import check_int, check_seconds
 
 __all__ = ["HttpOptions"]
 
@@ -16,8 +18,12 @@ class HttpOptions:
 
     Attributes:
       retries: attempts after the first that may fail in a row without a byte of progress, >= 0.
-      timeout_s: seconds of silence after which a connection counts as dropped; > 0.
+      timeout_s: seconds of silence after which a connection counts as dropped; > 0; `math.inf` for none.
       headers: sent with every request: `{"Authorization": "Bearer …"}`.
+
+    Raises:
+      PlanTypeError: an option of the wrong type.
+      PlanError: one out of range.
     """
 
     retries: int = 5
@@ -25,7 +31,20 @@ class HttpOptions:
     headers: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise PlanError(f"expected retries >= 0, got {self.retries}")
-        if not self.timeout_s > 0:
-            raise PlanError(f"expected timeout_s > 0, got {self.timeout_s}")
+        check_int("HttpOptions(retries=)", self.retries, 0)
+        if self.timeout_s != math.inf:
+            check_seconds("HttpOptions(timeout_s=)", self.timeout_s)
+        if self.headers is not None:
+            _check_headers(self.headers)
+
+
+def _check_headers(headers: object) -> None:
+    """Insist on strings by name; a value may be a secret, and is in no message."""
+    wanted = 'HttpOptions(headers=) is a mapping of strings to strings, {"Authorization": "Bearer …"}'
+    if not isinstance(headers, Mapping):
+        raise PlanTypeError(f"{wanted}, got {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise PlanTypeError(f"{wanted}, got the name {name!r}, which is of type {type(name).__name__}")
+        if not isinstance(value, str):
+            raise PlanTypeError(f"{wanted}, got a value of type {type(value).__name__} for {name!r}")

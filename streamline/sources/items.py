@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
@@ -10,12 +11,14 @@ import numpy as np
 
 from streamline import sharding
 from streamline.blame import blame
-from streamline.errors import PlanError
+from streamline.errors import PlanError, PlanTypeError
+from streamline.failing.replay import Call
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.index import Index, Whole
+from streamline.meters.stage_meter import Holding, StageMeter
 from streamline.pace import Pace
-from streamline.sources.base import Mode, Part, Source
-from streamline.states import At, Counted, Tree
+from streamline.sources.base import Change, Mode, Part, Source, Split
+from streamline.states import At, Counted, Json, Tree
 
 __all__ = ["Indexable", "Items"]
 
@@ -41,6 +44,7 @@ class Items(Source[T]):
 
     modes: ClassVar[tuple[Mode, ...]] = ("interleaved", "contiguous")
     indexable: ClassVar[bool] = True
+    changeable: ClassVar[tuple[str, ...]] = ("length",)
 
     items: Indexable[T]
 
@@ -59,14 +63,40 @@ class Items(Source[T]):
     def kind(self) -> str:
         return "from_items"
 
+    @property
+    def reread(self) -> str:
+        return "computes its place"
+
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         done: int = 0 if state is None else state[self.name]
         index = part.index or Whole(len(self.items))
-        demand = Demand(site)
-        return ListsFlow(At(self.name, done), self._lists(demand, index, positions_of(index, site, part), done), demand)
+        positions = positions_of(index, site.shard, site.num_shards, part)
+        demand = self.demand(site, state)
+        return ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+
+    def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
+        positions = positions_of(part.index or Whole(len(self.items)), shard, num_shards, part)
+        return math.inf if positions is None else len(positions)
+
+    def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
+        if listing == now:
+            return []
+        before = listing.get("length") if isinstance(listing, dict) else listing
+        lines = (f"{self.kind} had {before} items, now has {len(self.items)}",)
+        then = "the items up to the new end are read, in the shards in which they are by their number"
+        if split.part.mode == "contiguous":
+            then = "the blocks of a contiguous split move with the length: give the items as they were, or begin anew"
+        elif split.moved_by is not None:
+            then = f"{split.moved_by} places items by their number: give as many items as there were, or begin anew"
+        possible = split.part.mode == "interleaved" and split.moved_by is None
+        return [Change(what="length", lines=lines, then=then, possible=possible)]
+
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        return f"item {own or 0:,} of the shard, computed" if own is None or isinstance(own, int) else str(own)
 
     async def _lists(self, run: Demand, index: Index, positions: range | None, done: int) -> Lists[T]:
-        pace, site, read = Pace(), run.site, self._reader()
+        pace, site, read = Pace(run.meter), run.site, self._reader(run.meter)
         while True:
             stop = done + run.want if positions is None else min(done + run.want, len(positions))
             if stop <= done:
@@ -78,34 +108,81 @@ class Items(Source[T]):
             try:
                 read(indices, pace, found)
             except BaseException as error:
-                failure = blame(error, self.name, site, At(self.name, done + len(found) + 1))
+                index_of_it = indices[len(found)] if len(found) < len(indices) else None
+                at = _AtIndex(self.name, done + len(found) + 1, index_of_it)
+                failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
             if found:
                 yield Chunk(found, Counted(self.name, done + 1))
                 done += len(found)
             if failure is not None:
-                raise failure
+                behind = At(self.name, done + 1)
+                run.judge(failure, indices[len(found)], behind)
+                done += 1
+                yield Chunk((), (), behind)
             await pace.breathe()
 
-    def _reader(self) -> Callable[[Sequence[int], Pace, list[T]], None]:
+    def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
         """Return what appends the items of the first of some indices to a list, as many as fit a slice of time."""
         if isinstance(self.items, _TakesLists):
-            return self._read_list
+            return lambda indices, pace, found: self._read_list(indices, found, meter)
         getitem: Callable[[int], T] = self.items.__getitem__
         return lambda indices, pace, found: pace.apply(getitem, indices, 0, found)
 
-    def _read_list(self, indices: Sequence[int], pace: Pace, found: list[T]) -> None:
-        items: Sequence[T] = cast(_TakesLists, self.items).__getitems__(list(indices))
-        if len(items) != len(indices):
-            raise PlanError(f"expected {len(indices)} items from __getitems__, got {len(items)}")
-        found.extend(items)
+    def _read_list(self, indices: Sequence[int], found: list[T], meter: StageMeter | None) -> None:
+        read = cast(_TakesLists, self.items).__getitems__
+        try:
+            with Holding(meter):
+                items = read(list(indices))
+        except Exception:
+            for index in indices:  # which one is it? what is before it is delivered
+                found.extend(_list_of(read([index]), [index]))
+        else:
+            found.extend(_list_of(items, indices))
+
+    def _call(self, indices: Sequence[int], error: BaseException) -> Call:
+        """Return the call that failed, for `replay`: for the first of these, or for all of them."""
+        if isinstance(self.items, _TakesLists):
+            asked = list(indices) if isinstance(error, PlanError) else [indices[0]]  # see `_read_list`
+            return Call(self.items.__getitems__, asked)
+        return Call(self.items.__getitem__, indices[0])
 
 
-def positions_of(index: Index, site: Site, part: Part) -> range | None:
+class _AtIndex(At):
+    """At an item that can't be had."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, name: str, own: Json, index: int | None) -> None:
+        super().__init__(name, own)
+        self._index = index
+
+    def where(self) -> str:
+        return super().where() + ("" if self._index is None else f", index {self._index}")
+
+
+def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:
+    """Insist on one item for each index.
+
+    Raises:
+      PlanTypeError: a dict (of columns, say), a generator, or something else that isn't a list of items.
+      PlanError: more or fewer items.
+    """
+    shown = f"{indices[0]} ... {indices[-1]}" if len(indices) > 1 else f"{indices[0]}"
+    if isinstance(items, str | bytes | Mapping | Set) or not (hasattr(items, "__len__") and hasattr(items, "__iter__")):
+        raise PlanTypeError(
+            f"expected a list of items from __getitems__ for the indices {shown}, got a {type(items).__name__}"
+        )
+    if len(items) != len(indices):
+        raise PlanError(f"expected {len(indices)} items from __getitems__ for the indices {shown}, got {len(items)}")
+    return cast("Sequence[Any]", items)
+
+
+def positions_of(index: Index, shard: int, num_shards: int, part: Part) -> range | None:
     """Return a shard's positions in the index; None if the index is endless: then every `num_shards`-th."""
     if index.length is None:
         return None  # a plan refuses contiguous blocks of it
     split = sharding.contiguous if part.mode == "contiguous" else sharding.interleaved
-    return split(index.length, site.num_shards, site.shard, drop_remainder=part.drop_remainder)
+    return split(index.length, num_shards, shard, drop_remainder=part.drop_remainder)
 
 
 def _positions(positions: range | None, site: Site, start: int, stop: int) -> range:

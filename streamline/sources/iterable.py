@@ -1,22 +1,27 @@
 """Items out of a factory of iterables, called anew per pass.
 
-Nothing is known of an iterable but its next item: every worker iterates all of it and keeps its stride, and a resume
-iterates up to where it stood. What can be had by index is better read with `from_items`.
+Nothing is known of most iterables but the next item: every worker iterates all of it and keeps its stride, and a resume
+iterates up to where it stood. One that has a state of its own is loaded instead, see `stateful`: its state was taken
+some items before, and these are iterated again. What can be had by index is better read with `from_items`.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from types import FunctionType
+from typing import Any, ClassVar, TypeVar, cast
 
 from streamline.blame import blame, cancellation_requested
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.meters.stage_meter import Working
 from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import At, Counted, Tree
+from streamline.sources.stateful import Foreign, Marks, Use, as_text, foreign
+from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 
 __all__ = ["IterableSource"]
 
@@ -25,7 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class IterableSource(Source[T]):
-    """Iterates what `factory` returns, sync or async. State: items consumed; a resume iterates up to there again."""
+    """Iterates what `factory` returns, sync or async.
+
+    State: items consumed; of an iterable that has a state also that, and how many items were consumed since.
+    """
 
     modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
 
@@ -36,32 +44,47 @@ class IterableSource(Source[T]):
         return "from_iterable"
 
     @property
+    def reread(self) -> str:
+        return "iterates up to its place, or loads its state"
+
+    @property
     def waits(self) -> bool:
         return inspect.isasyncgenfunction(self.factory)
 
-    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        done: int = 0 if state is None else state[self.name]
-        demand = Demand(site)
-        return ListsFlow(At(self.name, done), self._lists(demand, done), demand)
+    def functions(self) -> dict[str, Any]:
+        return {"factory": self.factory}
 
-    async def _lists(self, demand: Demand, done: int) -> Lists[T]:
-        count = 0
-        reader = _Reader(self, demand)
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        if isinstance(own, dict):
+            return f"item {own['items']:,}: loads the state that it gave {own['since']:,} items before"
+        return f"item {own:,}, iterated to from the start" if own else "the beginning"
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        own: Json = 0 if state is None else state[self.name]
+        demand = self.demand(site, state)
+        return ListsFlow(_position(self.name, own), self._lists(demand, own), demand)
+
+    async def _lists(self, demand: Demand, own: Json) -> Lists[T]:
+        reader = _Reader(self, demand, own)
+        done: int = own["items"] if isinstance(own, dict) else own
         try:
             ended = False
             while not ended:
                 found: list[T] = []
                 failure: BaseException | None = None
+                states: States = ()
                 try:
+                    reader.open()
+                    states = reader.states()
                     ended = await reader.read(found)
                 except BaseException as error:
                     if cancellation_requested(error):
                         raise
-                    failure = blame(error, self.name, demand.site, At(self.name, count + len(found) + 1))
-                fresh = found[max(0, done - count) :]
-                count += len(found)
-                if fresh:
-                    yield Chunk(fresh, Counted(self.name, count - len(fresh) + 1))
+                    failure = blame(error, self.name, demand.site, At(self.name, reader.count + 1))
+                passed_over = min(max(0, done - reader.count + len(found)), len(found))
+                if passed_over < len(found):
+                    yield Chunk(found[passed_over:], Shifted(states, passed_over))
                 if failure is not None:
                     raise failure
                 await reader.pace.breathe()
@@ -70,38 +93,137 @@ class IterableSource(Source[T]):
 
 
 class _Reader:
-    """Draws lists from a sync or an async iterator."""
+    """Draws lists from a sync or an async iterator.
 
-    def __init__(self, source: IterableSource[Any], demand: Demand) -> None:
+    Attributes:
+      count: items that were drawn, of all that there are.
+    """
+
+    def __init__(self, source: IterableSource[Any], demand: Demand, own: Json) -> None:
         self._source = source
         self._demand = demand
+        self._own = own
         self._iterator: Iterator[Any] | AsyncIterator[Any] | None = None
-        self.pace = Pace()
+        self._nexts: Iterator[Any] | None = None
+        self._marks: Marks | None = None
+        self._use: Use | None = None
+        self._meter = demand.meter
+        self.pace = Pace(demand.meter)
+        self.count = 0
+
+    def states(self) -> States:
+        """Return the states behind the items that come next."""
+        if self._marks is None:
+            return Counted(self._source.name, self.count + 1)
+        return _Behind(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
 
     async def read(self, found: list[Any]) -> bool:
         """Append the next items to `found`, as many as come without waiting, at least one; True at the end."""
-        if self._iterator is None:
-            self._iterator = self._open()
-        if isinstance(self._iterator, Iterator):
-            return self.pace.draw(self._iterator, self._demand.want, found)
+        before = self.count
         try:
-            found.append(await anext(self._iterator))
+            ended = await self._draw(found)
+        finally:
+            self.count = before + len(found)
+        if self._marks is not None and self.count == self._marks.next:
+            self._marks.take(self.count)
+        return ended
+
+    async def _draw(self, found: list[Any]) -> bool:
+        if self._nexts is not None:
+            want = self._demand.want if self._marks is None else min(self._demand.want, self._marks.next - self.count)
+            return self.pace.draw(self._nexts, want, found)
+        try:
+            with Working(self._meter):
+                found.append(await anext(cast("AsyncIterator[Any]", self._iterator)))
         except StopAsyncIteration:
             return True
         return False
 
-    def _open(self) -> Iterator[Any] | AsyncIterator[Any]:
+    def open(self) -> None:
+        """Make the iterator, if there is none yet, at the state where it is to begin."""
+        if self._iterator is not None:
+            return
         iterable = self._source.factory()
+        state: Json = self._own["state"] if isinstance(self._own, dict) else None
+        known = foreign(iterable)
+        if known is not None:
+            self._begin(known, state)  # before it is iterated
         if isinstance(iterable, AsyncIterable):
-            return aiter(iterable)
-        if isinstance(iterable, Iterable):
-            return iter(iterable)
-        raise PlanTypeError(f"expected from_iterable's factory to return an iterable, got {type(iterable).__name__}")
+            self._iterator = aiter(iterable)
+        elif isinstance(iterable, Iterable):
+            self._iterator = iter(iterable)
+            self._nexts = _nexts(self._iterator)
+        else:
+            raise PlanTypeError(
+                f"expected from_iterable's factory to return an iterable, got {type(iterable).__name__}"
+            )
+        if known is None and (known := foreign(self._iterator)) is not None:
+            self._begin(known, state)
+        if known is None and state is not None:
+            raise ResumeError(
+                f"{self._source.name}: the snapshot holds the state of an iterable, and the {type(iterable).__name__} "
+                "that the factory returns has no load_state_dict or set_state to take it"
+            )
+
+    def _begin(self, known: Foreign, state: Json) -> None:
+        """Load the state, if there is one, and keep track of it from now on."""
+        self._use = Use(known.owner, loads=state is not None)
+        if state is None:
+            self._marks = Marks(known, None, 0)
+            return
+        known.load(state)
+        self.count = self._own["items"] - self._own["since"]
+        self._marks = Marks(known, as_text(state), self.count)
 
     async def aclose(self) -> None:
         """Close the iterator, if it can be closed."""
+        if self._use is not None:
+            self._use.close()
         if isinstance(self._iterator, AsyncIterator):
             if (aclose := getattr(self._iterator, "aclose", None)) is not None:
                 await aclose()
         elif (close := getattr(self._iterator, "close", None)) is not None:
             close()
+
+
+def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return an iterator that can be asked for `iter` again and again: many a class starts over in its `__iter__`."""
+    if isinstance(getattr(type(iterator), "__iter__", None), FunctionType):
+        return _each(iterator)
+    return iterator
+
+
+def _each(iterator: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+class _Behind:
+    """The states behind items of an iterable that has states itself, the last of them `at` items from the start."""
+
+    __slots__ = ("_at", "_first", "_mark", "_name")
+
+    def __init__(self, name: str, mark: str | None, at: int, first: int) -> None:
+        self._name, self._mark, self._at, self._first = name, mark, at, first
+
+    def __getitem__(self, index: int, /) -> State:
+        items = self._first + index
+        state = None if self._mark is None else json.loads(self._mark)
+        return _Stateful(self._name, {"items": items, "since": items - self._at, "state": state})
+
+
+class _Stateful(At):
+    """Behind an item of an iterable that has states itself."""
+
+    __slots__ = ()
+
+    def where(self) -> str:
+        return At(self.name, self.own["items"]).where()
+
+
+def _position(name: str, own: Json) -> State:
+    return _Stateful(name, own) if isinstance(own, dict) else At(name, own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from streamline.states import State, Tree
+from streamline.states import State, Tally, Tree
 
 __all__ = ["OVER", "LineStates", "Place", "Slice", "begin_of"]
 
@@ -88,6 +88,9 @@ class LineState(State):
 
     def json(self, until: State | None = None) -> Tree:
         return {self._name: dict(self._slice.json(self._index))}
+
+    def tally(self, found: Tally) -> None:
+        """A source adds nothing."""
 
     def where(self) -> str:
         return self._slice.where(self._index)

@@ -10,13 +10,13 @@ from typing import Any
 
 import anyio.lowlevel
 
-from streamline.flow import Stage
 from streamline.pipeline import Pipeline
 from streamline.testing.laws import bound_law, close_law, failure_law, quiescence_law, resume_law
 from streamline.testing.oracle import Oracle, UnknownStageError
 from streamline.testing.running import ChainSubject, PipelineSubject, Subject, read, run
 from streamline.testing.sources import Abort, Script
 from streamline.testing.truth import Truth
+from streamline.transforms.base import Stage
 from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["LAWS", "Fragment", "check_failure", "check_resume", "check_stage"]

@@ -85,6 +85,7 @@ def compositions(
     most: int = 24,
     stages: int = 4,
     kinds: Sequence[str] = ("items", "iterable", "async iterable", "script"),
+    more: st.SearchStrategy[Step] | None = None,
 ) -> Composition:
     """Random pipelines with how they are written.
 
@@ -93,16 +94,18 @@ def compositions(
       most: items of the source, about.
       stages: before the merge, and again behind it, at the most.
       kinds: of sources, those to choose from.
+      more: steps to choose from beside all stages.
     """
+    step = steps() if more is None else st.one_of(steps(), more)
     made = draw(_scripts(most) if draw(st.sampled_from(kinds)) == "script" else _sources(most, kinds))
-    made = made.with_steps(draw(st.lists(steps(), max_size=stages)), choosing)
+    made = made.with_steps(draw(st.lists(step, max_size=stages)), choosing)
     if (choosing is not False and draw(st.booleans())) or (choosing and not made.chooses):
         skips, lead = draw(st.integers(0, 3)), draw(st.integers(1, 4))
         pipe = made.pipeline.merge("best_effort", max_skips_per_round=skips, max_lead=lead)
         text = f"{made.text}.merge(best_effort, max_skips_per_round={skips}, max_lead={lead})"
     else:
         pipe, text = made.pipeline.merge(), f"{made.text}.merge()"
-    return Composition(pipe, text, made.most).with_steps(draw(st.lists(steps(), max_size=stages)), choosing)
+    return Composition(pipe, text, made.most).with_steps(draw(st.lists(step, max_size=stages)), choosing)
 
 
 def pipelines(*, choosing: bool | None = None, most: int = 24, stages: int = 4) -> st.SearchStrategy[Pipeline[Any]]:

@@ -25,8 +25,7 @@ import anyio
 import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from streamline.flow import Flow, Site, Stage
-from streamline.gate import Gate
+from streamline.flow import Flow, Site
 from streamline.index import Bijection
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
@@ -34,6 +33,7 @@ from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.tasks import Tasks
 from streamline.testing.sources import Abort, Script
+from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.filter import Filter
@@ -214,8 +214,8 @@ def _as_read(plan: Plan, site: Site) -> Iterator[Any]:
 
     async def read() -> list[Any]:
         async with anyio.create_task_group() as group:
-            here = replace(site, tasks=Tasks(group, Gate()))
-            flow: Flow[Any] = plan.source.open(here, plan.part(here))
+            here = replace(site, tasks=Tasks(group))
+            flow: Flow[Any] = plan.source.open(here, plan.part(here.epoch))
             try:
                 found = [item async for item in flow]
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -16,15 +16,16 @@ from streamline.backends.inline import Inline
 from streamline.cursor import Reader
 from streamline.envelope import one_line
 from streamline.errors import SnapshotError
-from streamline.flow import Flow, Opener, Site, Stage
+from streamline.flow import Flow, Opener, Site
 from streamline.gate import Gate
+from streamline.opened import prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
-from streamline.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
 from streamline.states import State
 from streamline.tasks import Tasks
+from streamline.transforms.base import Stage
 from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["BACKENDS", "ChainSubject", "PipelineSubject", "Read", "Subject", "read", "run", "settle"]
@@ -78,18 +79,13 @@ class PipelineSubject(Subject):
     pipeline: Pipeline[Any]
 
     def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
-        opening = self._opening(None if text is None else Snapshot.from_json(text))
-        opening.check()
-        return opening.flow(tasks)
+        return self._opening(None if text is None else Snapshot.from_json(text)).flow(tasks)
 
     def write(self, state: State) -> str:
         return _saved(lambda: self._opening(None).snapshot(state, Gate()).to_json())
 
     def _opening(self, resume: Snapshot | None) -> Opening:
-        plan = self.pipeline.plan
-        plan = replace(plan, source=plan.source.resolved())
-        listing, rank = plan.source.listing(), find_rank(0, 1)
-        return Opening(plan=plan, backend=Inline(), rank=rank, epoch=0, resume=resume, listing=listing)
+        return prepare(self.pipeline.plan, backend=Inline(), resume=resume, rank=0, world_size=1, epoch=None)
 
     def __str__(self) -> str:
         return repr(self.pipeline)
@@ -174,7 +170,7 @@ def run(work: Callable[[Tasks], Awaitable[R]], backend: str = "asyncio") -> R:
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
-            tasks = Tasks(group, Gate())
+            tasks = Tasks(group)
             try:
                 with anyio.fail_after(20 * TIMEOUT_S):
                     outcome.append(await work(tasks))

@@ -167,7 +167,11 @@ def customs(draw: st.DrawFn) -> Step:
 
 @st.composite
 def batches(draw: st.DrawFn) -> Step:
-    size, drop = draw(small), draw(st.booleans())
+    size, kind = draw(small), draw(st.sampled_from(["", "", "drop", "wait"]))
+    if kind == "wait":  # a batch leaves whenever nothing is ready
+        text = f".batch({size}, collate=None, max_wait_s=1e-9)"
+        return Step(text, lambda p: p.batch(size, collate=None, max_wait_s=1e-9))
+    drop = kind == "drop"
     text = f".batch({size}, drop_remainder={drop}, collate=None)"
     return Step(text, lambda p: p.batch(size, drop_remainder=drop, collate=None), ordered=drop)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from streamline.blame import blame
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.channel import Inbox
+from streamline.driver import behind_channel
+from streamline.failing.replay import Call
+from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.meters.stage_meter import Holding
 from streamline.pace import Pace
-from streamline.states import Reference, State
+from streamline.states import Reference, State, Tree
+from streamline.transforms.base import Stage
+from streamline.transforms.batch_wait import Waiting
 
 __all__ = ["Batch"]
 
@@ -26,15 +33,55 @@ class Batch(Stage[In, Out]):
     """Collates `size` items into one, the rest at the end too unless `drop_remainder`.
 
     State: the upstream's right after the batch's last item; items that wait for their batch to fill are read again.
+    With `max_wait_s` also the sizes to be repeated, see `batch_wait`.
     """
+
+    survives: ClassVar[Mapping[str, str]] = {
+        "size": "the batches from here on have the new size, from the first item that was in no batch delivered",
+        "drop_remainder": "the rest at the end is treated as it says now",
+        "collate": "the batches from here on are made by the new function",
+        "added": "the items from here on come in batches",
+        "removed": "the items from here on come one by one",
+    }
+    steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
 
     size: int
     drop_remainder: bool = False
     collate: Callable[[list[In]], Out]
+    max_wait_s: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in super().options.items() if name != "max_wait_s"}  # as concurrency
+
+    @property
+    def chooses(self) -> bool:
+        return self.max_wait_s is not None
+
+    def num_outputs(self, items: float) -> float | None:
+        if self.max_wait_s is not None:
+            return None
+        if items == math.inf:
+            return items
+        return items // self.size if self.drop_remainder else -(-items // self.size)
 
     @property
     def in_flight(self) -> int:
-        return self.size
+        return self.size if self.max_wait_s is None else self.size + self._capacity
+
+    @property
+    def _capacity(self) -> int:
+        return max(2, self.size)
+
+    def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
+        own = None if state is None else state.get(self.name)
+        if self.max_wait_s is None and (own is None or not own["replay"]):
+            return super().open(upstream, state)
+        flow, site = upstream(state), upstream.site
+        inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
+        run = self.run_over(inbox, site, state, own)
+        waiting = Waiting(self, inbox, own)
+        return ListsFlow(waiting.begin(), waiting.lists(run), run, inbox)
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         held: list[In] = []
@@ -62,9 +109,18 @@ class Batch(Stage[In, Out]):
             del items
         if held and not self.drop_remainder:
             yield self._batch(held, run, last.get(), run.upstream.state)
+        elif held:
+            yield Chunk((), (), run.upstream.state)  # what was skipped among the rest is to be counted
+
+    def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
+        """Return a batch, or none if it is left out; `last` is the upstream's state behind it."""
+        try:
+            with Holding(run.meter):
+                return [self.collate(held)]
+        except BaseException as error:
+            run.judge(blame(error, str(self), run.site, last, Call(self.collate, held)), held, last, len(held))
+            return []
 
     def _batch(self, held: list[In], run: Run[In], last: State, after: State | None) -> Chunk[Out]:
-        try:
-            return Chunk([self.collate(held)], [last], after)
-        except BaseException as error:
-            raise blame(error, str(self), run.site, last)  # noqa: B904 - it is the error itself, or has its cause
+        made = self.collated(held, run, last)
+        return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from streamline.blame import blame
+from streamline.failing.replay import Call
 from streamline.flow import Chunk, Run
 from streamline.pace import Pace
 
@@ -21,9 +22,9 @@ async def results(
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
 
     Raises:
-      What `fn` raises, after the results before it were yielded.
+      What `fn` raises, after the results before it were yielded, unless its item is to be left out.
     """
-    pace = Pace()
+    pace = Pace(run.meter)
     while (chunk := await run.upstream.pull(run.want)) is not None:
         done, count = 0, len(chunk.items)
         if not count:
@@ -34,12 +35,16 @@ async def results(
             try:
                 pace.apply(fn, chunk.items, done, out)
             except BaseException as error:
-                failure = blame(error, stage, run.site, chunk.states[done + len(out)])
+                at = done + len(out)
+                failure = blame(error, stage, run.site, chunk.states[at], Call(fn, chunk.items[at]))
             if out:
                 yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
-            if failure is not None:
-                raise failure
             done += len(out)
+            if failure is not None:
+                run.judge(failure, chunk.items[done], chunk.states[done])
+                done += 1
+                if done == count:  # else the states of what follows are behind it
+                    yield Chunk((), (), chunk.end), []
             del out  # the reader has it: large results are not kept while the next are made
             await pace.breathe()
         del chunk

@@ -5,7 +5,8 @@ deliverer sends on what is due, as one list, whenever it is woken. Nothing is st
 
 Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes.
 Failure of an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what
-runs; then the channel fails. Failure of the upstream: everything admitted is finished and delivered first.
+runs; then the channel fails. An item that is to be left out takes its place in the order all the same, and is counted
+when it would have been delivered. Failure of the upstream: everything admitted is finished and delivered first.
 Cancellation: the job's task group is cancelled and the upstream closed under a shield. Snapshot: the states travel
 with the results.
 """
@@ -18,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
@@ -26,102 +27,20 @@ from streamline.blame import blame, cancellation_requested
 from streamline.channel import Channel
 from streamline.driver import into
 from streamline.errors import ResumeError
+from streamline.failing.failures import Failure
+from streamline.failing.replay import Call
+from streamline.failing.skipping import Skips
 from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.gate import resting
+from streamline.meters.stage_meter import StageMeter, TimedCall
 from streamline.pace import Pace, call_all
-from streamline.states import Shifted, State, States
 from streamline.tasks import Starter
+from streamline.transforms.order import Delivery, LeftOut, Part
 
-__all__ = ["Delivery", "InOrder", "Part", "Pool", "TaskPool", "ThreadedPool"]
+__all__ = ["Pool", "TaskPool", "ThreadedPool"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-PENDING: Any = object()
-
-
-class Part(Generic[In]):
-    """Consecutive inputs that were admitted together.
-
-    Attributes:
-      first: the position of `items[0]` in the upstream, counted from where it was opened.
-    """
-
-    __slots__ = ("after", "first", "items", "results", "states")
-
-    def __init__(self, chunk: Chunk[In], first: int) -> None:
-        self.items = chunk.items
-        self.states: States = chunk.states
-        self.after: State | None = chunk.after
-        self.first = first
-        self.results: list[Any] = [PENDING] * len(chunk.items)
-
-
-class Delivery(ABC, Generic[In, Out]):
-    """In which order results leave, and with which states. No I/O, no waiting."""
-
-    def room(self, position: int) -> int:
-        """Return how many inputs from `position` on the order allows to admit; 0: only after further deliveries."""
-        return LIST_ITEMS
-
-    @abstractmethod
-    def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
-        """Take note of a chunk whose first item has `position`, and return what of it has to run."""
-
-    @abstractmethod
-    def put(self, part: Part[In], index: int, result: Out) -> bool:
-        """Take the result of item `index` of `part`; say whether something has become due."""
-
-    def released(self) -> list[Part[In]]:
-        """Return what was held back at the admission and has to run now."""
-        return []
-
-    @property
-    def stranded(self) -> bool:
-        """Whether a resume counted on inputs that have not come."""
-        return False
-
-    @abstractmethod
-    def take(self) -> Chunk[Out] | None:
-        """Return what is due; None if nothing is."""
-
-    @abstractmethod
-    def due(self, part: Part[In], index: int) -> bool:
-        """Say whether a failure of item `index` of `part` may be reported although others still run."""
-
-
-class InOrder(Delivery[In, Out]):
-    """Results leave in the order of their inputs, with their inputs' states."""
-
-    def __init__(self) -> None:
-        self._parts: deque[Part[In]] = deque()
-        self._next = 0
-
-    def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
-        part = Part(chunk, position)
-        self._parts.append(part)
-        return [part]
-
-    def put(self, part: Part[In], index: int, result: Out) -> bool:
-        part.results[index] = result
-        return index == self._next and part is self._parts[0]
-
-    def take(self) -> Chunk[Out] | None:
-        if not self._parts:
-            return None
-        part, start = self._parts[0], self._next
-        results, stop, end = part.results, start, len(part.results)
-        while stop < end and results[stop] is not PENDING:
-            stop += 1
-        self._next = stop
-        if stop == end:
-            self._parts.popleft()
-            self._next = 0
-        elif stop == start:
-            return None
-        return Chunk(results[start:stop], Shifted(part.states, start), part.after if stop == end else None)
-
-    def due(self, part: Part[In], index: int) -> bool:
-        return bool(self._parts) and part is self._parts[0] and index == self._next
 
 
 class Pool(ABC, Generic[In, Out]):
@@ -132,10 +51,23 @@ class Pool(ABC, Generic[In, Out]):
       upstream: opened; closed by this job.
       channel: where results go. Its capacity bounds everything between the admission of an input and the consumer.
       workers: calls, or threads, at once.
+      skips: what is left out because of errors; None: nothing.
+      order: in which results leave.
+      meter: of this stage; None: nothing is counted.
     """
 
+    _fn: Callable[[In], Any]
+
     def __init__(
-        self, stage: str, upstream: Flow[In], channel: Channel[Out], site: Site, workers: int, order: Delivery[In, Out]
+        self,
+        stage: str,
+        upstream: Flow[In],
+        channel: Channel[Out],
+        site: Site,
+        workers: int,
+        order: Delivery[In, Out],
+        skips: Skips | None = None,
+        meter: StageMeter | None = None,
     ) -> None:
         self._stage = stage
         self._upstream = upstream
@@ -143,9 +75,15 @@ class Pool(ABC, Generic[In, Out]):
         self._site = site
         self._workers = workers
         self._order = order
+        self._skips = skips
+        order.on_left_out = self._leave_out
+        self._meter = meter or StageMeter(stage, "", site.shard, workers)
+        self._meter.slots = self._slots = [0.0] * workers
+        self._full = False
         self._parts: deque[Part[In]] = deque()
         self._part: Part[In] | None = None
         self._index = 0
+        self._stop = 0  # items of the part that may be claimed: all of them, unless items must not move
         self._idle: list[anyio.Event] = []
         self._running = 0
         self._fed = False
@@ -160,27 +98,38 @@ class Pool(ABC, Generic[In, Out]):
         await into(self._channel, self._upstream, self._run)
 
     async def _run(self) -> None:
-        group = anyio.create_task_group()
-        with closing(Starter(group)) as tasks:
-            async with group:
-                tasks.start(self._feed, f"feeder of {self._stage}")
-                for _ in range(self._workers):
-                    tasks.start(self._work, self._stage)
-                await self._deliver()
-                group.cancel_scope.cancel()
+        gate, group = self._site.tasks.gate, anyio.create_task_group()
+        gate.holds(self._hold, self._release)
+        name = f"{self._stage} of shard {self._site.shard}"
+        try:
+            with closing(Starter(group)) as tasks:
+                async with group:
+                    feeder = f"feeder of {self._stage}"
+                    tasks.start(partial(gate.moves, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
+                    for slot in range(self._workers):
+                        tasks.start(partial(gate.moves, name, partial(self._work, slot)), self._stage)
+                    await self._deliver()
+                    group.cancel_scope.cancel()
+        finally:
+            gate.holds_no_more(self._hold)
         if self._failure is not None:
             raise self._failure
 
     async def _feed(self) -> None:
-        position = 0
+        position, gate = 0, self._site.tasks.gate
         try:
             while not self._fed:
-                await self._site.tasks.gate.passage()
+                self._full = True
                 room = min(await self._channel.wait_room(), LIST_ITEMS)
                 while not (allowed := self._order.room(position)):
                     self._delivered = anyio.Event()
-                    await self._delivered.wait()
+                    await resting(self._delivered.wait())
+                self._full = False
+                if gate.holding:
+                    await gate.passage()
                 chunk = await self._upstream.pull(min(room, allowed))
+                if gate.holding:
+                    await gate.passage()
                 if chunk is None or self._fed:
                     break
                 self._admit(chunk, position)
@@ -209,10 +158,23 @@ class Pool(ABC, Generic[In, Out]):
         for _ in range(min(count, len(self._idle))):
             self._idle.pop().set()
 
+    def _hold(self) -> None:
+        """Let nothing be claimed."""
+        self._stop = 0
+
+    def _release(self) -> None:
+        """Let what was held be claimed."""
+        if self._part is not None:
+            self._stop = len(self._part.items)
+        self._wake(len(self._idle))
+
     def _next_part(self) -> bool:
         """Go on with the next part that has items to run; say whether there is one."""
+        if self._site.tasks.gate.holding:
+            return False
         while self._parts:
             self._part, self._index = self._parts.popleft(), 0
+            self._stop = len(self._part.items)
             if self._part.items:
                 return True
         return False
@@ -223,31 +185,52 @@ class Pool(ABC, Generic[In, Out]):
             self._notified = True
             self._news.set()
 
-    async def _wait_claim(self) -> None:
+    async def _wait_claim(self, slot: int) -> None:
         """Wait for something to claim; also behind the end, for what was held back until others are done."""
         if self._fed:
             self._notify()
         event = anyio.Event()
         self._idle.append(event)
-        await event.wait()
+        self._meter.wait_begins("wait_output" if self._full else "wait_input", slot)
+        try:
+            await resting(event.wait())
+        finally:
+            self._meter.wait_ends(slot)
 
     def _fail(self, part: Part[In], index: int, error: BaseException) -> None:
-        """Take note that an item failed: start nothing more. Of several, the first in order counts."""
+        """Take note that an item failed: leave it out, or start nothing more. Of several, the first in order counts."""
+        item, position = part.items[index], part.states[index]
+        error = blame(error, self._stage, self._site, position, Call(self._fn, item))
+        if self._skips is not None:
+            verdict = self._skips.judge(error, item, position)
+            if isinstance(verdict, Failure):
+                self._order.left_out += 1
+                if self._order.put(part, index, cast("Out", LeftOut(verdict))):
+                    self._notify()
+                return
+            error = verdict
         if self._failed_at is None or part.first + index < self._failed_at[0].first + self._failed_at[1]:
             self._failed_at = (part, index)
-            self._failure = blame(error, self._stage, self._site, part.states[index])
+            self._failure = error
         self._fed = True
         self._parts.clear()
-        self._part = None
+        self._part, self._stop = None, 0
         self._wake(len(self._idle))
         self._notify()
+
+    def _leave_out(self, failure: Failure) -> None:
+        """Count an item without a result: its place in the channel is free."""
+        assert self._skips is not None
+        self._skips.add(failure)
+        self._channel.freed(1, 0)
 
     async def _deliver(self) -> None:
         """Send on what is due, until all is sent or a failure is due."""
         while True:
             self._news, self._notified = anyio.Event(), False
             while (chunk := self._order.take()) is not None:
-                self._channel.post(chunk)
+                self._meter.count(chunk.items)
+                self._channel.post(chunk.counting(self._skips))
             if self._delivered is not None:
                 self._delivered.set()
             if self._failed_at is None:
@@ -258,15 +241,17 @@ class Pool(ABC, Generic[In, Out]):
                 if self._failure is None and self._order.stranded:
                     self._failure = ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
                 return
-            await self._news.wait()
+            await resting(self._news.wait())
+            if self._site.tasks.gate.holding:
+                await self._site.tasks.gate.passage()
 
     @property
     def _exhausted(self) -> bool:
         return self._part is None or self._index == len(self._part.items)
 
     @abstractmethod
-    async def _work(self) -> None:
-        """Claim and run items until cancelled."""
+    async def _work(self, slot: int) -> None:
+        """Claim and run items until cancelled, as one of `workers`."""
 
 
 class TaskPool(Pool[In, Out]):
@@ -276,16 +261,18 @@ class TaskPool(Pool[In, Out]):
         super().__init__(*args)
         self._fn = fn
 
-    async def _work(self) -> None:
+    async def _work(self, slot: int) -> None:
         fn, put, pace, calls = self._fn, self._order.put, Pace(), 0
+        slots, worked = self._slots, self._meter.worked
         while True:
             part, index = self._part, self._index
-            if part is None or index == len(part.items):
+            if part is None or index >= self._stop:
                 if not self._next_part():
-                    await self._wait_claim()
+                    await self._wait_claim(slot)
                 continue
             self._index = index + 1
             self._running += 1
+            call_began = slots[slot] = perf_counter()
             try:
                 result = await fn(part.items[index])
             except BaseException as error:
@@ -295,6 +282,8 @@ class TaskPool(Pool[In, Out]):
             else:
                 if put(part, index, result) and not self._notified:
                     self._notify()
+            slots[slot] = 0.0
+            worked(call_began, perf_counter())
             self._running -= 1
             calls += 1
             if not calls % 16:
@@ -308,13 +297,13 @@ class ThreadedPool(Pool[In, Out]):
         super().__init__(*args)
         self._fn = fn
 
-    async def _work(self) -> None:
+    async def _work(self, slot: int) -> None:
         limit = 1
         while True:
             part, start = self._part, self._index
-            if part is None or start == len(part.items):
+            if part is None or start >= self._stop:
                 if not self._next_part():
-                    await self._wait_claim()
+                    await self._wait_claim(slot)
                 continue
             items = part.items[start : start + limit]
             self._index = start + len(items)
@@ -322,14 +311,20 @@ class ThreadedPool(Pool[In, Out]):
             began = perf_counter()
             error: BaseException | None = None
             while items and error is None:
-                results, error = await self._site.tasks.threads.run(partial(call_all, self._fn, items))
+                call = TimedCall(partial(call_all, self._fn, items), self._slots, slot)
+                results, error = await self._site.tasks.threads.run(call)
+                self._meter.worked(call.began, call.ended)
                 for index, result in enumerate(results, start):
                     if self._order.put(part, index, result):
                         self._notify()
                 start, items = start + len(results), items[len(results) :]
+                if self._site.tasks.gate.holding:
+                    await self._site.tasks.gate.passage()
+                if error is not None:
+                    self._fail(part, start, error)
+                    if self._failed_at is None:  # it is left out
+                        start, items, error = start + 1, items[1:], None
             self._running -= 1
-            if error is not None:
-                self._fail(part, start, error)
             limit = self._next_limit(limit, perf_counter() - began)
 
     def _next_limit(self, limit: int, took_s: float) -> int:

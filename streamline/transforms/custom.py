@@ -3,8 +3,8 @@
 A generator hides its state in its frame, so its author declares it (`@stage`): what must be remembered is kept in a
 dict. A *safe point* is the moment the generator asks for its next input, not its yield: there, what it will do
 depends only on the dict and on the inputs to come. State: the upstream's at the last safe point (a mark, `Since`), a
-copy of the dict there, and how many outputs were delivered since; a resume replays from it. An undeclared stage has
-one safe point, its start.
+copy of the dict there, and how many inputs were taken and outputs delivered since; a resume replays from it. An
+undeclared stage has one safe point, its start.
 
 The generator runs in a task of its own behind a channel, so that it can be driven by nobody's timeout, and so that
 progress can pass it while it yields nothing.
@@ -13,21 +13,24 @@ progress can pass it while it yields nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
+from functools import partial
+from time import perf_counter
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
-import msgspec
-
-from streamline.blame import blame, cancellation_requested
+from streamline.blame import blame, cancellation_requested, stage_name
 from streamline.channel import Channel
 from streamline.cursor import Reader
+from streamline.declared import DeclaredFunction, jsonable, parameters_of
 from streamline.driver import into, run_into
-from streamline.errors import PlanTypeError
-from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site, Stage
-from streamline.states import Over, Since, State, Tree
+from streamline.errors import PlanTypeError, ResumeError
+from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
+from streamline.meters.stage_meter import StageMeter
+from streamline.options import check_function, check_int
+from streamline.states import Json, Over, Since, State, Tree
+from streamline.transforms.base import Stage
 
 __all__ = ["Declared", "Through", "stage"]
 
@@ -39,7 +42,7 @@ CAPACITY = 64
 """Outputs of a custom stage that may wait for their reader."""
 
 
-class Declared(Generic[P, Out]):
+class Declared(DeclaredFunction, Generic[P, Out]):
     """A custom stage whose author has declared its state. Still callable, as the function it was."""
 
     def __init__(
@@ -48,20 +51,12 @@ class Declared(Generic[P, Out]):
         state: Callable[[], dict[str, Any]] | None,
         snapshot_every: int,
     ) -> None:
-        update_wrapper(self, fn)
-        self.fn = fn
-        self.state = state
+        super().__init__(fn, state)
         self.snapshot_every = snapshot_every
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle a stage of a module by its name, as the function would be; the name is bound to this object."""
-        name = self.fn.__qualname__
-        if self.fn.__module__ != "__main__" and "<locals>" not in name:
-            return name
-        return super().__reduce_ex__(protocol)
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Out]:
-        return self.fn(*args, **kwargs)
+        outputs: AsyncIterator[Out] = self.fn(*args, **kwargs)
+        return outputs
 
 
 def stage(
@@ -77,22 +72,55 @@ def stage(
       snapshot_every: inputs between two copies of the state; a resume reads up to this many again.
 
     Raises:
-      PlanTypeError: not exactly one of `state` and `stateless` was given, or `snapshot_every` < 1.
+      PlanTypeError: not exactly one of `state` and `stateless` was given, `snapshot_every` is no integer of 1 or more,
+        or what is decorated is no async generator function with a first parameter for its inputs, and, where it has a
+        state, a keyword `state`.
     """
     if (state is None) != stateless:
         raise PlanTypeError("@stage takes either state=dict (or another function that makes a dict) or stateless=True")
-    if snapshot_every < 1:
-        raise PlanTypeError(f"@stage(snapshot_every=) is at least 1, got {snapshot_every}")
+    if state is not None:
+        check_function("@stage(state=)", state)
+    check_int("@stage(snapshot_every=)", snapshot_every, 1)
 
     def declare(fn: Callable[P, AsyncIterator[Out]]) -> Declared[P, Out]:
+        _check_declared(fn, state is not None)
         return Declared(fn, state, snapshot_every)
 
     return declare
 
 
+def _check_declared(fn: Callable[..., Any], stateful: bool) -> None:
+    """Insist on what `.through` can call."""
+    name = stage_name(fn)
+    if not inspect.isasyncgenfunction(fn):
+        raise PlanTypeError(
+            f"@stage declares an async generator function (async def with a yield in it), and {name} is none: a sync "
+            "function of one item is what .map, .filter and .flat_map take"
+        )
+    names, _ = parameters_of(fn)
+    positional = [p for p in inspect.signature(fn).parameters.values() if p.kind <= p.VAR_POSITIONAL]
+    if not positional:
+        raise PlanTypeError(f"@stage: {name} has no first parameter for the inputs: async def {name}(items, ...)")
+    if stateful != ("state" in names):
+        raise PlanTypeError(
+            f"@stage(state=): {name} has no keyword `state`: async def {name}(items, *, state), or stateless=True"
+            if stateful
+            else f"@stage(stateless=True): {name} has a parameter `state`: declare it with @stage(state=dict)"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Through(Stage[In, Out]):
     """A custom stage in a pipeline."""
+
+    survives: ClassVar[Mapping[str, str]] = {
+        "fn": "the new function is given the state that the old one kept; of the inputs since its last safe point, as "
+        "many outputs as were delivered are passed over",
+        "params": "its state is kept; of the inputs since its last safe point, as many outputs as were delivered are "
+        "passed over",
+        "added": "it begins here",
+        "removed": "the items from here on come as they are",
+    }
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()
@@ -105,17 +133,89 @@ class Through(Stage[In, Out]):
     def rewinds(self) -> bool:
         return True
 
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        if not own or not (own["inputs"] or own["outputs"]):
+            return None
+        return (
+            f"takes {own['inputs']:,} inputs again, and passes over the {own['outputs']:,} outputs that were delivered"
+        )
+
+    @classmethod
+    def holds(cls, own: Json) -> str | None:
+        if own and own["state"]:
+            return "keeps a state, which may hold items"
+        return cls.again(own)
+
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         flow = upstream(state)
-        own = {"state": self._first_state(), "outputs": 0} if state is None else state[self.name]
+        own = self._own(None if state is None else state.get(self.name))
         channel = Channel[Out](Over(self.name, own, flow.state), CAPACITY)
+        channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
         running = _Running(self, flow, channel, own, upstream.site)
-        return run_into(channel, partial(into, channel, flow, running.run), upstream.site, str(self))
+        return run_into(channel, partial(into, channel, flow, running.run), upstream.site, str(self), self.name)
+
+    def _own(self, own: Json) -> dict[str, Any]:
+        """Return the part of the state to begin at, with what `fn` declares today.
+
+        Raises:
+          ResumeError: it kept a state, and declares none any more.
+        """
+        first = self._first_state()
+        if own is None:
+            return {"state": first, "inputs": 0, "outputs": 0}
+        if own["state"] is not None and first is None:
+            raise ResumeError(
+                f"the snapshot has a state of {self}, which declares none any more: give it back its "
+                "@sl.stage(state=dict), or begin anew"
+            )
+        if own["state"] is None and first is not None:
+            return {**own, "state": first}  # it was undeclared: what is replayed begins at its start
+        return dict(own)
 
     def _first_state(self) -> dict[str, Any] | None:
         if isinstance(self.fn, Declared) and self.fn.state is not None:
             return jsonable(self.fn.state(), str(self))
         return None
+
+
+class _Clock:
+    """Times a generator: it runs from being asked for an output to giving it, less what its inputs take."""
+
+    def __init__(self, meter: StageMeter | None) -> None:
+        self._meter = meter
+
+    def start(self) -> None:
+        """It runs."""
+        if self._meter is not None:
+            self._meter.slots = [perf_counter()]
+
+    def stop(self) -> None:
+        """It has given an output, or asks for inputs."""
+        meter = self._meter
+        if meter is not None and meter.slots:
+            (began,), meter.slots = meter.slots, []
+            meter.worked(began, perf_counter())
+
+    def count(self, item: Any) -> None:
+        """Count an output."""
+        if self._meter is not None:
+            self._meter.count((item,))
+
+
+class _TimedReader(Reader[In]):
+    """The inputs; the clock stands while they are pulled."""
+
+    def __init__(self, flow: Flow[In], clock: _Clock) -> None:
+        super().__init__(flow)
+        self._clock = clock
+
+    async def _pull(self) -> Chunk[In] | None:
+        self._clock.stop()
+        try:
+            return await super()._pull()
+        finally:
+            self._clock.start()
 
 
 class _Running(Generic[In, Out]):
@@ -124,7 +224,9 @@ class _Running(Generic[In, Out]):
     def __init__(
         self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site
     ) -> None:
-        self._stage, self._reader, self._channel, self._site = stage, Reader(upstream), channel, site
+        self._stage, self._channel, self._site = stage, channel, site
+        self._clock = _Clock(channel.filler)
+        self._reader = _TimedReader[In](upstream, self._clock)
         self._declared = stage.fn if isinstance(stage.fn, Declared) else None
         self._state: dict[str, Any] | None = None if own["state"] is None else jsonable(own["state"], str(stage))
         self._saved = own["state"]
@@ -136,7 +238,7 @@ class _Running(Generic[In, Out]):
 
     async def run(self) -> None:
         """Send what the user's function yields, each output with its state."""
-        params = dict(self._stage.params)
+        params, gate = dict(self._stage.params), self._site.tasks.gate
         if self._state is not None:
             params["state"] = self._state
         try:
@@ -148,15 +250,23 @@ class _Running(Generic[In, Out]):
             async with aclosing(outputs):
                 while True:
                     await self._channel.wait_room()
+                    if gate.holding:
+                        await gate.passage()
+                    self._clock.start()
                     try:
                         item = await anext(outputs)
                     except StopAsyncIteration:
                         break
+                    finally:
+                        self._clock.stop()
+                    if gate.holding:
+                        await gate.passage()  # it may have waited for something of its own
                     await self._send(item)
         except BaseException as error:
             if error is self._failure or cancellation_requested(error):
                 raise
             raise blame(error, str(self._stage), self._site, self._now)  # noqa: B904 - it is the error, or has its cause
+        self._channel.post(Chunk((), (), self._behind()))  # inputs behind the last output have been dealt with
         if self._failure is not None:
             raise self._failure  # the user's function swallowed it: a failed upstream must not look like a finished one
 
@@ -164,21 +274,27 @@ class _Running(Generic[In, Out]):
         self._outputs += 1
         if self._outputs > self._skip:
             await self._channel.send(Chunk((item,), (self._behind(),)))
+            self._clock.count(item)
 
     def _behind(self) -> State:
         """The state behind the outputs so far."""
-        return Over(self._stage.name, {"state": self._saved, "outputs": self._outputs}, Since(self._mark, self._now))
+        own = {"state": self._saved, "inputs": self._inputs, "outputs": self._outputs}
+        return Over(self._stage.name, own, Since(self._mark, self._now))
 
     def __aiter__(self) -> AsyncIterator[In]:
         return self
 
     async def __anext__(self) -> In:
-        await self._site.tasks.gate.passage()
+        if self._site.tasks.gate.holding:  # while a stream is paused, nobody works
+            self._clock.stop()
+            await self._site.tasks.gate.passage()
+            self._clock.start()
         if self._declared is not None and self._outputs >= self._skip and self._inputs >= self._declared.snapshot_every:
             self._save()
         try:
             item = await anext(self._reader)
         except StopAsyncIteration:
+            self._now = self._reader.state  # behind what was dropped at the end
             raise
         except BaseException as failure:
             if not cancellation_requested(failure):
@@ -195,18 +311,3 @@ class _Running(Generic[In, Out]):
         self._mark = self._now
         self._inputs = self._outputs = self._skip = 0
         self._channel.post(Chunk((), (), self._behind()))
-
-
-def jsonable(state: Any, stage: str) -> dict[str, Any]:
-    """Return a deep copy of a custom stage's state, made through JSON.
-
-    Raises:
-      PlanTypeError: the state is not a dict, or comes back from JSON as something else.
-    """
-    try:
-        copy = msgspec.json.decode(msgspec.json.encode(state))
-    except (TypeError, ValueError) as error:
-        raise PlanTypeError(f"the state of {stage} is not JSON-able: {error}") from error
-    if not isinstance(copy, dict) or copy != state:
-        raise PlanTypeError(f"the state of {stage} does not survive JSON: {state!r} comes back as {copy!r}")
-    return copy

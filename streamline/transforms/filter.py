@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.flow import Chunk, Lists, Run
 from streamline.states import Picked
+from streamline.transforms.base import Stage
 from streamline.transforms.calls import results
 
 __all__ = ["Filter"]
@@ -19,6 +20,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class Filter(Stage[T, T]):
     """Keeps the items for which `fn` is true."""
+
+    survives: ClassVar[Mapping[str, str]] = {
+        "fn": "the items from here on are those that the new function keeps",
+        "added": "the items from here on are filtered",
+        "removed": "the items from here on come unfiltered",
+    }
 
     fn: Callable[[T], object]
 

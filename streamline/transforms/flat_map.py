@@ -6,15 +6,18 @@ delivered; a resume unfolds that input again and passes over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.blame import blame
 from streamline.errors import PlanTypeError
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.failing.replay import Call
+from streamline.flow import Chunk, Lists, Run
+from streamline.meters.stage_meter import Holding
 from streamline.pace import Pace
-from streamline.states import Over, Since, State
+from streamline.states import Json, Over, Since, State
+from streamline.transforms.base import Stage
 
 __all__ = ["FlatMap", "Unbatch"]
 
@@ -26,7 +29,21 @@ Out = TypeVar("Out")
 class FlatMap(Stage[In, Out]):
     """Replaces each item by the items of the iterable that `fn` makes of it, which may be lazy and endless."""
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
+        "outputs as were delivered are passed over",
+        "added": "the items from here on are unfolded",
+        "removed": "the items from here on come as they are",
+    }
+
     fn: Callable[[In], Iterable[Out]]
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        return (
+            f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
+            or None
+        )
 
     @property
     def rewinds(self) -> bool:
@@ -38,18 +55,20 @@ class FlatMap(Stage[In, Out]):
     async def lists(self, run: Run[In]) -> Lists[Out]:
         mark = run.upstream.state
         skip: int = run.own or 0
-        pace = Pace()
+        pace = Pace(run.meter)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             for index, item in enumerate(chunk.items):
                 now = chunk.states[index]
                 unfolding = _Unfolding(self, run, mark, now, skip)
                 unfolding.start(item)
-                while not unfolding.finished:  # a failure leaves by its own raise
+                while not unfolding.finished:
                     part = unfolding.list(pace)
                     if part.items or part.after is not None:
                         yield part
                     if unfolding.failure is not None:
-                        raise unfolding.failure
+                        run.judge(unfolding.failure, item, now)
+                        yield Chunk((), (), Over(self.name, 0, now))
+                        break  # what came before the failure stays delivered
                     await pace.breathe()
                 mark, skip = now, 0
             if chunk.after is not None:
@@ -64,18 +83,21 @@ class _Unfolding(Generic[In, Out]):
         self._stage, self._run, self._mark, self._now = stage, run, mark, now
         self._skip = skip
         self._delivered = skip
+        self._drawn = 0
         self._outputs: Iterator[Out] = iter(())
         self.failure: BaseException | None = None
         self.finished = False
 
     def start(self, item: In) -> None:
         try:
-            outputs = self._stage.fn(item)
+            with Holding(self._run.meter):
+                outputs = self._stage.fn(item)
             if not isinstance(outputs, Iterable):
                 raise PlanTypeError(f"expected an iterable from {self._stage}, got {type(outputs).__name__}")
             self._outputs = iter(outputs)
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, item)
+        self._item = item
 
     def list(self, pace: Pace) -> Chunk[Out]:
         """Return the next outputs, and whether they were the last: the state behind those needs no going back."""
@@ -84,7 +106,9 @@ class _Unfolding(Generic[In, Out]):
             try:
                 self.finished = pace.draw(self._outputs, self._skip + self._run.want, out)
             except BaseException as error:
-                self._fail(error)
+                self._drawn += len(out)
+                self._fail(error, self._item)
+            self._drawn += len(out)
         passed_over = min(self._skip, len(out))
         self._skip -= passed_over
         first = self._delivered + 1
@@ -92,8 +116,9 @@ class _Unfolding(Generic[In, Out]):
         after = Over(self._stage.name, 0, self._now) if self.finished else None
         return Chunk(out[passed_over:], _Unfolded(self._stage.name, first, self._mark, self._now), after)
 
-    def _fail(self, error: BaseException) -> None:
-        self.failure = blame(error, str(self._stage), self._run.site, self._now)
+    def _fail(self, error: BaseException, item: In) -> None:
+        call = Call(self._stage.fn, item, self._drawn)
+        self.failure = blame(error, str(self._stage), self._run.site, self._now, call)
 
 
 class _Unfolded:

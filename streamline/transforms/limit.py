@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.flow import Chunk, Lists, Run
 from streamline.states import Numbered, Over, Overlaid, State
+from streamline.transforms.base import Stage
 
 __all__ = ["Skip", "Take"]
 
@@ -17,7 +19,17 @@ T = TypeVar("T")
 class Take(Stage[T, T]):
     """The first `count` items; asks its upstream for no more. State: items taken."""
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
+        "added": "it counts from here on",
+        "removed": "all the rest comes",
+    }
+    steady: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
+
     count: int
+
+    def num_outputs(self, items: float) -> float | None:
+        return min(self.count, items)
 
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)
@@ -38,7 +50,18 @@ class Take(Stage[T, T]):
 class Skip(Stage[T, T]):
     """All but the first `count` items. State: items skipped, so that a resume skips none again."""
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "added": "it skips its count from here on",
+        "removed": "what it has not skipped yet comes",
+    }
+    refuses: ClassVar[Mapping[str, str]] = {
+        "count": "what it had to skip is behind this snapshot already: for another beginning, begin anew"
+    }
+
     count: int
+
+    def num_outputs(self, items: float) -> float | None:
+        return max(0, items - self.count)
 
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)

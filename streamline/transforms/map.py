@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
 from streamline.channel import Channel
 from streamline.driver import run_into
 from streamline.errors import PlanError, PlanTypeError
-from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site, Stage
+from streamline.failing.replay import Adapter
+from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.options import check_int, is_async
-from streamline.states import Numbered, Over, State, Tree
+from streamline.states import Json, Numbered, Over, Skipped, State, Tree
+from streamline.transforms.base import Stage
 from streamline.transforms.calls import results
-from streamline.transforms.concurrent import Delivery, InOrder, TaskPool, ThreadedPool
+from streamline.transforms.concurrent import TaskPool, ThreadedPool
+from streamline.transforms.order import Delivery, InOrder
 from streamline.transforms.unordered import AsCompleted
 
 __all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
@@ -34,11 +37,26 @@ AHEAD = 64
 """Unordered: inputs admitted beyond the oldest unfinished one, per call in flight (DESIGN, "Unordered work")."""
 
 
+SURVIVES = {
+    "fn": "each item from here on, also one that is computed again, is of the new function",
+    "added": "each item from here on is passed through it",
+    "removed": "each item from here on comes without it",
+}
+REFUSES = {"ordered": "a state of one says nothing of the order of the other: finish the epoch with the old setting"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Map(Stage[In, Out]):
     """`fn` of each item, inline: in the task that pulls. For quick sync functions."""
 
+    survives: ClassVar[Mapping[str, str]] = SURVIVES
+    steady: ClassVar[frozenset[str]] = frozenset(SURVIVES)
+    refuses: ClassVar[Mapping[str, str]] = REFUSES
+
     fn: Callable[[In], Out]
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         async with aclosing(results(run, self.fn, str(self))) as parts:
@@ -66,10 +84,17 @@ class ConcurrentMap(Stage[In, Out]):
       executor: "task" for async functions, "thread" for sync ones.
     """
 
+    survives: ClassVar[Mapping[str, str]] = SURVIVES
+    steady: ClassVar[frozenset[str]] = frozenset({"fn"})
+    refuses: ClassVar[Mapping[str, str]] = REFUSES
+
     fn: Callable[[In], Any]
     concurrency: int
     ordered: bool = True
     executor: Literal["task", "thread"] = "task"
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
 
     @property
     def kind(self) -> str:
@@ -78,6 +103,15 @@ class ConcurrentMap(Stage[In, Out]):
     @property
     def options(self) -> dict[str, Any]:
         return {"fn": self.fn} if self.ordered else {"fn": self.fn, "ordered": False}
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        if not own or not (own["done"] or own["replay"]):
+            return None
+        done, replay = sum(stop - first for first, stop in own["done"]), len(own["replay"])
+        parts = [f"reads {done:,} inputs again that are done, and passes over them"] if done else []
+        parts += [f"completes {replay:,} inputs first that had been chosen"] if replay else []
+        return "; ".join(parts)
 
     @property
     def chooses(self) -> bool:
@@ -109,10 +143,17 @@ class ConcurrentMap(Stage[In, Out]):
                 self.name, flow.state, None if state is None else state.get(self.name), self.max_ahead
             )
             begin, order = completed.begin, completed
+        skips = upstream.site.skips(self.name, self.kind, state)
+        if skips is not None and skips.count:
+            begin = Skipped(self.name, skips.shard, skips.count, begin)
         channel = Channel[Out](begin, self.capacity)
+        channel.filler = flow.meter  # who waits for room is what admits inputs; idle calls are counted in the pool
+        meter = upstream.site.meter(self.name, self.kind, self.concurrency)
+        if meter is not None:
+            meter.executor, meter.ordered = self.executor, self.ordered
         pool = TaskPool if self.executor == "task" else ThreadedPool
-        job = pool(self.fn, str(self), flow, channel, upstream.site, self.concurrency, order)
-        return run_into(channel, job.run, upstream.site, str(self))
+        job = pool(self.fn, str(self), flow, channel, upstream.site, self.concurrency, order, skips, meter)
+        return run_into(channel, job.run, upstream.site, str(self), self.name)
 
 
 class Generators:
@@ -135,8 +176,27 @@ class Generators:
 class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
+        "added": "its function is given rng=, and items are numbered from here on",
+        "removed": "its function is no longer given rng=",
+    }
+    steady: ClassVar[frozenset[str]] = frozenset({"seed", "removed"})
+
     seed: int
     stage: str
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+    @classmethod
+    def argument(cls, name: str, what: str) -> str:
+        """As of the map that it belongs to: the user has written no other."""
+        return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
 
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)
@@ -151,11 +211,11 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
             yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
 
 
-class Seeded:
+class Seeded(Adapter):
     """Calls `fn(item, rng=...)` on a pair. A class, not a closure: it is picklable, and shows its function's name."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
+        self.fn = self.__wrapped__ = fn
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
 
         self.is_async = is_async(fn)
@@ -163,6 +223,18 @@ class Seeded:
     def __call__(self, pair: tuple[Any, np.random.Generator]) -> Any:
         item, rng = pair
         return self.fn(item, rng=rng)
+
+    def fresh(self, pair: tuple[Any, np.random.Generator]) -> tuple[Any, np.random.Generator]:
+        item, rng = pair
+        begun: Any = rng.bit_generator.state["state"]
+        counter = [0, 0, int(begun["counter"][2]), 0]  # the low words count what was drawn
+        return item, np.random.Generator(np.random.Philox(key=begun["key"], counter=counter))
+
+    def item(self, pair: tuple[Any, np.random.Generator]) -> Any:
+        return pair[0]
+
+    def around(self, fn: Callable[..., Any]) -> Seeded:
+        return Seeded(fn)
 
 
 def map_of(

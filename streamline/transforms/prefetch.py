@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from streamline.driver import behind_channel
-from streamline.flow import Flow, Opener, Stage
+from streamline.flow import Flow, Opener
 from streamline.states import Tree
+from streamline.transforms.base import Stage
 
 __all__ = ["Prefetch"]
 
@@ -20,6 +21,9 @@ class Prefetch(Stage[T, T]):
 
     items: int
     bytes: int | None = None
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
 
     @property
     def in_flight(self) -> int:

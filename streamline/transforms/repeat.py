@@ -5,12 +5,15 @@ State: the pass, whether it has yielded anything yet, and the upstream's state i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Stage
-from streamline.states import Over, Overlaid, Tree
+from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.states import Over, State, States, Tally, Tree
+from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
 
@@ -24,28 +27,69 @@ class Repeat(Stage[T, T]):
     What is upstream sees the pass in its epoch, so that shuffles and random numbers differ between passes.
     """
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "times": "it goes on to the new number of passes, those before included; if they were more already, it ends"
+    }
+    steady: ClassVar[frozenset[str]] = frozenset({"times"})
+    refuses: ClassVar[Mapping[str, str]] = {
+        "added": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
+        "removed": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
+    }
+
     times: int | None = None
+
+    def num_outputs(self, items: float) -> float | None:
+        if not items or self.times == 0:
+            return 0
+        return math.inf if self.times is None else items * self.times
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = {"pass": 0, "yielded": False} if state is None else state[self.name]
         flow = upstream.at(upstream.site.in_pass(own["pass"]))(state)
-        run = Run(flow, own, upstream.site)
-        return ListsFlow(Over(self.name, own, flow.state), self._passes(upstream, run), run, flow)
+        run = self.run_over(flow, upstream.site, state, own)
+        return ListsFlow(_InPass(self.name, own, flow.state), self._passes(upstream, run), run, flow)
 
     async def _passes(self, upstream: Opener[T], run: Run[T]) -> Lists[T]:
-        number, yielded = run.own["pass"], run.own["yielded"]
+        number, yielded, seen = run.own["pass"], run.own["yielded"], run.own.get("seen", 0)
         flow = run.upstream
         while self.times is None or number < self.times:
             async with aclosing(flow):
                 while (chunk := await flow.pull(run.want)) is not None:
                     yielded = yielded or bool(chunk.items)
-                    yield self._in_pass(chunk, number, yielded)
+                    yield self._in_pass(chunk, number, yielded, seen)
             if not yielded:
                 return
+            tally = Tally()
+            flow.state.tally(tally)
+            if tally.skipped or seen or run.site.tasks.session.errors.goes_on:
+                seen += tally.taken
             number, yielded = number + 1, False
-            flow = upstream.at(upstream.site.in_pass(number))(None)
+            flow = upstream.at(upstream.site.in_pass(number, tally.skipped))(None)
+            flow.reader = run.meter
 
-    def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool) -> Chunk[T]:
-        own = {"pass": number, "yielded": yielded}
-        after = None if chunk.after is None else Over(self.name, own, chunk.after)
-        return Chunk(chunk.items, Overlaid(self.name, own, chunk.states), after)
+    def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
+        own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
+        after = None if chunk.after is None else _InPass(self.name, own, chunk.after)
+        return Chunk(chunk.items, _InPassStates(self.name, own, chunk.states), after)
+
+
+class _InPass(Over):
+    """A state in a pass; `seen` in it is what a merge took in the passes before, where items were skipped."""
+
+    __slots__ = ()
+
+    def tally(self, found: Tally) -> None:
+        found.taken += self.own.get("seen", 0)
+        super().tally(found)
+
+
+class _InPassStates:
+    """The same pass over each of the upstream's states."""
+
+    __slots__ = ("_name", "_own", "_states")
+
+    def __init__(self, name: str, own: dict[str, Any], states: States) -> None:
+        self._name, self._own, self._states = name, own, states
+
+    def __getitem__(self, index: int, /) -> State:
+        return _InPass(self._name, self._own, self._states[index])

@@ -1,21 +1,25 @@
 """Permuting a flow, window by window.
 
 While one window is served, the next is drawn, one for one, so that the trainer never waits for a window to fill
-(after the first). State: the upstream's at the served window's start (a mark, `Since`), the window's number and how
-much of it was served: a resume reads that window again, and the one behind it while it serves.
+(after the first). State: the upstream's at the served window's start (a mark, `Since`), the window's number, how much
+of it was served, of how many items, and by which seed: a resume reads that window again, and the one behind it while it
+serves. Since a window is as long and as shuffled as it was begun, the next ones may have another length or seed.
 
 The idea of "start state + position" is grain's WindowShuffle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from streamline.flow import Chunk, Lists, Run, Site, Stage
-from streamline.states import Over, Since, State
+from streamline.errors import ResumeError
+from streamline.flow import Chunk, Lists, Run, Site
+from streamline.states import Json, Over, Since, State, Tally
+from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
 
@@ -33,8 +37,27 @@ def permutation(length: int, seed: int, site: Site, window: int) -> list[int]:
 class Shuffle(Stage[T, T]):
     """Permutes each `window` items by (seed, epoch, shard, number of the window)."""
 
+    survives: ClassVar[Mapping[str, str]] = {
+        "window": "the window that is being served is served to its end, the next ones have the new length",
+        "seed": "the window that is being served is served to its end, the next ones are shuffled by the new seed",
+        "added": "the items from here on are shuffled, beginning with window 0",
+        "removed": "the items from here on come in their order",
+    }
+
     window: int
     seed: int = 0
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        if not own or not own["served"]:
+            return None
+        return (
+            f"reads the {own['of']:,} items of window {own['window']:,} again, and passes over the {own['served']:,} "
+            "of them that were delivered"
+        )
 
     @property
     def rewinds(self) -> bool:
@@ -45,18 +68,13 @@ class Shuffle(Stage[T, T]):
         return 2 * self.window
 
     def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or {"window": 0, "served": 0}, upstream)
+        return Over(self.name, own or _own(0, 0, 0, self.seed), upstream)
 
     async def lists(self, run: Run[T]) -> Lists[T]:
-        number, served = (run.own["window"], run.own["served"]) if run.own else (0, 0)
-        drawing = _Window[T](self.window, run.upstream.state)
-        while not drawing.complete:
-            await drawing.draw(run, self.window - len(drawing.items))
-        if drawing.failure is not None:
-            raise drawing.failure
+        number, served, drawing = await self._first(run)
         while drawing.items:
-            serving, drawing = drawing, _Window[T](self.window, drawing.now)
-            order = permutation(len(serving.items), self.seed, run.site, number)
+            serving, drawing = drawing, _Window[T](self.window, self.seed, drawing.now)
+            order = permutation(len(serving.items), serving.seed, run.site, number)
             while served < len(order):
                 # One for one; behind a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
@@ -64,18 +82,37 @@ class Shuffle(Stage[T, T]):
                 states = _Served(self.name, number, served, len(order), serving)
                 served += len(picked)
                 yield Chunk([serving.items[index] for index in picked], states)
-            while not drawing.complete:
-                await drawing.draw(run, self.window - len(drawing.items))
-            if drawing.failure is not None:
-                raise drawing.failure  # behind the last whole window: a part of one has no order yet
+            await drawing.fill(run)  # a failure comes behind the last whole window: a part of one has no order yet
             number, served = number + 1, 0
+        yield Chunk((), (), Over(self.name, _own(number, 0, 0, self.seed), drawing.now))  # what was dropped at the end
+
+    async def _first(self, run: Run[T]) -> tuple[int, int, _Window[T]]:
+        """Return the number of the first window, how much of it was served, and the window: as it was, if it was."""
+        number, served, of, seed = 0, 0, 0, self.seed
+        if run.own:
+            number, served, of, seed = (run.own[key] for key in ("window", "served", "of", "seed"))
+        window = (
+            _Window[T](of, seed, run.upstream.state) if served else _Window(self.window, self.seed, run.upstream.state)
+        )
+        await window.fill(run)
+        if len(window.items) < (of if served else 0):
+            raise ResumeError(
+                f"{self} was serving a window of {of:,} items, and only {len(window.items):,} of them are left to be "
+                "read again: what is before it gives fewer than it did"
+            )
+        return number, served, window
+
+
+def _own(window: int, served: int, of: int, seed: int) -> dict[str, int]:
+    return {"window": window, "served": served, "of": of, "seed": seed}
 
 
 class _Window(Generic[T]):
     """The items of one window, and where the upstream stood before and behind them."""
 
-    def __init__(self, size: int, mark: State) -> None:
+    def __init__(self, size: int, seed: int, mark: State) -> None:
         self._size = size
+        self.seed = seed
         self._ended = False
         self.failure: Exception | None = None
         self.items: list[T] = []
@@ -85,6 +122,17 @@ class _Window(Generic[T]):
     @property
     def complete(self) -> bool:
         return self._ended or len(self.items) == self._size
+
+    async def fill(self, run: Run[T]) -> None:
+        """Draw the rest.
+
+        Raises:
+          What the upstream fails with.
+        """
+        while not self.complete:
+            await self.draw(run, self._size - len(self.items))
+        if self.failure is not None:
+            raise self.failure
 
     async def draw(self, run: Run[T], count: int) -> None:
         """Add 1 to `count` items, or learn that there are no more, or none to be had."""
@@ -101,31 +149,46 @@ class _Window(Generic[T]):
 
     async def catch_up(self, run: Run[T], served: int) -> None:
         """Draw until as many are here as were served of the window before, but at most two for one."""
-        enough = min(served, len(self.items) + 2 * run.want)
+        enough = min(served, self._size, len(self.items) + 2 * run.want)  # the one before may have been longer
         while not self.complete and len(self.items) < enough:
             await self.draw(run, enough - len(self.items))
+
+
+class _Serving(Since):
+    """Inside a window: what was skipped in it counts when it is served, as its items do one by one until then."""
+
+    __slots__ = ()
+
+    def tally(self, found: Tally) -> None:
+        self.mark.tally(found)
 
 
 class _Served:
     """The states of a served list: behind a window's last item, nothing is left to go back to."""
 
-    __slots__ = ("_length", "_name", "_number", "_served", "_window")
+    __slots__ = ("_length", "_name", "_number", "_seed", "_served", "_window")
 
     def __init__(self, name: str, number: int, served: int, length: int, window: _Window[Any]) -> None:
         self._name, self._number, self._served, self._length = name, number, served, length
+        self._seed = window.seed
         self._window = (window.mark, window.now)
 
     def __getitem__(self, index: int, /) -> State:
         mark, now = self._window
         served = self._served + index + 1
         if served == self._length:
-            return Over(self._name, {"window": self._number + 1, "served": 0}, now)
-        return Over(self._name, {"window": self._number, "served": served}, Since(mark, now))
+            return Over(self._name, _own(self._number + 1, 0, 0, self._seed), now)
+        return Over(self._name, _own(self._number, served, self._length, self._seed), _Serving(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexShuffle(Stage[T, T]):
     """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.index`."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "seed": "every item would be at another place, so that some came twice and others never: the next epoch can "
+        "have another seed"
+    }
 
     seed: int = 0
 
@@ -137,5 +200,10 @@ class IndexShuffle(Stage[T, T]):
 @dataclass(frozen=True, kw_only=True)
 class ShuffleFiles(Stage[T, T]):
     """Permutes the list of files before it is sharded, by (seed, epoch)."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "seed": "every file would be in another shard, so that some were read twice and others never: the next epoch "
+        "can have another seed"
+    }
 
     seed: int = 0

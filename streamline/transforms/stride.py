@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.flow import Chunk, Lists, Run
 from streamline.states import Numbered, Over, Picked, State
+from streamline.transforms.base import Stage
 
 __all__ = ["Stride"]
 
@@ -16,6 +17,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard of where it runs."""
+
+    @property
+    def kind(self) -> str:
+        """What users wrote that made it."""
+        return "shard"
 
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)

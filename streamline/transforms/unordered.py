@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 from streamline.flow import Chunk
-from streamline.states import Json, State, States, Tree
-from streamline.transforms.concurrent import Delivery, Part
+from streamline.states import Json, State, States, Tally, Tree
+from streamline.transforms.order import Delivery, LeftOut, Part
 
 __all__ = ["AsCompleted", "UnorderedState"]
 
@@ -116,6 +116,9 @@ class UnorderedState(State):
         own: dict[str, Json] = {"done": ranges(done, low), "replay": [position - low for position in replay]}
         tree[self._name] = own
         return tree
+
+    def tally(self, found: Tally) -> None:
+        self._segment.behind(self._segment.water(self._count, self._seen).low - 1, self._seen).tally(found)
 
     def where(self) -> str:
         return self._segment.behind(self._segment.water(self._count, self._seen).low, self._seen).where()
@@ -247,11 +250,18 @@ class AsCompleted(Delivery[In, Out]):
             self._progress = False
             self._handed_out = seen
             return Chunk((), (), UnorderedState(self._name, segment, count, seen))
-        results, self._results = self._results, []
+        ready = self._first_left_out(self._results, 0, len(self._results))
+        results, rest = self._results, self._results[max(1, ready) :]
+        positions, later = self._positions, self._positions[max(1, ready) :]
+        if rest:
+            del results[max(1, ready) :], positions[max(1, ready) :]
+        self._results, self._positions = rest, later
         self._handed_out = seen
-        segment.positions += self._positions
-        self._water.rise(self._positions, segment.come)
-        self._positions = []
+        segment.positions += positions
+        self._water.rise(positions, segment.come)
+        if not ready:
+            self._leave_out(cast(LeftOut, results[0]))
+            return Chunk((), (), UnorderedState(self._name, segment, count + 1, seen))
         return Chunk(results, _Completed(self._name, segment, count, seen))
 
     def due(self, part: Part[In], index: int) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import streamline.driver
 import streamline.transforms.concurrent
 import streamline.transforms.map
+import streamline.transforms.order
 import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
 from streamline.testing import check_failure, check_resume, oracle
@@ -32,7 +33,7 @@ lists = st.sampled_from([1, 2, 3, 256])
 def short(**constants: int) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
     places: dict[str, list[Any]] = {
-        "LIST_ITEMS": [streamline.driver, streamline.transforms.concurrent],
+        "LIST_ITEMS": [streamline.driver, streamline.transforms.concurrent, streamline.transforms.order],
         "SEGMENT_ITEMS": [streamline.transforms.unordered],
         "AHEAD": [streamline.transforms.map],
         "WAITING_ITEMS": [streamline.transforms.map],

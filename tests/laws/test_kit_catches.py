@@ -12,10 +12,11 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Stage
-from streamline.states import Numbered, Over, Shifted, Since, State, Tree
+from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.states import Numbered, Over, Shifted, Since, State, Tally, Tree
 from streamline.testing import LAWS, check_resume, check_stage, scripted
 from streamline.testing.checks import Fragment
+from streamline.transforms.base import Stage
 from streamline.transforms.shuffle import Shuffle
 
 AnyStage = Stage[Any, Any]
@@ -161,6 +162,9 @@ class Restless(State):
     def json(self, until: State | None = None) -> Tree:
         return {**self.upstream.json(), self.name: next(self.ticks)}
 
+    def tally(self, found: Tally) -> None:
+        self.upstream.tally(found)
+
 
 class ChangesWhileQuiet(Sound):
     """Its state counts how often it was looked at."""
@@ -186,7 +190,8 @@ class PlainMark(Shuffle[Any]):
 
     async def lists(self, run: Run[Any]) -> Lists[Any]:
         async for chunk in super().lists(run):
-            yield Chunk(chunk.items, [_without_since(chunk.states[index]) for index in range(len(chunk.items))])
+            states = [_without_since(chunk.states[index]) for index in range(len(chunk.items))]
+            yield Chunk(chunk.items, states, chunk.after)
 
 
 def _without_since(state: State) -> State:

@@ -13,11 +13,12 @@ import pytest
 import streamline as sl
 import streamline.transforms.map
 import streamline.transforms.unordered
-from streamline.flow import Chunk, Lists, Run, Stage
+from streamline.flow import Chunk, Lists, Run
 from streamline.pipeline import Pipeline
 from streamline.states import Picked
 from streamline.testing import BACKENDS, PAUSE, Script, check_failure, check_stage, scripted
 from streamline.testing.running import PipelineSubject, run, settle
+from streamline.transforms.base import Stage
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
 

@@ -28,12 +28,13 @@ def start_python(tmp_path: Path) -> Callable[..., AbstractContextManager[subproc
     """Start a script in a Python of its own, its output in pipes; one that hangs is killed."""
 
     @contextmanager
-    def start(script: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    def start(script: str, *options: str, stdin: int | None = None) -> Iterator[subprocess.Popen[str]]:
         path = tmp_path / "script.py"
         path.write_text(script)
         environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         with subprocess.Popen(
             [sys.executable, *options, str(path)],
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

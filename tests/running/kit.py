@@ -193,6 +193,11 @@ CONSUMERS: dict[str, Callable[[Pipe], Outcome]] = {
 }
 
 
+def leaves(item: Any) -> list[str]:
+    """Return what an item consists of: which items a batch has depends on their order."""
+    return [leaf for part in item for leaf in leaves(part)] if isinstance(item, list | tuple) else [repr(item)]
+
+
 def numbers(count: int) -> Iterator[int]:
     """Return what a factory returns: an iterator of 0 ... count - 1."""
     return iter(range(count))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -16,6 +17,7 @@ from streamline.channel import Channel
 from streamline.driver import drive
 from streamline.flow import Chunk, Site
 from streamline.gate import Gate
+from streamline.session import Session
 from streamline.sizes import nbytes
 from streamline.sources.base import Part
 from streamline.states import At, Counted
@@ -199,7 +201,7 @@ def test_the_bytes_read_ahead_stay_within_the_budget_even_if_items_grow(run: Run
     largest = nbytes(bytes(4000))
 
     async def test() -> None:
-        site = Site(cast("Any", None))
+        site = Site(cast("Any", SimpleNamespace(session=Session())))
         flow = sl.from_items(source).source.open(site, Part(mode="interleaved"))
         channel: Channel[bytes] = Channel(flow.state, 100, 10_000)
         consumed = 0

@@ -10,7 +10,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -132,18 +132,22 @@ async def by_cancellation_between(pipe: Pipe) -> None:
         group.start_soon(consume)
 
 
+async def cancelled_in_a_wait(consume: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(consume)
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
 async def by_native_cancellation_of_a_wait(pipe: Pipe) -> None:
     async def consume() -> None:
         async with pipe.open() as stream:
             async for _ in stream:
                 pass
 
-    task = asyncio.get_running_loop().create_task(consume())
-    for _ in range(50):
-        await anyio.lowlevel.checkpoint()
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
+    await cancelled_in_a_wait(consume())
 
 
 async def by_cancellation_of_a_bare_loop(pipe: Pipe) -> None:
@@ -151,13 +155,7 @@ async def by_cancellation_of_a_bare_loop(pipe: Pipe) -> None:
         async for _ in pipe:
             pass
 
-    task = asyncio.get_running_loop().create_task(consume())
-    for _ in range(50):
-        await anyio.lowlevel.checkpoint()
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    del task
+    await cancelled_in_a_wait(consume())
     gc.collect()
 
 

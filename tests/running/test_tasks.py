@@ -9,7 +9,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from streamline.gate import Gate, Phase
+from streamline.gate import Phase
+from streamline.session import Session
 from streamline.tasks import Starter, Tasks, supervise
 from tests.running.kit import LOOPS, AsyncTest, gone, streamline_tasks
 
@@ -19,15 +20,15 @@ Run = Callable[[AsyncTest], None]
 async def supervised(test: Callable[[Tasks], object]) -> None:
     """Call `test` with the tasks of a supervisor that runs in a task of its own, then end it."""
     ready: list[Tasks] = []
-    stop, gate = anyio.Event(), Gate()
+    stop, session = anyio.Event(), Session()
     async with anyio.create_task_group() as group:
-        group.start_soon(supervise, ready.append, stop, gate)
+        group.start_soon(supervise, ready.append, stop, session)
         await anyio.wait_all_tasks_blocked()
         result = test(ready[0])
         if asyncio.iscoroutine(result):
             await result
         stop.set()
-    assert gate.phase is Phase.CLOSED
+    assert session.gate.phase is Phase.CLOSED
 
 
 def test_a_supervisor_that_ends_cancels_its_jobs_and_cleans_up_behind_them(run: Run) -> None:
@@ -108,7 +109,7 @@ def test_a_job_whose_task_the_loop_cancels_before_its_first_step_keeps_nobody_wa
     async def test() -> None:
         ready: list[Tasks] = []
         stop = anyio.Event()
-        supervisor = asyncio.ensure_future(supervise(ready.append, stop, Gate()))
+        supervisor = asyncio.ensure_future(supervise(ready.append, stop, Session()))
         await anyio.wait_all_tasks_blocked()
         job = ready[0].start(work, "work", lambda: None)
         for task in streamline_tasks():

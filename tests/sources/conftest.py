@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import unquote
 
 import pytest
 
 from streamline.flow import Site
+from streamline.session import Session
 from streamline.sources import http
 from streamline.sources.base import Part
 from streamline.states import Tree
@@ -192,7 +194,7 @@ def read() -> Callable[..., Awaitable[Reading]]:
         num_shards: int = 1,
         **part: Any,
     ) -> Reading:
-        site = Site(cast(Any, None), shard, num_shards)
+        site = Site(cast(Any, SimpleNamespace(session=Session())), shard, num_shards)
         flow = source.open(site, Part(mode=cast(Any, mode or source.default_mode), **part), state)
         made = Reading([], [], [], flow.state.json(), None, {})
         async with aclosing(flow):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.flow import Site
 from streamline.formats import lines
+from streamline.session import Session
 from streamline.sources import local
 from streamline.sources.base import Part
 from streamline.sources.files import HttpOptions, read_jsonl, read_lines
@@ -208,7 +210,7 @@ async def test_gzip_that_is_cut_at_any_byte_fails_behind_its_lines(tmp_path: Pat
     assert (await read(read_lines(path), whole.end)).items == []
 
 
-@pytest.mark.parametrize("data", [b"plain\n", gzip.compress(b"a\n") + b"garbage"])
+@pytest.mark.parametrize("data", [b"plain\n", gzip.compress(b"a\n") + b"garbage"], ids=["plain", "garbage"])
 async def test_what_is_named_gzip_and_is_not_fails(tmp_path: Path, read: Read, data: bytes) -> None:
     (tmp_path / "x.gz").write_bytes(data)
     whole = await read(read_lines(tmp_path / "x.gz"))
@@ -401,7 +403,7 @@ def test_contiguous_shards_of_any_file_are_the_file(texts: list[bytes], end: byt
     async def shards(path: str) -> list[str]:
         found: list[str] = []
         for shard in range(num_shards):
-            site = Site(cast(Any, None), shard, num_shards)
+            site = Site(cast(Any, SimpleNamespace(session=Session())), shard, num_shards)
             async with aclosing(read_lines(path).open(site, Part(mode="contiguous"))) as flow:
                 found += [line async for line in flow]
         return found

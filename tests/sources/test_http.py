@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from streamline.demo.server import application
-from streamline.errors import PlanError, ReadError
+from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.sources import http
 from streamline.sources.answers import retry_after_s
 from streamline.sources.http import HttpStorage
@@ -371,8 +371,18 @@ async def test_the_pause_grows_and_a_server_can_ask_for_more(
 
 @pytest.mark.parametrize("options", [{"retries": -1}, {"timeout_s": 0}, {"timeout_s": float("nan")}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match="expected"):
+    with pytest.raises(PlanError, match=r"at least 0|more than 0"):
         HttpOptions(**options)
+
+
+def test_a_header_that_is_refused_keeps_its_secret() -> None:
+    with pytest.raises(PlanTypeError) as refused:
+        HttpOptions(headers={"Authorization": b"secret"})  # type: ignore[dict-item]
+    assert "secret" not in str(refused.value)
+
+
+def test_a_connection_may_be_silent_for_ever() -> None:
+    assert HttpOptions(timeout_s=float("inf")).timeout_s == float("inf")
 
 
 async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path: Path) -> None:

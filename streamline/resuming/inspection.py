@@ -11,9 +11,11 @@ from io import StringIO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
 
@@ -21,6 +23,8 @@ __all__ = ["describe", "report"]
 
 SHORT_CHARS = 60
 FILE_KEYS = ("file", "path", "url")
+FILES = 8
+"""Files that are listed one by one."""
 
 
 def report(snapshot: Snapshot, width: int = 120) -> str:
@@ -32,23 +36,43 @@ def report(snapshot: Snapshot, width: int = 120) -> str:
 
 
 def describe(snapshot: Snapshot) -> RenderableType:
-    """Return what `streamline inspect` prints."""
-    shards = f"{len(snapshot.shards)} of {snapshot.num_shards} shards"
+    """Return what `streamline inspect` prints, of a rank's snapshot or of a whole job's."""
+    job = snapshot.rank is None
+    shards = f"{snapshot.num_shards} shards" if job else f"{len(snapshot.shards)} of {snapshot.num_shards} shards"
+    whose = f"all {snapshot.world_size} ranks" if job else f"rank {snapshot.rank} of {snapshot.world_size}"
     parts: list[RenderableType] = [
         Text(f"streamline snapshot, format {snapshot.version}", style="bold"),
         _Facts(
-            ("where", f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}, {shards}"),
+            ("where", f"epoch {snapshot.epoch}, {whose}, {shards}"),
             ("items", f"{sum(snapshot.produced):,} taken from the workers by {snapshot.merge}"),
             ("data", _listing(snapshot.listing)),
+            *_files(snapshot.listing),
+            *_journal(snapshot.journal),
         ).table,
         Text(),
         _section("plan", _plan(snapshot)),
-        Text(),
         _shards(snapshot),
     ]
-    if snapshot.stages:
-        parts.append(_section("after the merge", (_state(name, own) for name, own in snapshot.stages.items())))
-    return Group(*parts)
+    for part in snapshot.parts or (snapshot,):
+        if states := [_state(name, own) for name, own in part.stages.items() if _says(own)]:
+            title = f"after the merge{f', rank {part.rank}' * job}"
+            parts += [_section(title, states), Text()]
+    return Group(*parts, _section("a resume", _resume(snapshot)))
+
+
+def _resume(snapshot: Snapshot) -> Iterator[str]:
+    """Say what a resume reads and computes again; shards that do the same together."""
+    doing: dict[str, list[int]] = {}
+    for shard, tree in zip(snapshot.shards, snapshot.worker_states, strict=True):
+        for line in of_worker(snapshot, tree):
+            doing.setdefault(line, []).append(shard)
+    for line, shards in doing.items():
+        yield f"{'shard' if len(shards) == 1 else 'shards'} {', '.join(map(str, shards))}: {line}"
+    behind = [(part.rank, line) for part in snapshot.parts or (snapshot,) for line in behind_merge(part)]
+    for rank, line in behind:
+        yield f"after the merge, rank {rank}: {line}"
+    if not doing and not behind:
+        yield "computes nothing again that was delivered"
 
 
 class _Facts:
@@ -61,7 +85,7 @@ class _Facts:
 
 
 def _section(title: str, lines: Iterable[str]) -> RenderableType:
-    return Group(Text(title, style="bold"), *(_text(f"  {line}") for line in lines))
+    return Group(Text(title, style="bold"), *(Padding(_text(line), (0, 0, 0, 2)) for line in lines))
 
 
 def _text(words: str) -> Text:
@@ -74,22 +98,63 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
         kind, name = str(stage.get("kind", "?")), str(stage.get("name", ""))
         title = kind if name.startswith(kind) or not name else f"{kind}({name})"
         options = stage.get("options") or ""
-        yield f"{number:>2}. {title}  {_words(options) or _short(options)}".rstrip()
+        code = [f"code of {key} {_short_hash(value)}" for key, value in _code(stage)]
+        yield f"{number:>2}. {title}  {'; '.join(filter(None, [_words(options) or _short(options), *code]))}".rstrip()
+
+
+def _code(stage: dict[str, Json]) -> Iterable[tuple[str, Json]]:
+    code = stage.get("code")
+    return code.items() if isinstance(code, dict) else ()
+
+
+def _short_hash(value: Json) -> str:
+    """Return the beginning of a hash, without the Python that it is of."""
+    return _short(value).rpartition(":")[2][:8]
+
+
+def _files(listing: Json) -> Iterator[tuple[str, str]]:
+    """Yield the first of several files, each with its size."""
+    if not isinstance(listing, list) or len(listing) <= 2:
+        return
+    for entry in listing[:FILES]:
+        rest = {key: value for key, value in entry.items() if key != "path" and value is not None}
+        size = rest.pop("size", None)
+        shown = _amount(size, "byte") if _is_count(size) else "" if size is None else _short(size)
+        yield "", f"{entry.get('path', '?')}  {shown}  {_words(rest) or ''}".rstrip()
+    if len(listing) > FILES:
+        yield "", f"… and {len(listing) - FILES:,} more"
 
 
 def _listing(listing: Json) -> str:
     """Say in one line what the data was."""
-    if listing is None:
+    if listing is None or (isinstance(listing, dict) and all(value is None for value in listing.values())):
         return "not recorded"
     if isinstance(listing, dict):
-        return f"{listing['length']:,} items" if _is_count(listing.get("length")) else _short(listing)
+        return _amount(listing["length"], "item") if _is_count(listing.get("length")) else _short(listing)
     if not listing:
         return "no files"
     names = [str(entry.get("path", _short(entry))) for entry in listing]
     ends = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
     sizes = [entry.get("size") for entry in listing]
-    size = f", {sum(sizes):,} bytes" if all(map(_is_count, sizes)) else ""
+    size = f", {_amount(sum(sizes), 'byte')}" if all(map(_is_count, sizes)) else ""
     return f"{len(names):,} {'file' if len(names) == 1 else 'files'}{size}: {ends}"
+
+
+def _journal(journal: Json) -> Iterator[tuple[str, str]]:
+    """Say in one line what a live source keeps."""
+    if journal is None:
+        return
+    read = f"{journal['read']:,} read in all, shard {journal['next']} is next"
+    if journal["stored"]:
+        yield "journal", f"on disk, of id {journal['id']}; {read}"
+        return
+    items = [item for worker in journal["workers"] for item in worker["items"]]
+    size = sum(len(item[1] if isinstance(item, list) else json.dumps(item)) for item in items)
+    yield "journal", f"{_amount(len(items), 'item')}, {_amount(size, 'byte')} here, not yet past every stage; {read}"
+
+
+def _amount(count: int, unit: str) -> str:
+    return f"{count:,} {unit}{'s' * (count != 1)}"
 
 
 def _is_count(value: Json) -> bool:
@@ -98,18 +163,20 @@ def _is_count(value: Json) -> bool:
 
 def _shards(snapshot: Snapshot) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    parts = snapshot.parts or (snapshot,)
+    next_ones = {part.shards[part.next_worker] for part in parts if part.worker_states}
     table.add_column("shard", justify="right")
     table.add_column("items", justify="right")
     table.add_column("reads on from", overflow="fold")
     table.add_column("stages", overflow="fold")
     source = _source(snapshot)
     rows = zip(snapshot.shards, snapshot.produced, snapshot.worker_states, strict=True)
-    for worker, (shard, produced, tree) in enumerate(rows):
+    for shard, produced, tree in rows:
         position, rest = _split(tree, source)
-        mark = "next > " if worker == snapshot.next_worker else ""
+        mark = "next > " if shard in next_ones else ""
         table.add_row(f"{mark}{shard}", f"{produced:,}", _text(position), _text(rest))
     if not snapshot.worker_states:
-        return Text("no shard is this rank's\n")
+        return Text("\nno shard is this rank's\n")
     return table
 
 
@@ -123,7 +190,7 @@ def _split(tree: Tree, source: str | None) -> tuple[str, str]:
     if source not in tree:
         source = next(iter(tree), None)  # a state is written from the source on
     position = "the beginning" if source is None else _position(tree[source])
-    return position, "; ".join(_state(name, own) for name, own in tree.items() if name != source)
+    return position, "; ".join(_state(name, own) for name, own in tree.items() if name != source and _says(own))
 
 
 def _position(own: Json) -> str:
@@ -140,9 +207,17 @@ def _state(name: str, own: Json) -> str:
     return f"{name}: {f'{own:,}' if _is_count(own) else _words(own) or _short(own)}"
 
 
+def _says(own: Json) -> bool:
+    """Whether there is anything in a stage's state: no choices to repeat, say, are nothing."""
+    return not isinstance(own, dict) or any(value not in ([], {}) for value in own.values())
+
+
 def _words(own: Json) -> str | None:
-    """Return a flat object as words; None for anything else."""
-    if not isinstance(own, dict) or not own or any(isinstance(value, dict | list) for value in own.values()):
+    """Return a flat object as words, without what is empty in it; None for anything else."""
+    if not isinstance(own, dict):
+        return None
+    own = {key: value for key, value in own.items() if value not in ([], {})}
+    if not own or any(isinstance(value, dict | list) for value in own.values()):
         return None
     return ", ".join(
         str(value) if key in FILE_KEYS else f"{key} {f'{value:,}' if _is_count(value) else _short(value)}"

@@ -1,0 +1,230 @@
+"""A plan that runs in the calling thread, step by step: for pdb, for prints in order, for Ctrl-C.
+
+An event loop of its own runs whenever an item is asked for, and stands still between: user code is called from there,
+so that a debugger stops in it and sees who called. It is the stream that runs elsewhere, with three differences: no
+channel holds more than one item, calls follow one another in the order of the items, and functions for threads are
+called where everything is.
+
+Success: the last item, then the end; everything has been closed by then. Failure: every item before it, then the
+user's exception, for ever. Ctrl-C, `quit` in pdb: `KeyboardInterrupt` or `BdbQuit` comes out, and everything has been
+closed. Dropped: closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from streamline.errors import ClosedError
+from streamline.failing.failures import ErrorReport
+from streamline.meters.stats import Stats
+from streamline.opening import Opening
+from streamline.plan import Plan
+from streamline.session import Session
+from streamline.snapshot import Snapshot
+from streamline.stream import Stream
+from streamline.threads import ThreadPool
+from streamline.transforms.map import ConcurrentMap
+
+__all__ = ["DebugStream"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+OURS = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["streamline"], asyncio, anyio))
+"""Folders whose frames are not shown above a user's."""
+
+
+class DebugStream(Generic[T]):
+    """An iterator over a plan that runs in the calling thread. Made by `pipe.debug()`; begins at the first item."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._runner = _Runner[T](replace(opening, plan=_one_call_at_a_time(opening.plan)))
+        self._finalize = weakref.finalize(self, self._runner.close)
+        self._failure: BaseException | None = None
+        self._trace: TracebackType | None = None
+        self._ended = False
+
+    def close(self) -> None:
+        """End everything that this stream started, in this thread. Idempotent."""
+        self._finalize()
+        if self._failure is None and not self._ended:
+            self._failure = ClosedError("the stream is closed")
+
+    def snapshot(self) -> Snapshot:
+        """Return the state of the run: what resumes right after the last item received, here or by `open`."""
+        return self._runner.snapshot()
+
+    @property
+    def errors(self) -> ErrorReport:
+        """The items that were left out so far because of an error, up to the last item received."""
+        return self._runner.stream.errors
+
+    def stats(self) -> Stats:
+        """Return what was counted so far; as calls follow one another, nothing waits for another here as in `open`."""
+        return self._runner.stream.stats()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._failure is not None:
+            raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._runner.next()
+        except StopAsyncIteration:
+            self._ended = True
+        except _BusyError as busy:
+            raise RuntimeError(str(busy)) from None
+        except BaseException as failure:
+            self._failure, self._trace = failure, _from_user_code(failure.__traceback__)
+        self._finalize()
+        if self._failure is not None:
+            raise self._failure.with_traceback(self._trace)
+        raise StopIteration
+
+    def __enter__(self) -> DebugStream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Stepped(Stream[T]):
+    """A stream that lets nothing be made in place of an item before the next one is asked for."""
+
+    def _dealt_with(self) -> None:
+        """Nothing: the next pull says so."""
+
+
+class _BusyError(RuntimeError):
+    """Asked for an item by what it is just running."""
+
+
+class _Runner(Generic[T]):
+    """The event loop, and the stream in it. Doesn't know the iterator: when that is dropped, this is closed.
+
+    Attributes:
+      stream: in that loop.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._session = Session(most_ahead=1, threads=_CallingThread())
+        self.stream = _Stepped[T](opening, self._session)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def next(self) -> T:
+        """Run until there is an item.
+
+        Raises:
+          StopAsyncIteration: there is none any more.
+        """
+        return self._run(self.stream.__anext__)
+
+    def snapshot(self) -> Snapshot:
+        """Return the state; not started yet, that is where it begins."""
+        if self._closed or (self._loop is not None and self._loop.is_running()):
+            return self.stream.snapshot_now()
+        return self._run(self.stream.snapshot)
+
+    def close(self) -> None:
+        """Close the stream, end what user code may have left in the loop, and close that."""
+        loop = self._loop
+        if self._closed or loop is None:
+            self._closed = True
+            return
+        if loop.is_running():
+            raise _BusyError("a debug stream can't be closed by the pipeline that it is running")
+        self._closed = True
+        loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been told to whoever asked
+        try:
+            self._run(self.stream.aclose)
+        finally:
+            with _no_other_loop():
+                _end(loop)
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        if self._loop is None:
+            if self._closed:
+                raise ClosedError("the stream is closed")
+            self._loop = asyncio.SelectorEventLoop()
+        if self._loop.is_running():
+            raise _BusyError("a debug stream was asked for an item by the pipeline that it is running")
+        with _no_other_loop():
+            return self._loop.run_until_complete(work())
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left in a loop, wait for it, and close the loop."""
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+class _CallingThread(ThreadPool):
+    """Calls functions where it is asked to, instead of in threads."""
+
+    async def run(self, fn: Callable[[], R]) -> R:
+        return fn()
+
+
+@contextmanager
+def _no_other_loop() -> Iterator[None]:
+    """Let an event loop run inside another one's callback or task: a notebook's, or a main program's.
+
+    The other one, asyncio's or trio's, stands still meanwhile, as it does in any sync function. What says which loop
+    runs in this thread is put aside, as nest_asyncio does it.
+    """
+    outer = asyncio._get_running_loop()
+    task = None if outer is None else asyncio.current_task(outer)
+    library: Any = getattr(sys.modules.get("sniffio"), "thread_local", None)
+    name = getattr(library, "name", None)
+    if outer is not None and task is not None:
+        asyncio.tasks._leave_task(outer, task)
+    asyncio._set_running_loop(None)
+    if library is not None:
+        library.name = "asyncio"
+    try:
+        yield
+    finally:
+        if library is not None:
+            library.name = name
+        asyncio._set_running_loop(outer)
+        if outer is not None and task is not None:
+            asyncio.tasks._enter_task(outer, task)
+
+
+def _one_call_at_a_time(plan: Plan) -> Plan:
+    """Return the plan with every map's calls one after the other: the order of calls is the order of items."""
+
+    def alone(stage: Any) -> Any:
+        return replace(stage, concurrency=1) if isinstance(stage, ConcurrentMap) else stage
+
+    return replace(plan, worker=tuple(map(alone, plan.worker)), after=tuple(map(alone, plan.after)))
+
+
+def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame on that is not ours; all of it if there is none."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(OURS):
+        found = found.tb_next
+    return found or trace

@@ -1,0 +1,332 @@
+"""Leaving out items on which user code fails: decided in the stage, counted at consumption.
+
+A stage that skips an item adds one to its count, which its states carry from there on, and leaves what happened with
+the run's `Errors`. When the consumer asks for another list, the count in its state says which of these failures are
+consumed: those are written down, reported, and compared with `max_errors`. So a resume goes on with the count of its
+snapshot, and what is read again is counted again.
+
+What is called in the event loop and what in the consumer's thread share one queue per stage and shard, filled by one
+and emptied by the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from streamline.errors import DeadLetterError, PlanTypeError, StageError, StreamlineError, TooManyErrors
+from streamline.failing.failures import ErrorReport, Failure, Policy, trace_of
+from streamline.failing.letters import Letter, Letters
+from streamline.failing.replay import KEY, Adapter, Call
+from streamline.meters.figures import label
+from streamline.meters.meter import Meters
+from streamline.states import Reference, State, Tally, Tree
+
+__all__ = ["Errors", "Skips", "counting_in", "counts_in", "moved"]
+
+logger = logging.getLogger("streamline.skipping")  # as the docs call it
+
+LAST = 5
+"""Failures that a report shows."""
+
+Key = tuple[int, str]
+
+
+class Errors:
+    """The skipped items of one running.
+
+    Args:
+      policy: what may be skipped.
+      before: of the state that the run begins at: skipped items by (shard, stage).
+      letters: where they are written down.
+      size: items of the source in one that the merge takes: more than one where workers make batches.
+      meters: told of every item that is skipped; None: nobody is.
+
+    Attributes:
+      goes_on: items were skipped before the state that the run begins at.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        before: Mapping[Key, int] | None = None,
+        letters: Letters | None = None,
+        size: int = 1,
+        meters: Meters | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self._letters = letters
+        self._size = size
+        self._meters = meters
+        self._totals: dict[Key, int] = dict(before or {})
+        self._waiting: dict[Key, deque[_Left]] = {}
+        self._counting = False
+        self._happened = 0  # written by the event loop's thread only
+        self._counted = 0  # written by the consumer's only
+        self.goes_on = self._unjudged = bool(self._totals)
+        self._last: deque[Failure] = deque(maxlen=LAST)
+        self._failure: StreamlineError | None = None
+        self._reported = False
+
+    def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+        """Take note of an item that was skipped, before the state that counts it is handed on.
+
+        Args:
+          number: items that the stage has skipped so far in this shard, with this one.
+        """
+        letter = None
+        if self._letters is not None:
+            letter = {**self._letters.written(failure, epoch), "n": number}
+        waiting = self._waiting.setdefault(key, deque())
+        self._happened += failure.items - _forget(waiting, number)
+        waiting.append(_Left(number, failure, letter))
+        if self._meters is not None:
+            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += failure.items
+
+    def count(self, state: State) -> None:
+        """Count what was skipped up to `state`, which the consumer has reached, and write it down.
+
+        Raises:
+          DeadLetterError: it can't be written down.
+        """
+        if self._happened == self._counted and not self._unjudged:
+            return
+        self._count(state)
+
+    def judge(self, behind: Reference) -> None:
+        """Count, and fail the run if it was too much: then for ever.
+
+        Raises:
+          TooManyErrors: as `max_errors` says.
+          DeadLetterError: as `count`.
+        """
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)  # else it would grow with every raise
+        if self._happened == self._counted and not self._unjudged:
+            return
+        try:
+            tally = self._count(behind.get())
+            self._unjudged = False
+            if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
+                raise self._too_many()
+        except StreamlineError as failure:
+            self._failure = failure
+            raise
+
+    def _count(self, state: State) -> Tally:
+        tally = Tally()
+        state.tally(tally)
+        if self._counting:  # a signal's handler takes a snapshot in the middle of this: what it interrupts goes on
+            return tally
+        self._counting = True
+        try:
+            self._take(tally.skipped)
+        finally:
+            self._counting = False
+        return tally
+
+    def _take(self, totals: Mapping[Key, int]) -> None:
+        """Write down what is counted now, and only then take it away: an interrupt between loses nothing."""
+        counts = {key: self._counted_in(key, total) for key, total in totals.items()}
+        counted = [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
+        unwritten: DeadLetterError | None = None
+        if self._letters is not None and counted:
+            try:
+                self._letters.append(left.letter for left in counted if left.letter is not None)
+            except DeadLetterError as error:
+                unwritten = error
+        for key, count in counts.items():
+            for _ in range(count):
+                self._counted += self._waiting[key].popleft().failure.items
+        self._last.extend(left.failure for left in counted[-LAST:])
+        self._totals.update(totals)
+        if unwritten is not None:
+            raise unwritten
+
+    def _counted_in(self, key: Key, total: int) -> int:
+        """Return how many of those that wait `total` counts."""
+        count = 0
+        waiting = self._waiting.get(key, ())
+        while count < len(waiting) and waiting[count].number <= total:
+            count += 1
+        return count
+
+    def report(self) -> ErrorReport:
+        """Return what was counted so far."""
+        stages: dict[str, int] = {}
+        for (_, stage), count in self._totals.items():
+            stages[stage] = stages.get(stage, 0) + count
+        most_first = dict(sorted(stages.items(), key=lambda entry: -entry[1]))
+        path = None if self._letters is None else self._letters.path
+        return ErrorReport(
+            total=sum(stages.values()), stages=MappingProxyType(most_first), last=tuple(self._last), dead_letters=path
+        )
+
+    def close(self, state: State | None) -> None:
+        """The run is over: count for the last time, and say in the log what was skipped. Idempotent, never raises.
+
+        Args:
+          state: right after the last item that the consumer got; None: it is gone.
+        """
+        if self._reported or not self.policy.skips:
+            return
+        self._reported = True
+        try:
+            if state is not None:
+                self.count(state)
+        except DeadLetterError as error:
+            logger.error("%s", error)
+        report = self.report()
+        if report.total:
+            logger.warning("%s", report)
+
+    def _too_many(self) -> TooManyErrors:
+        limit = self.policy.max_errors
+        allowed = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}, a rate,"
+        last = self._last[-1] if self._last else None
+        error = TooManyErrors(
+            f"{self.report()}; max_errors={allowed} allows no more"
+            + (f". The last, in {label(last.stage, last.kind)}: {last.error!r}" if last else " (all before the resume)")
+            + ". Mend the cause (it resumes where it stands), or raise max_errors; None is no limit"
+        )
+        if last is not None:
+            last.error.add_note(last.traceback)
+            error.__cause__ = last.error
+        return error
+
+
+class _Left(NamedTuple):
+    """An item that was left out, and waits to be consumed; `number` is what its stage had skipped by then."""
+
+    number: int
+    failure: Failure
+    letter: Letter | None
+
+
+def _forget(waiting: deque[_Left], number: int) -> int:
+    """Drop what waits from `number` on, and return how many items that are.
+
+    A stage that is at `number` again has been opened anew, in another pass of a repeat: what an earlier one skipped
+    ahead of the last item that was taken of it is never consumed.
+    """
+    items = 0
+    while True:
+        try:
+            last = waiting[-1]
+        except IndexError:  # empty, or the consumer's thread has just taken the last one
+            return items
+        if last.number < number:
+            return items
+        items += waiting.pop().failure.items
+
+
+class Skips:
+    """What one stage's run in one shard leaves out.
+
+    Args:
+      name: the stage's.
+      kind: likewise.
+      count: of the state that it was opened at.
+
+    Attributes:
+      count: items that it has skipped so far.
+    """
+
+    __slots__ = ("_epoch", "_errors", "_kind", "count", "name", "shard")
+
+    def __init__(self, errors: Errors, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> None:
+        self._errors = errors
+        self._kind = kind
+        self._epoch = epoch
+        self.name = name
+        self.shard = shard
+        self.count = count
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may be skipped."""
+        return self._errors.policy.skips
+
+    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
+        """Return a failure that is to be left out, or what the stream is to fail with.
+
+        Args:
+          error: as it would reach the consumer. If its item is left out, its traceback becomes text: frames hold on to
+            items.
+          position: the state right after the item.
+          items: how many it counts as.
+        """
+        if not self.active or not isinstance(error, Exception) or isinstance(error.__cause__, GeneratorExit):
+            return error
+        call = vars(error).get(KEY)
+        failure = Failure(
+            stage=self.name,
+            kind=self._kind,
+            shard=self.shard,
+            position=position.where(),
+            item=call.fn.item(item) if isinstance(call, Call) and isinstance(call.fn, Adapter) else item,
+            error=error,
+            items=items,
+            trace=trace_of(error),
+        )
+        refusal = self._decided(failure)
+        if refusal is None:
+            error.__traceback__ = None
+            return failure
+        return refusal
+
+    def add(self, failure: Failure) -> None:
+        """Count a failure; states that are handed on from now on have to be behind it."""
+        self.count += failure.items
+        self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
+
+    def _decided(self, failure: Failure) -> BaseException | None:
+        """Ask the handler; return what the stream is to fail with, or None."""
+        on_error = self._errors.policy.on_error
+        if isinstance(on_error, str):
+            return None
+        try:
+            decision: object = on_error(failure)
+        except BaseException as error:
+            error.add_note(f"in the on_error handler, for a failure of {label(failure.stage, failure.kind)}")
+            if isinstance(error, Exception):
+                error.__cause__ = error.__cause__ or failure.error
+                return error if not isinstance(error, StopIteration | StopAsyncIteration) else _not_an_end(error)
+            return error
+        if decision == "skip":
+            return None
+        if decision == "raise":
+            return failure.error
+        refusal = PlanTypeError(f"the on_error handler returns 'skip' or 'raise', got {decision!r}")
+        refusal.__cause__ = failure.error
+        return refusal
+
+
+def _not_an_end(error: Exception) -> StageError:
+    wrapped = StageError(f"the on_error handler raised {type(error).__name__}, which Python would read as an end")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def counts_in(tree: Mapping[str, object]) -> dict[str, int]:
+    """Return the counts in a state as JSON, by stage; those of a merge's workers are in their own trees."""
+    found = tree.get("errors")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def counting_in(tree: Tree, counts: Mapping[str, int]) -> Tree:
+    """Return a state as JSON with more counts in it: of stages that it has none of."""
+    return {**tree, "errors": {**counts, **counts_in(tree)}} if counts else tree
+
+
+def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
+    """Return two states as JSON with the counts of stages of these names moved from the first to the second."""
+    counts = counts_in(tree)
+    going = {name: count for name, count in counts.items() if name in names}
+    if not going:
+        return tree, to
+    staying = {name: count for name, count in counts.items() if name not in names}
+    return counting_in({key: own for key, own in tree.items() if key != "errors"}, staying), counting_in(to, going)

@@ -1,0 +1,1 @@
+"""What trainers hold: a loader, iterated again and again, an epoch each time."""

@@ -1,0 +1,116 @@
+"""Which epoch comes next, and how far into it: a loader's accounting. Pure: each event returns the accounts behind it.
+
+A loader is *waiting* (no iteration, or one that has run to its end), *running* (an iteration gives items), or has been
+*left* (by `break` or an exception, with the rest of its epoch untouched). A state that is saved behind `break` resumes
+where the loop was left; the next `iter()` of the same loader goes on with the next epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+__all__ = ["Epochs", "Phase", "Place"]
+
+
+class Phase(Enum):
+    """What a loader is doing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Right behind item `step` of an epoch.
+
+    Attributes:
+      epoch: 0-based.
+      step: items taken in it.
+      fresh: nothing before matters: the pipeline begins anew here. Otherwise it goes on from where it stands.
+    """
+
+    epoch: int
+    step: int = 0
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The accounts of one loader.
+
+    Attributes:
+      place: waiting: where the next iteration begins; running: where this one began; left: where it was left.
+      steps: items in an epoch of a pipeline that goes on; None: an epoch is a pass over the pipeline.
+      fixed: every iteration is of the same epoch.
+      phase: what the loader is doing.
+      given: the epoch that `set_epoch` named for the next iteration while this one runs.
+      begun: an item has been taken.
+    """
+
+    place: Place
+    steps: int | None = None
+    fixed: bool = False
+    phase: Phase = Phase.WAITING
+    given: int | None = None
+    begun: bool = False
+
+    @property
+    def upcoming(self) -> Place:
+        """Where the next iteration begins."""
+        return self.place if self.phase is Phase.WAITING else self.behind
+
+    @property
+    def behind(self) -> Place:
+        """Where the epoch begins that follows the present one."""
+        natural = self._natural
+        return natural if self.given in (None, natural.epoch) else Place(self.given or 0)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether what follows the present epoch is another than the next."""
+        return self.behind.epoch != self._natural.epoch
+
+    @property
+    def _natural(self) -> Place:
+        if self.fixed:
+            return Place(self.place.epoch)
+        return Place(self.place.epoch + 1, fresh=self.steps is None)
+
+    def full(self, taken: int) -> bool:
+        """Whether this iteration, which has given `taken` items, has given all of its steps."""
+        return self.steps is not None and self.place.step + taken >= self.steps
+
+    def at(self, taken: int) -> Place:
+        """Return where a running iteration stands that has given `taken` items."""
+        if self.full(taken):
+            return self.behind
+        return replace(self.place, step=self.place.step + taken, fresh=False) if taken else self.place
+
+    def begin(self) -> Epochs:
+        """Begin the next iteration."""
+        return replace(self, place=self.upcoming, phase=Phase.RUNNING, given=None)
+
+    def end(self) -> Epochs:
+        """The epoch is over."""
+        return replace(self, place=self.behind, phase=Phase.WAITING, given=None)
+
+    def leave(self, taken: int) -> Epochs:
+        """The iteration was left behind `taken` items; one that gave none has not begun its epoch."""
+        if self.full(taken):
+            return replace(self, begun=True).end()
+        if taken:
+            return replace(self, place=self.at(taken), phase=Phase.LEFT, begun=True)
+        waiting = replace(self, phase=Phase.WAITING, given=None)
+        return waiting if self.given is None else waiting.set_epoch(self.given)
+
+    def set_epoch(self, epoch: int) -> Epochs:
+        """Let the next iteration be of `epoch`. If it would be anyway, its place in there stays."""
+        if self.fixed:
+            return self
+        if self.phase is Phase.RUNNING:
+            return replace(self, given=epoch)
+        upcoming = self.upcoming
+        place = upcoming if epoch == upcoming.epoch else Place(epoch)
+        return replace(self, place=place, phase=Phase.WAITING, given=None)

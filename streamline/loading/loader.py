@@ -1,0 +1,378 @@
+"""What a trainer holds: a pipeline that can be iterated again and again, one epoch each time.
+
+Success: an iteration ends, and the next `iter()` is the next epoch. Failure, `break`, Ctrl-C: the iteration was left,
+its stream is closed, the state is behind the last item that it gave; the next `iter()` is the next epoch. An iteration
+that was left before its first item has not begun: the next `iter()` is the same. Snapshot: at any time.
+
+Which epoch comes next is decided in `streamline.loading.epochs`; here it is done.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
+
+from streamline.errors import ClosedError, PlanError, PlanTypeError
+from streamline.failing.failures import ErrorReport
+from streamline.loading.epochs import Epochs, Phase, Place
+from streamline.loading.length import num_items
+from streamline.loading.loader_state import Inside, LoaderState
+from streamline.loading.passes import Iteration, Now, OpenAt, Run
+from streamline.meters.stats import Stats
+from streamline.options import check_int
+from streamline.snapshot import Snapshot
+
+__all__ = ["Loader"]
+
+T = TypeVar("T")
+
+
+class Loader(Generic[T]):
+    """Iterates a pipeline, one epoch each time; made by `pipe.loader()`.
+
+    for epoch in range(loader.epoch, 3):
+        for batch in loader:
+            ...
+
+    A loader has one iteration at a time: `iter()` ends an older one. It is used from one thread.
+    """
+
+    def __init__(
+        self,
+        open_at: OpenAt[T],
+        *,
+        epoch: int | None,
+        steps_per_epoch: int | None,
+        fixed_epoch: bool,
+        resume: Snapshot | None,
+    ) -> None:
+        _check(epoch, steps_per_epoch, fixed_epoch, resume)
+        self._open_at = open_at
+        self._opening = open_at(resume=resume, epoch=None if resume is not None and steps_per_epoch else epoch).opening
+        self._loaded = resume
+        self._unknown = resume is not None and steps_per_epoch is None
+        self._closed = False
+        self._token: object = None
+        first = epoch or 0 if steps_per_epoch else self._opening.epoch
+        self._now = Now[T](Epochs(Place(first, fresh=resume is None), steps_per_epoch, fixed_epoch), None)
+
+    # Epochs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that is going on; while there is none, of the one that the next `iter()` begins.
+
+        Behind a resume it may wait for the next item, to see whether there is another in its epoch.
+        """
+        return self._present.epoch
+
+    @property
+    def step(self) -> int:
+        """How many items of `epoch` have been taken."""
+        return self._present.step
+
+    @property
+    def _present(self) -> Place:
+        self._settle()
+        epochs, run = self._now
+        if epochs.phase is not Phase.RUNNING or run is None:
+            return epochs.upcoming
+        return replace(epochs.place, step=epochs.place.step + run.taken)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` be of this epoch: for trainers that say so before each.
+
+        If it would be anyway, nothing changes: a place that was loaded stays. Otherwise the epoch begins at its
+        beginning, and with `steps_per_epoch` the pipeline begins anew, too. Without effect with `fixed_epoch=True`.
+
+        Raises:
+          PlanError: it is less than 0, or no integer.
+        """
+        check_int("set_epoch(epoch)", epoch, 0)
+        self._settle()
+        epochs, run = self._now
+        after = epochs.set_epoch(epoch)
+        thrown = after.phase is Phase.WAITING and after.place != epochs.upcoming
+        if thrown:
+            self._drop(after)
+        else:
+            self._now = Now(after, run)
+
+    def __len__(self) -> int:
+        """Return the items in an epoch, on this rank.
+
+        Raises:
+          TypeError: nobody knows before they have been read, or there is no end.
+        """
+        steps = self._now.epochs.steps
+        if steps is not None:
+            return steps
+        opening = self._opening
+        items = num_items(opening.plan, opening.rank.rank, opening.rank.world_size)
+        if items is None:
+            raise TypeError(
+                "how many items an epoch of this pipeline has isn't known before they have been read: "
+                "loader(steps_per_epoch=n) has n"
+            )
+        if items == float("inf"):
+            raise TypeError("this pipeline has no end: give the loader steps_per_epoch=")
+        return int(items)
+
+    def __bool__(self) -> bool:
+        return True  # else Python would ask for the length
+
+    def stats(self) -> Stats | None:
+        """Return what was counted in the present iteration, or in the last one; None: there has been none.
+
+        With `steps_per_epoch`: since the pipeline was opened, which may be epochs ago.
+        """
+        run = self._now.run
+        return None if run is None else run.stream.stats()
+
+    @property
+    def errors(self) -> ErrorReport:
+        """The items that were left out because of an error, of the same stretch as `stats`, and before a resume."""
+        run = self._now.run
+        return ErrorReport() if run is None else run.stream.errors
+
+    # Iterating ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T]:
+        """Begin the next epoch, or go on in the one that was loaded; an older iteration ends.
+
+        Raises:
+          ClosedError: the loader is closed.
+          What `Pipeline.open` raises; nothing has changed then, but that an older iteration was left.
+        """
+        if self._closed:
+            raise ClosedError("the loader is closed: make another with pipe.loader()")
+        self._leave()
+        self._settle()
+        run = self._entered()
+        token = self._token = object()
+        take = run.stream.__next__ if self._now.epochs.steps is None else partial(self._take_step, token)
+        iteration = Iteration(take, partial(self._over, token), partial(self._insist_on, token))
+        weakref.finalize(iteration, self._dropped, token).atexit = False
+        self._now = Now(self._now.epochs.begin(), run)
+        return iteration
+
+    def close(self) -> None:
+        """End everything that this loader started, and wait until it has ended. Idempotent. The state stays."""
+        self._closed = True
+        self._leave()
+        epochs, run = self._now
+        if run is not None:
+            self._now = Now(epochs, run.stopped())
+
+    def __enter__(self) -> Loader[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_step(self, token: object) -> T:
+        """Return the next item of an epoch of steps."""
+        self._insist_on(token)
+        epochs, run = self._now
+        while run is not None and not epochs.full(run.taken):
+            try:
+                return next(run.stream)
+            except StopIteration:
+                run = self._next_pass(run)
+        raise StopIteration
+
+    def _insist_on(self, token: object) -> None:
+        """Refuse an iteration that isn't the present one."""
+        if token is not self._token:
+            raise ClosedError("this iteration was left: the loader was closed, or another iter() of it has begun")
+
+    def _next_pass(self, run: Run[T]) -> Run[T]:
+        """Begin the pipeline anew, in the same epoch of the loader."""
+        if run.begin is None and not run.stream.count:
+            raise PlanError(
+                f"the pipeline gave no item in epoch {run.epoch}, so steps_per_epoch={self._now.epochs.steps} can't be "
+                "reached"
+            )
+        following = replace(self._opened(None, run.epoch + 1), offset=run.taken)
+        self._now = Now(self._now.epochs, following)
+        return following
+
+    def _over(self, token: object) -> None:
+        """The iteration with this token has given all of its items."""
+        self._insist_on(token)
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing follows in the present epoch."""
+        epochs, run = self._now
+        self._token = None
+        self._unknown = False
+        after = replace(epochs, begun=True).end()
+        if epochs.jumps:
+            self._drop(after)
+        elif after.place.fresh and run is not None:
+            self._now = Now(after, run.stopped())
+        else:
+            self._now = Now(after, run)
+
+    def _leave(self) -> None:
+        """End the present iteration, if there is one, where it stands."""
+        epochs, run = self._now
+        self._token = None
+        if epochs.phase is not Phase.RUNNING or run is None:
+            return
+        stopped = run.stopped()
+        if run.taken:
+            self._unknown = False
+        over = epochs.steps is None and run.taken and run.stream.peek() is False  # closed: it doesn't wait
+        self._now = Now(replace(epochs, begun=True).end() if over else epochs.leave(run.taken), stopped)
+
+    def _dropped(self, token: object) -> None:
+        """Nobody holds the iteration with this token any more."""
+        if token is self._token:
+            self._leave()
+
+    # Streams --------------------------------------------------------------------------------------------------------
+
+    def _entered(self) -> Run[T]:
+        """Return the stream of the next iteration, at its place."""
+        epochs, run = self._now
+        place = epochs.upcoming
+        if not place.fresh and run is not None and run.alive:
+            return replace(run, offset=-run.stream.count)
+        if run is not None:
+            run.stream.close()
+        return self._opened(None if place.fresh else self._position, place.epoch)
+
+    def _opened(self, begin: Snapshot | None, epoch: int) -> Run[T]:
+        """Open the pipeline at a snapshot, or at the beginning of one of its epochs."""
+        opened = self._open_at(resume=begin, epoch=epoch if begin is None else None)
+        return Run(opened.sync_stream(), begin, opened.opening.epoch)
+
+    def _drop(self, after: Epochs) -> None:
+        """Forget where the pipeline stands: it begins anew."""
+        _, run = self._now
+        if run is not None:
+            run.stream.close()
+        self._loaded, self._unknown = None, False
+        self._now = Now(after, None)
+
+    def _settle(self) -> None:
+        """Find out whether the place that was loaded is at its epoch's end: then the next epoch is the one to resume.
+
+        It may wait for an item, which is kept.
+        """
+        if self._token is None:
+            self._leave()  # Ctrl-C may have come in the middle of that
+        epochs, run = self._now
+        if not self._unknown or epochs.phase is not Phase.WAITING or self._closed:
+            return
+        if run is None or not run.alive:
+            run = self._entered()
+            self._now = Now(epochs, run)
+        more = run.stream.peek()
+        if more is False:
+            self._end()
+            self._now = Now(replace(self._now.epochs, begun=epochs.begun), self._now.run)
+        elif more:
+            self._unknown = False
+
+    @property
+    def _position(self) -> Snapshot | None:
+        """Where the pipeline stands; None if it has never run."""
+        run = self._now.run
+        return self._loaded if run is None else run.snapshot
+
+    # States ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, as a dict of strings and integers: what resumes right after the last item.
+
+        Behind an epoch's last item that is the next epoch's beginning. To know that it was the last, this may wait for
+        the next item, or the end: nothing is lost by that, the loop gets the item. Behind `break` or an exception, it
+        is where the loop was left.
+
+        Raises:
+          SnapshotError: a stage's state holds what JSON would lose or change.
+        """
+        place, at = self._standing()
+        position = self._position
+        return LoaderState(
+            epoch=place.epoch,
+            step=place.step,
+            at=at,
+            steps_per_epoch=self._now.epochs.steps or 0,
+            snapshot="" if position is None else position.to_json(),
+        ).to_dict()
+
+    def _standing(self) -> tuple[Place, Inside]:
+        """Return where the next item comes from, and whether it is known that there is one."""
+        epochs, run = self._now
+        place, known = epochs.place, not self._unknown
+        if epochs.phase is Phase.RUNNING and run is not None:
+            place = epochs.at(run.taken)
+        if place.fresh:
+            return place, "begin"
+        if epochs.steps is not None:
+            return place, "inside"
+        if epochs.phase is not Phase.WAITING and run is not None:
+            more = run.stream.peek()
+            if more is False:
+                return epochs.behind, "begin"
+            known = more is not None
+        return place, "inside" if known else "unknown"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where a loader stood when it returned this from `state_dict`; the next `iter()` goes on there.
+
+        Raises:
+          RuntimeError: this loader has given items already: load into a new one.
+          SnapshotError: it isn't what `state_dict` returns.
+          ResumeError: it is of another plan, of other data, of another rank or of another `steps_per_epoch`.
+        """
+        epochs, _ = self._now
+        if epochs.begun or epochs.phase is not Phase.WAITING:
+            raise RuntimeError("iteration has begun: load the state into a new loader, before its first iter()")
+        state = LoaderState.from_dict(state_dict)
+        state.insist_on(epochs.steps)
+        snapshot = state.parsed()
+        self._open_at(resume=snapshot, epoch=None if snapshot is not None else state.epoch)  # refuses what doesn't fit
+        self._drop(replace(epochs, place=Place(state.epoch, state.step, fresh=state.at == "begin")))
+        self._loaded, self._unknown = snapshot, state.at == "unknown"
+
+    def snapshot(self) -> Snapshot:
+        """Return where the pipeline stands, right after the last item, for `save`. Doesn't wait for an item.
+
+        It knows nothing of `steps_per_epoch`: with that, save `state_dict()`. Behind an epoch's last item it is of that
+        epoch; a loader that is resumed from it goes on with the next.
+        """
+        position = self._position
+        if position is not None:
+            return position
+        with self._open_at(resume=None, epoch=self._now.epochs.upcoming.epoch) as stream:
+            return stream.snapshot()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loader holds a thread and can't be pickled or copied: take the pipeline, and state_dict()")
+
+    def __repr__(self) -> str:
+        epochs, run = self._now
+        taken = run.taken if run is not None and epochs.phase is Phase.RUNNING else 0
+        phase = "closed" if self._closed else epochs.phase.value
+        return f"<Loader: epoch {epochs.place.epoch}, step {epochs.place.step + taken}, {phase}>"
+
+
+def _check(epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object) -> None:
+    if epoch is not None:
+        check_int(".loader(epoch=)", epoch, 0)
+    if steps_per_epoch is not None:
+        check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
+    if not isinstance(fixed_epoch, bool):
+        raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
+    if resume is not None and not isinstance(resume, Snapshot):
+        raise PlanTypeError(
+            f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"
+        )

@@ -1,0 +1,116 @@
+"""What a loader's `state_dict` holds: strings and integers only, so that whatever saves checkpoints saves it whole.
+
+The snapshot is one string in it: frameworks that flatten nested dicts by key, and want the same keys at a load, see one
+value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from streamline.errors import ResumeError, SnapshotError
+from streamline.snapshot import Snapshot
+
+__all__ = ["Inside", "LoaderState"]
+
+Inside = Literal["begin", "inside", "unknown"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """Where a loader stands.
+
+    Attributes:
+      epoch: 0-based, the one that the next item is of.
+      step: items taken in it.
+      at: "begin": the pipeline begins anew with this epoch; "inside": it goes on, and another item follows; "unknown":
+        it goes on, and nobody has looked whether another item follows.
+      steps_per_epoch: as the loader had it; 0 for none.
+      snapshot: `Snapshot.to_json()` of where the pipeline stands; "" if it has never run. At "begin" it is from before,
+        and says which plan and data this is about.
+      version: of this format.
+    """
+
+    epoch: Count
+    step: Count
+    at: Inside
+    steps_per_epoch: Count
+    snapshot: str
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of strings and integers."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: object) -> LoaderState:
+        """Return the state that `to_dict` wrote.
+
+        Raises:
+          SnapshotError: it is anything else; the message says which entry.
+        """
+        if not isinstance(found, dict):
+            raise SnapshotError(f"a loader's state is the dict of state_dict(), got {type(found).__name__}")
+        version = found.get("version")
+        if type(version) is int and version > VERSION:
+            raise SnapshotError(
+                f"the loader's state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
+            )
+        names = set(cls.__dataclass_fields__)
+        if found.keys() != names:
+            missing, unknown = sorted(names - found.keys()), sorted(map(str, found.keys() - names))
+            raise SnapshotError(f"not a loader's state: missing entries {missing}, unknown ones {unknown}")
+        try:
+            state = msgspec.convert(found, cls)
+        except msgspec.ValidationError as error:
+            raise SnapshotError(f"not a loader's state: {error}") from None
+        state._check()
+        return state
+
+    def _check(self) -> None:
+        """Refuse entries that contradict each other."""
+        if self.version != VERSION:
+            raise SnapshotError(f"not a loader's state: its version is {self.version}, expected {VERSION}")
+        if self.at != "begin" and not self.snapshot:
+            raise SnapshotError(f'not a loader\'s state: it is "{self.at}" an epoch, and has no snapshot')
+        if self.at == "begin" and self.step:
+            raise SnapshotError(f"not a loader's state: it begins an epoch, and stands behind {self.step} of its items")
+        if self.steps_per_epoch and self.step >= self.steps_per_epoch:
+            raise SnapshotError(f"not a loader's state: step {self.step} of {self.steps_per_epoch}")
+        snapshot = self.parsed()
+        if snapshot is not None and self.at != "begin" and not self.steps_per_epoch and snapshot.epoch != self.epoch:
+            raise SnapshotError(
+                f"not a loader's state: it is of epoch {self.epoch}, its snapshot of epoch {snapshot.epoch}"
+            )
+
+    def parsed(self) -> Snapshot | None:
+        """Return the snapshot.
+
+        Raises:
+          SnapshotError: it is none.
+        """
+        if not self.snapshot:
+            return None
+        try:
+            return Snapshot.from_json(self.snapshot)
+        except SnapshotError as error:
+            raise SnapshotError(f"the snapshot in the loader's state: {error}") from None
+
+    def insist_on(self, steps_per_epoch: int | None) -> None:
+        """Insist that a loader with this `steps_per_epoch` counts as the one did that the state is of.
+
+        Raises:
+          ResumeError: it doesn't.
+        """
+        ours, theirs = steps_per_epoch, self.steps_per_epoch or None
+        if ours != theirs:
+            raise ResumeError(
+                f"the state is of a loader with steps_per_epoch={theirs}, this one has steps_per_epoch={ours}, and its "
+                "epochs are others: make the loader as it was"
+            )

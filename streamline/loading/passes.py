@@ -1,0 +1,92 @@
+"""What a loader iterates: the stream that items come from, and the iteration that hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from streamline.errors import ClosedError
+from streamline.loading.epochs import Epochs
+from streamline.opened import Opened
+from streamline.snapshot import Snapshot
+from streamline.sync import SyncStream
+
+__all__ = ["Iteration", "Now", "OpenAt", "Run"]
+
+T = TypeVar("T")
+
+
+class OpenAt(Protocol[T]):
+    """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Runnable.open` with its other options."""
+
+    def __call__(self, *, resume: Snapshot | None, epoch: int | None) -> Opened[T]: ...
+
+
+@dataclass(frozen=True)
+class Run(Generic[T]):
+    """The stream that items come from, or came from.
+
+    Attributes:
+      begin: what it was opened at; None: at the beginning of `epoch`.
+      epoch: the pipeline's; with `steps_per_epoch` it isn't the loader's.
+      offset: less the items that it had given when the present iteration began, plus those of that from before it.
+      alive: it can still be asked for items.
+    """
+
+    stream: SyncStream[T]
+    begin: Snapshot | None
+    epoch: int
+    offset: int = 0
+    alive: bool = True
+
+    @property
+    def taken(self) -> int:
+        """Items that the present iteration has given."""
+        return self.offset + self.stream.count
+
+    def stopped(self) -> Run[T]:
+        """Close the stream; the snapshot stays."""
+        self.stream.close()
+        return replace(self, alive=False)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where it stands."""
+        return self.stream.snapshot() if self.begin is None or self.stream.count else self.begin
+
+
+class Now(NamedTuple, Generic[T]):
+    """Accounts and stream change together: Ctrl-C may come between any two lines."""
+
+    epochs: Epochs
+    run: Run[T] | None
+
+
+class Iteration(Iterator[T]):
+    """One epoch of a loader, or what is left of it.
+
+    Args:
+      take: returns the next item; StopIteration at the epoch's end, ClosedError where another iteration has begun.
+      over: told of the end.
+      insist: raises a ClosedError if this isn't the loader's present iteration.
+    """
+
+    def __init__(self, take: Callable[[], T], over: Callable[[], None], insist: Callable[[], None]) -> None:
+        self._take = take
+        self._over = over
+        self._insist = insist
+        self._ended = False
+
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._take()
+        except StopIteration:
+            self._ended = True
+            self._over()
+            raise
+        except ClosedError:
+            self._insist()
+            raise

@@ -1,0 +1,170 @@
+"""What was counted, at one moment: frozen, with units, for people and for the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+__all__ = ["ChannelStats", "Executor", "Figures", "StageStats", "WorkerStats", "between", "label"]
+
+Executor: TypeAlias = Literal["inline", "task", "thread"]
+"""Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
+
+
+def label(name: str, kind: str) -> str:
+    """Return a stage as it is printed: "map(decode)"; where its name says no more than its kind, "read_jsonl"."""
+    if kind == "numbering":  # what makes the generators of .map(seed=)
+        return f"rng({name.removesuffix('.rng')})"
+    return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStats:
+    """A stage in one worker; seconds as in `StageStats`.
+
+    Attributes:
+      shard: the worker's; behind the merge, the rank.
+    """
+
+    shard: int
+    items: int = 0
+    busy_s: float = 0.0
+    wait_input_s: float = 0.0
+    wait_output_s: float = 0.0
+
+    def since(self, earlier: WorkerStats) -> WorkerStats:
+        """Return what was added since `earlier`."""
+        return WorkerStats(
+            shard=self.shard,
+            items=self.items - earlier.items,
+            busy_s=max(0.0, self.busy_s - earlier.busy_s),
+            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
+            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStats:
+    """One stage, all its workers together, since the stream was opened.
+
+    Attributes:
+      name: the stage's, unique in the pipeline.
+      kind: "map", "read_jsonl", "merge".
+      workers: how many of it run on this rank: its figures in seconds are of all of them together.
+      concurrency: calls that one of them may have at work at once.
+      items: that came out of it.
+      bytes: of those, estimated from samples; `streamline.sizes.nbytes` says what is counted.
+      busy_s: at its own work: in the user's function, in reading. Summed over workers and calls, so it may exceed the
+        time that has passed; an awaited call counts from its start to its result.
+      wait_input_s: waiting for an item from before it; of a concurrent stage, summed over the calls that it might make.
+      wait_output_s: waiting for room behind it; likewise.
+      errors: items that it skipped.
+      held_s: the part of `busy_s` in which the event loop stood still: sync functions that are called inline.
+      executor: where it does its work.
+      ordered: whether items leave in the order of their inputs; of a merge, whether it is a strict one.
+      per_worker: the same of each worker, by shard.
+    """
+
+    name: str
+    kind: str
+    workers: int = 1
+    concurrency: int = 1
+    items: int = 0
+    bytes: int = 0
+    busy_s: float = 0.0
+    wait_input_s: float = 0.0
+    wait_output_s: float = 0.0
+    errors: int = 0
+    held_s: float = 0.0
+    executor: Executor = "inline"
+    ordered: bool = True
+    per_worker: tuple[WorkerStats, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Calls that all workers together may have at work at once."""
+        return self.workers * self.concurrency
+
+    def __str__(self) -> str:
+        return label(self.name, self.kind)
+
+    def since(self, earlier: StageStats) -> StageStats:
+        """Return what was added since `earlier`."""
+        before = {worker.shard: worker for worker in earlier.per_worker}
+        return StageStats(
+            name=self.name,
+            kind=self.kind,
+            workers=self.workers,
+            concurrency=self.concurrency,
+            items=self.items - earlier.items,
+            bytes=self.bytes - earlier.bytes,
+            busy_s=max(0.0, self.busy_s - earlier.busy_s),
+            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
+            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
+            errors=self.errors - earlier.errors,
+            held_s=max(0.0, self.held_s - earlier.held_s),
+            executor=self.executor,
+            ordered=self.ordered,
+            per_worker=tuple(
+                worker.since(before.get(worker.shard, WorkerStats(shard=worker.shard))) for worker in self.per_worker
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelStats:
+    """One kind of channel, over all workers.
+
+    Attributes:
+      name: of the stage that fills it.
+      items: that went through.
+      depth: items in them now; behind a concurrent map, its inputs at work count too.
+      peak: the most that were in one of them at once.
+      capacity: of one of them.
+      channels: how many there are: one a worker, or one.
+    """
+
+    name: str
+    items: int = 0
+    depth: int = 0
+    peak: int = 0
+    capacity: int = 0
+    channels: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A stream at one moment, or between two.
+
+    Attributes:
+      elapsed_s: since it was opened; it stops at the end, or when the stream is closed.
+      items: that the consumer got.
+      consumer_wait_s: that it waited for them.
+      stages: in the plan's order, the source first, the merge where it stands.
+      channels: likewise.
+      consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
+        the first item of a list until it first awaits something.
+    """
+
+    elapsed_s: float
+    items: int
+    consumer_wait_s: float
+    stages: tuple[StageStats, ...] = ()
+    channels: tuple[ChannelStats, ...] = ()
+    consumer_held_s: float = 0.0
+
+
+def between(earlier: Figures, later: Figures) -> Figures:
+    """Return what was added from one moment to another of the same stream; depths and peaks are those of the later."""
+    passed = {channel.name: channel.items for channel in earlier.channels}
+    before = {stage.name: stage for stage in earlier.stages}
+    return Figures(
+        elapsed_s=max(0.0, later.elapsed_s - earlier.elapsed_s),
+        items=later.items - earlier.items,
+        consumer_wait_s=max(0.0, later.consumer_wait_s - earlier.consumer_wait_s),
+        stages=tuple(
+            stage.since(before.get(stage.name, StageStats(name=stage.name, kind=stage.kind))) for stage in later.stages
+        ),
+        channels=tuple(replace(each, items=each.items - passed.get(each.name, 0)) for each in later.channels),
+        consumer_held_s=max(0.0, later.consumer_held_s - earlier.consumer_held_s),
+    )

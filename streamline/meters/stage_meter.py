@@ -1,0 +1,253 @@
+"""What is counted of one stage in one worker while it runs.
+
+Each counter has one writer, the event loop's thread. They may be read in any thread: what is read is right but for the
+list that is being counted. Times are those of `time.perf_counter`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from time import perf_counter
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from streamline.meters.figures import Executor, WorkerStats, label
+from streamline.sizes import nbytes
+
+__all__ = ["HOLD_S", "Doing", "Holding", "LoopMeter", "Observer", "StageMeter", "TimedCall", "Working"]
+
+R = TypeVar("R")
+
+Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
+
+Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
+"""Called with what a meter was told: meter, what was done, began, ended."""
+
+HOLD_S = 0.1
+"""A sync function that holds a consumer's own event loop for so long is worth a hint."""
+
+SAMPLE_LISTS = 64
+"""Lists between two looks at the size of an item; at first, after 1, 2, 4, 8 ... lists."""
+
+
+class LoopMeter:
+    """The event loop in which all inline functions run.
+
+    Attributes:
+      held_s: how long they held it, all together.
+    """
+
+    __slots__ = ("held_s",)
+
+    def __init__(self) -> None:
+        self.held_s = 0.0
+
+
+class StageMeter:
+    """One stage in one worker.
+
+    Attributes:
+      shard: the worker's; behind the merge, the rank.
+      worked_s: that it was at its own work while others could run: it waited for a call, or was in a thread.
+      held_s: that it was at its own work while the event loop stood still.
+      begun: when the stretch of work that holds the loop now began; None: none does.
+      loop: in which its inline functions run, with those of the others.
+      slots: when each awaited or threaded call that is at work now began; 0.0: none.
+      observer: told of every stretch of work and of waiting; a trace, say. None: nobody listens, the usual case.
+      on_hold: told how long a stretch of at least `HOLD_S` held the event loop; None: nobody minds.
+    """
+
+    __slots__ = (
+        "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits", "begun",
+        "concurrency", "errors", "executor", "held_s", "items", "kind", "loop", "name", "observer", "on_hold",
+        "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
+    )  # fmt: skip
+
+    def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
+        self.name = name
+        self.kind = kind
+        self.shard = shard
+        self.concurrency = concurrency
+        self.executor: Executor = "inline"
+        self.ordered = True
+        self.items = 0
+        self.worked_s = 0.0
+        self.held_s = 0.0
+        self.wait_input_s = 0.0
+        self.wait_output_s = 0.0
+        self.errors = 0
+        self.slots: list[float] = []
+        self.loop = LoopMeter()
+        self.observer: Observer | None = None
+        self.on_hold: Callable[[StageMeter, float], None] | None = None
+        self.begun: float | None = None
+        self._waits: dict[int, tuple[Doing, float]] = {}
+        self._lists = 0
+        self._sample_at = 1
+        self._samples: list[int] = []
+        self._item_bytes = 0.0
+        self._sampled_bytes = 0
+        self._sampled_items = 0
+
+    def __str__(self) -> str:
+        return label(self.name, self.kind)
+
+    @property
+    def since(self) -> float | None:
+        """When the work that is going on now began, the oldest call's; None: it is at rest, or waits."""
+        if self.begun is not None:
+            return self.begun
+        return min(filter(None, list(self.slots)), default=None)
+
+    @since.setter
+    def since(self, began: float | None) -> None:
+        self.begun = began
+
+    @property
+    def busy_s(self) -> float:
+        """How long it was at its own work, all calls together."""
+        return self.worked_s + self.held_s
+
+    def worked(self, began: float, ended: float) -> None:
+        """Count a stretch of the stage's own work: in the user's function, in reading."""
+        self.worked_s += ended - began
+        if self.observer is not None:
+            self.observer(self, "work", began, ended)
+
+    def held(self, began: float, ended: float) -> None:
+        """Count a stretch of the stage's own work in which the event loop stood still."""
+        self.begun = None
+        spent = ended - began
+        self.held_s += spent
+        self.loop.held_s += spent
+        if self.observer is not None or spent >= HOLD_S:
+            self._tell_held(began, ended)
+
+    def _tell_held(self, began: float, ended: float) -> None:
+        if self.observer is not None:
+            self.observer(self, "work", began, ended)
+        if ended - began >= HOLD_S and self.on_hold is not None:
+            self.on_hold(self, ended - began)
+
+    def waited(self, doing: Doing, began: float, ended: float) -> None:
+        """Count a wait: for an item from before the stage ("wait_input"), or for room behind it ("wait_output")."""
+        if doing == "wait_input":
+            self.wait_input_s += ended - began
+        else:
+            self.wait_output_s += ended - began
+        if self.observer is not None:
+            self.observer(self, doing, began, ended)
+
+    def wait_begins(self, doing: Doing, slot: int = 0) -> None:
+        """Take note of a wait, so that it is seen while it lasts; of several at once, each has a slot."""
+        self._waits[slot] = doing, perf_counter()
+
+    def wait_ends(self, slot: int = 0) -> None:
+        """Count the wait that has begun in a slot."""
+        doing, began = self._waits.pop(slot)
+        self.waited(doing, began, perf_counter())
+
+    def count(self, items: Sequence[Any]) -> None:
+        """Count a list that came out of the stage; now and then, look at how large an item is."""
+        self.items += len(items)
+        self._lists += 1
+        if self._lists >= self._sample_at and items:
+            self._sample(items[0])
+
+    @property
+    def bytes(self) -> int:
+        """Of the items, estimated from the sizes of a few."""
+        return int(self._sampled_bytes + (self.items - self._sampled_items) * self._item_bytes)
+
+    def _sample(self, item: Any) -> None:
+        if not self._samples:
+            self._item_bytes = _size(item)
+        self._sampled_bytes, self._sampled_items = self.bytes, self.items
+        self._sample_at += min(self._lists, SAMPLE_LISTS)
+        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
+        self._item_bytes = fmean(self._samples)
+
+    def held_until(self, now: float) -> float:
+        """Return how long the stage held the event loop up to `now`, with what is going on."""
+        begun = self.begun
+        return self.held_s + (0.0 if begun is None else max(0.0, now - begun))
+
+    def figures(self, now: float) -> WorkerStats:
+        """Return what was counted up to `now`, with what is going on."""
+        waits = list(self._waits.values())
+        calls = [max(0.0, now - began) for began in list(self.slots) if began]
+        begun = self.begun
+        return WorkerStats(
+            shard=self.shard,
+            items=self.items,
+            busy_s=self.busy_s + sum(calls) + (0.0 if begun is None else max(0.0, now - begun)),
+            wait_input_s=self.wait_input_s + sum(now - began for doing, began in waits if doing == "wait_input"),
+            wait_output_s=self.wait_output_s + sum(now - began for doing, began in waits if doing == "wait_output"),
+        )
+
+
+class Holding:
+    """`with Holding(meter):` counts a stretch of work in which the event loop stands still."""
+
+    __slots__ = ("_began", "_meter")
+
+    def __init__(self, meter: StageMeter | None) -> None:
+        self._meter = meter
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._meter is not None:
+            self._meter.begun = self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        meter = self._meter
+        if meter is not None:
+            meter.held(self._began, perf_counter())
+
+
+class Working:
+    """`with Working(meter):` counts a stretch of work that is awaited; a stage does one at a time."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: StageMeter | None) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        if self._meter is not None:
+            self._meter.slots = [perf_counter()]
+
+    def __exit__(self, *_: object) -> None:
+        meter = self._meter
+        if meter is not None:
+            (began,), meter.slots = meter.slots, []
+            meter.worked(began, perf_counter())
+
+
+def _size(item: Any) -> int:
+    """Return the size of an item in bytes; whatever it is, being measured must not end a run."""
+    try:
+        return nbytes(item)
+    except Exception:  # an attribute of the user's, a container that holds itself
+        return sys.getsizeof(item)
+
+
+class TimedCall(Generic[R]):
+    """A call that is timed in its thread: not counted while it waits for a thread, or for the event loop."""
+
+    __slots__ = ("_fn", "_slot", "_slots", "began", "ended")
+
+    def __init__(self, fn: Callable[[], R], slots: list[float], slot: int) -> None:
+        self._fn = fn
+        self._slots = slots
+        self._slot = slot
+        self.began = self.ended = 0.0
+
+    def __call__(self) -> R:
+        self.began = self._slots[self._slot] = perf_counter()
+        try:
+            return self._fn()
+        finally:
+            self.ended = perf_counter()
+            self._slots[self._slot] = 0.0

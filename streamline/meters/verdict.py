@@ -1,0 +1,390 @@
+"""Which stage limits a stream, in one line. Pure: figures in, a verdict or nothing out.
+
+The rules are those of docs/seeing.md, tried in the order of `RULES`; the first that applies speaks. A *load* is the
+share of the time for which something was at work: the event loop, which all inline functions share, or the calls that a
+stage may have at work at once. Making the most loaded part faster helps until the next one is as loaded: that bounds
+every estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from streamline.meters.figures import Figures, StageStats, WorkerStats
+
+__all__ = ["RULES", "Verdict", "judge", "way_out"]
+
+LEAST_S, LEAST_ITEMS = 0.2, 8
+"""Less than this says nothing: a dropped connection, a function's first call, a machine that was busy elsewhere."""
+
+WAITS = 0.1
+"""A consumer that waits for a smaller share of its time has nothing to gain."""
+
+LOADED = 0.6
+"""From this load on, a part of the pipeline may be what limits it; true limits are at 0.9, noise takes some of it."""
+
+FULL = 0.85
+"""An event loop with this load delays all that is awaited, so it is looked at before what is awaited."""
+
+APART = 3.0
+"""How much slower than the others a worker has to be."""
+
+RARE = 0.1
+"""A filter that keeps a smaller share of what it sees is selective."""
+
+TINY_S = 0.00001
+"""A call that takes less than this isn't worth a hop to a thread: several items a call are."""
+
+WORTH = 1.1
+"""A speed-up below this isn't worth a line."""
+
+MOST = 8
+"""The most calls at once, for each there are now, that is advised in one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What limits a stream.
+
+    Attributes:
+      rule: which one spoke, by its name in `RULES`.
+      stage: the stage as printed, "map(decode)"; None: the consumer.
+      line: for a person.
+      speedup: how many times as fast the stream may get if the advice is taken, at the most; None: there is none.
+    """
+
+    rule: str
+    stage: str | None
+    line: str
+    speedup: float | None = None
+
+    def __str__(self) -> str:
+        return self.line
+
+
+def judge(figures: Figures) -> Verdict | None:
+    """Return what limits a stream; None: nothing does, or the figures say too little."""
+    if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS:
+        return None
+    view = _View(figures)
+    for rule in RULES.values():
+        if (verdict := rule(view)) is not None:
+            return verdict if verdict.speedup is None or verdict.speedup >= WORTH else None
+    return None
+
+
+class _View:
+    """Figures as shares of the time that has passed."""
+
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
+        self.stages = figures.stages
+        self.elapsed_s = figures.elapsed_s
+        self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
+        self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
+        self.stages_hold = sum(map(self.holds, self.stages))
+
+    def holds(self, stage: StageStats) -> float:
+        """The share of the time for which a stage held the event loop."""
+        return stage.held_s / self.elapsed_s
+
+    def load(self, stage: StageStats) -> float:
+        """The load of a stage's calls."""
+        return stage.busy_s / (self.elapsed_s * stage.slots)
+
+    def awaited(self, stage: StageStats) -> float:
+        """The load of a stage that doesn't hold the loop, or the part of it that doesn't."""
+        return (stage.busy_s - stage.held_s) / (self.elapsed_s * stage.slots)
+
+    def full(self, stage: StageStats) -> float:
+        """The share for which a stage's results found no room."""
+        return stage.wait_output_s / (self.elapsed_s * stage.slots)
+
+    def call_s(self, stage: StageStats) -> float:
+        """Seconds that a call of an inline function takes."""
+        at = self.stages.index(stage)
+        calls = self.stages[at - 1].items if at and stage.kind in ("filter", "flat_map", "unbatch") else stage.items
+        return stage.held_s / max(1, calls)
+
+    @property
+    def heaviest(self) -> StageStats | None:
+        """The stage that holds the loop most."""
+        return max(self.stages, key=self.holds, default=None)
+
+    def next_limit(self, but: StageStats, *, loop: bool = False) -> float:
+        """The highest load when a stage is out of the way: of the consumer, another stage, or the loop without it.
+
+        Args:
+          but: the stage.
+          loop: whether it is the loop that it is to be taken off.
+        """
+        delays = self.stages_hold if loop and self.stages_hold >= FULL else 0.0  # what is awaited lasts longer by it
+        others = [self.awaited(stage) - delays for stage in self.stages if stage is not but]
+        rest = self.stages_hold - (self.holds(but) if loop else 0.0)
+        return max([0.01, 1 - self.waits, rest, *others])
+
+
+def _consumer(view: _View) -> Verdict | None:
+    if view.waits >= WAITS:
+        return None
+    return Verdict(
+        rule="consumer",
+        stage=None,
+        line=f"the consumer limits: it waits {_percent(view.waits)} of its time, so the pipeline keeps up; nothing to "
+        "do here",
+    )
+
+
+def _body(view: _View) -> Verdict | None:
+    """The loop's body and the pipeline take turns in one event loop."""
+    most = max(map(view.holds, view.stages), default=0.0)
+    if view.body_holds < max(0.3, most) or view.body_holds + view.stages_hold < FULL:
+        return None
+    speedup = 1 / max(1 - view.waits, view.stages_hold)
+    return Verdict(
+        rule="loop body",
+        stage=None,
+        line=f"the body of the `async for` limits: it holds the event loop {_percent(view.body_holds)} of the time, "
+        f"and the pipeline stands still meanwhile; try a plain `for`, behind which it runs in a thread of its own: "
+        f"{_about(speedup)}",
+        speedup=speedup,
+    )
+
+
+def _uneven(view: _View) -> Verdict | None:
+    """One worker's stage is loaded, and slower than those of the others."""
+    found = [(load, stage, worker) for stage in view.stages if (one := _slowest(view, stage)) for load, worker in [one]]
+    if not found:
+        return None
+    load, stage, slow = max(found, key=lambda one: one[0])
+    others = [worker for worker in stage.per_worker if worker is not slow]
+    usual = median(_each(worker) for worker in others if worker.items)
+    ratio = _each(slow) / usual if usual else math.inf
+    rest = max(worker.busy_s for worker in others) / (view.elapsed_s * stage.concurrency)
+    speedup = min(ratio, load / max(rest, 1 - view.waits, 0.01))
+    strict = any(merge.kind == "merge" and merge.ordered for merge in view.stages)
+    way = (
+        '.merge("best_effort", max_lead=) bridges its slow stretches'
+        if strict
+        else "a larger max_lead= bridges longer slow stretches"
+    )
+    return Verdict(
+        rule="uneven workers",
+        stage=str(stage),
+        line=f"{stage} of shard {slow.shard} limits: busy {_percent(load)}, {_times(ratio)} the time of the others for "
+        f"an item, and the merge waits for it; {_consumer_waits(view)}; {way}, .shard({2 * stage.workers}) splits its "
+        f"work: {_about(speedup)} if it kept up",
+        speedup=speedup,
+    )
+
+
+def _slowest(view: _View, stage: StageStats) -> tuple[float, WorkerStats] | None:
+    """Return the load of the stage's slowest worker and that worker, if it alone is what the others wait for."""
+    workers = stage.per_worker
+    if len(workers) < 2:
+        return None
+    slow = max(workers, key=lambda worker: worker.busy_s)
+    load = slow.busy_s / (view.elapsed_s * stage.concurrency)
+    others = [_each(worker) for worker in workers if worker is not slow and worker.items]
+    if load < LOADED or not others or _each(slow) < APART * median(others):
+        return None
+    if median(worker.busy_s for worker in workers if worker is not slow) > slow.busy_s / 2:
+        return None
+    return load, slow
+
+
+def _each(worker: WorkerStats) -> float:
+    """Seconds of work for an item."""
+    return worker.busy_s / max(1, worker.items)
+
+
+def _loop(view: _View) -> Verdict | None:
+    """The event loop is full, and a stage's inline function is what holds it."""
+    total = view.stages_hold + view.body_holds
+    stage = view.heaviest
+    if stage is None or total < LOADED or view.holds(stage) < 0.3 or view.holds(stage) < view.body_holds:
+        return None
+    if total < FULL and any(view.awaited(other) > total for other in view.stages):
+        return None
+    held, rest = view.holds(stage), view.next_limit(stage, loop=True)
+    if view.call_s(stage) < TINY_S:
+        return Verdict(
+            rule="loop",
+            stage=str(stage),
+            line=f"{stage} limits: it holds the event loop {_percent(held)} of the time, with calls of "
+            f"{1e6 * view.call_s(stage):.1f} µs; {_consumer_waits(view)}; {_several(stage.kind)}: "
+            f"{_about(1 / rest)} at the most",
+            speedup=1 / rest,
+        )
+    calls = _calls(1 / rest)
+    speedup = min(1 / rest, calls / held) if stage.kind in THREADABLE else 1 / rest
+    return Verdict(
+        rule="loop",
+        stage=str(stage),
+        line=f"{stage} limits: it holds the event loop {_percent(held)} of the time; {_consumer_waits(view)}; try "
+        f"{way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
+        "the GIL, nothing if it computes in Python",
+        speedup=speedup,
+    )
+
+
+def _calls_full(view: _View) -> Verdict | None:
+    """All calls of a stage, or all readers of a source, are at work nearly all of the time."""
+    stage = max(view.stages, key=view.awaited, default=None)
+    if stage is None or view.awaited(stage) < LOADED:
+        return None
+    if stage.kind == "from_stream":
+        return Verdict(
+            rule="calls",
+            stage=str(stage),
+            line=f"{stage} limits: the feed gives {_per_s(stage.items / view.elapsed_s)} items/s and is waited for "
+            f"{_percent(view.awaited(stage))} of the time, "
+            f"{_consumer_waits(view)}; what it does for each item, if anything, belongs into .map(concurrency=)",
+        )
+    rest = view.next_limit(stage)
+    more = min(MOST, math.ceil(1 / rest))
+    speedup = min(float(more), 1 / rest)
+    return Verdict(
+        rule="calls",
+        stage=str(stage),
+        line=f"{stage} limits: busy {_percent(view.awaited(stage))}, {_consumer_waits(view)}; "
+        f"try {_more(stage, more)}: {_about(speedup)}{_if_threads(stage)}",
+        speedup=speedup,
+    )
+
+
+def _order(view: _View) -> Verdict | None:
+    """Calls are idle because the results of slow ones are waited for."""
+    held_up = [stage for stage in view.stages if stage.executor != "inline" and view.full(stage) >= 0.3]
+    if not held_up:
+        return None
+    stage = max(held_up, key=view.full)
+    speedup = min(1 / max(view.load(stage), 0.01), 1 / view.next_limit(stage))
+    way = "ordered=False" if stage.ordered else f"a time limit in the function, or concurrency={2 * stage.concurrency}"
+    return Verdict(
+        rule="order",
+        stage=str(stage),
+        line=f"{stage} limits: its calls are idle {_percent(view.full(stage))} of the time while slow ones hold up the "
+        f"results behind them; {_consumer_waits(view)}; try {way}: {_about(speedup)}",
+        speedup=speedup,
+    )
+
+
+def _selective(view: _View) -> Verdict | None:
+    """Nearly all that is read is dropped, and nothing takes long of an item."""
+    heaviest = view.heaviest
+    if heaviest is not None and view.holds(heaviest) >= 0.3 and view.call_s(heaviest) >= TINY_S:
+        return None
+    if any(view.awaited(stage) >= LOADED for stage in view.stages):
+        return None
+    for before, stage in zip(view.stages, view.stages[1:], strict=False):
+        if stage.kind == "filter" and before.items > 0 and view.waits >= 0.5 and stage.items <= RARE * before.items:
+            return Verdict(
+                rule="selective filter",
+                stage=str(stage),
+                line=f"{stage} keeps {_share(stage.items, before.items)} items, and all that is before it works for "
+                f"the others too; {_consumer_waits(view)}; drop them earlier, best where they are read",
+            )
+    return None
+
+
+RULES: dict[str, Callable[[_View], Verdict | None]] = {
+    "consumer": _consumer,
+    "loop body": _body,
+    "uneven workers": _uneven,
+    "selective filter": _selective,
+    "loop": _loop,
+    "calls": _calls_full,
+    "order": _order,
+}
+"""By name, in the order in which they are tried."""
+
+THREADABLE = ("map",)
+"""Stages that take `executor="thread"` themselves."""
+
+
+def way_out(kind: str, calls: int) -> str:
+    """Return how the work of an inline function of a kind of stage gets off the event loop.
+
+    Args:
+      kind: "map", "batch", "from_items".
+      calls: threads that are advised.
+    """
+    threads = f'executor="thread", concurrency={calls}'
+    if kind == "map":
+        return threads
+    if kind == "batch":
+        return f".batch(collate=None) and the collating in .map({threads})"
+    if kind in ("flat_map", "unbatch"):
+        return f".map({threads}) that returns lists, and .unbatch()"
+    if kind == "from_items":
+        return f"from_items(range(len(data))) and .map(data.__getitem__, {threads})"
+    if kind == "filter":
+        return f"a .map({threads}) before it that does the slow part"
+    if kind == "source":
+        return f"yielding what is to be read, and the reading in .map({threads})"
+    if kind == "from_iterable":
+        return f"a factory that yields what is to be read, and the reading in .map({threads})"
+    return f"its slow part in a .map({threads})"
+
+
+def _several(kind: str) -> str:
+    """Return how one call of an inline function of a kind of stage does several items."""
+    if kind == "from_items":
+        return "give what it reads a __getitems__, which takes a list of indices"
+    if kind in ("from_iterable", "source"):
+        return "let it yield lists, and .unbatch() behind it"
+    if kind in ("batch", "unbatch"):
+        return "larger batches"
+    if kind == "filter":
+        return "filter lists in a .map, between .batch(collate=None) and .unbatch()"
+    return "let a call do several items (.batch before it, .unbatch behind)"
+
+
+def _more(stage: StageStats, more: int) -> str:
+    """Return how a stage that is awaited gets more done at once."""
+    if stage.executor != "inline":
+        return f"concurrency={stage.concurrency * more}"
+    if stage.kind.startswith("read_"):
+        return f".shard({stage.workers * more}), so that as many files or connections are read at once"
+    if stage.kind == "source":
+        return f".shard({stage.workers * more}), so that as many are read at once"
+    if stage.kind == "from_iterable":
+        return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
+    return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
+
+
+def _if_threads(stage: StageStats) -> str:
+    return " if it waits or releases the GIL" if stage.executor == "thread" else ""
+
+
+def _calls(wanted: float) -> int:
+    """How many threads are needed for so many times the speed; at least 2."""
+    return max(2, min(MOST, math.ceil(wanted)))
+
+
+def _consumer_waits(view: _View) -> str:
+    return f"the consumer waits {_percent(view.waits)} of its time"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * min(1.0, share):.0f} %"
+
+
+def _per_s(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def _about(speedup: float) -> str:
+    return f"about {speedup:.1f} x" if speedup < 10 else "10 x or more"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} x" if ratio < 100 else "more than 100 x"
+
+
+def _share(kept: int, seen: int) -> str:
+    return f"1 of {seen / kept:,.0f}" if kept else f"none of {seen:,}"

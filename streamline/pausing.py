@@ -1,0 +1,219 @@
+"""Pausing a stream: the gate that waits, for `async with` and, across a border between two threads, for `with`.
+
+Entered: the gate is closed, and whatever was at work has come to rest, or `quiesce_timeout` is over and what doesn't
+rest has been named. Left, in any way: the gate is open. Cancelled or interrupted while it is entered: the stream goes
+on. A stream that has ended, failed or been closed is at rest already: the block just runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+from streamline.errors import PausedError, PlanError, PlanTypeError
+from streamline.gate import Event, Gate, Phase
+from streamline.tasks import Job, Tasks
+from streamline.threads import waker
+
+__all__ = ["QUIESCE_S", "FarGate", "Pause", "SyncPause", "check_asked"]
+
+QUIESCE_S = 10.0
+"""Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
+
+logger = logging.getLogger(__name__)
+
+
+class Pause:
+    """`async with stream.paused()`: gives what doesn't rest, by name."""
+
+    def __init__(self, gate: Gate, quiesce_timeout: float) -> None:
+        _check_timeout(quiesce_timeout)
+        self._gate = gate
+        self._within_s = quiesce_timeout
+
+    async def __aenter__(self) -> tuple[str, ...]:
+        _check_not_paused(self._gate)
+        if self._gate.phase is Phase.CLOSED:
+            return ()
+        at_work = await self._gate.pause(self._within_s)
+        _tell(at_work, self._within_s)
+        return at_work
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.resume()
+
+
+class SyncPause:
+    """`with stream.paused()`: gives what doesn't rest, by name.
+
+    The consumer's side has a gate of its own, with the same table: what a snapshot captures there, the place in the
+    list at hand, is the consumer's thread's.
+
+    Args:
+      gate: the consumer's.
+      lock: whoever sends an event to it holds this.
+      far: the gate of the event loop.
+    """
+
+    def __init__(self, gate: Gate, lock: threading.RLock, far: FarGate, quiesce_timeout: float) -> None:
+        _check_timeout(quiesce_timeout)
+        self._gate = gate
+        self._lock = lock
+        self._far = far
+        self._within_s = quiesce_timeout
+
+    def __enter__(self) -> tuple[str, ...]:
+        with self._lock:
+            _check_not_paused(self._gate)
+            if self._gate.phase is Phase.CLOSED:
+                return ()
+            self._gate.on(Event.QUIESCE)
+        try:
+            at_work = self._far.pause(self._within_s)  # Ctrl-C comes out here
+            with self._lock:
+                self._gate.insist()
+            _tell(at_work, self._within_s)
+        except BaseException:
+            self._leave()
+            raise
+        return at_work
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._gate.resume()
+        self._far.resume()
+
+
+class FarGate:
+    """The gate of an event loop that runs in another thread.
+
+    Requests cross in order. Whoever waits for an answer gets one, also from a loop that ends, and waits no longer than
+    it said for a loop that is stuck in user code: that finds the gate closed as soon as it gives way.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._tasks: Tasks | None = None
+        self._context = Context()
+        self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._request: _Request | None = None
+        self._over = False
+
+    def begin(self, tasks: Tasks) -> None:
+        """Say, in the loop, that it runs."""
+        self._tasks, self._wake, self._context = tasks, waker(), copy_context()
+
+    def end(self) -> None:
+        """Say that the loop has ended: nobody is to wait for it any more."""
+        self._over = True
+        if (request := self._request) is not None:
+            request.answer()
+
+    def pause(self, within_s: float) -> tuple[str, ...]:
+        """Close the gate, wait until everything is at rest, and return what is not within that time."""
+        request = self._request = _Request()
+        if self._over or not self._call(partial(self._begin, request)):
+            return ()
+        try:
+            request.answers.get(timeout=within_s)
+        except Empty:
+            at_work = self._gate.at_work
+            self._call(partial(self._insist, request))
+            return at_work
+        return ()
+
+    def resume(self) -> None:
+        """Open the gate, or give up waiting for it to close; doesn't wait for a loop that may be stuck."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._call(partial(self._resume, request))
+
+    def _call(self, work: Callable[[], None]) -> bool:
+        if self._wake is None:
+            return False
+        try:
+            self._wake(partial(self._context.run, work))  # in the loop's: anyio has to know where it is
+        except RuntimeError:
+            return False  # the loop has ended
+        return True
+
+    def _begin(self, request: _Request) -> None:
+        if self._tasks is not None and self._gate.phase is Phase.RUNNING:
+            request.job = self._tasks.start(partial(self._pause, request), "pause", request.answer)
+        else:
+            request.answer()
+
+    def _insist(self, request: _Request) -> None:
+        request.insisted = True
+        self._gate.insist()
+
+    def _resume(self, request: _Request) -> None:
+        if request.job is not None:
+            request.job.cancel()
+        self._gate.resume()
+
+    async def _pause(self, request: _Request) -> None:
+        try:
+            if self._gate.phase is Phase.RUNNING:
+                await self._gate.pause(0 if request.insisted else None)
+        finally:
+            request.answer()
+
+
+class _Request:
+    """A pause that another thread asked for."""
+
+    def __init__(self) -> None:
+        self.answers: SimpleQueue[None] = SimpleQueue()
+        self.insisted = False
+        self.job: Job | None = None
+
+    def answer(self) -> None:
+        """Let whoever waits go on."""
+        self.answers.put(None)
+
+
+def check_asked(gate: Gate) -> None:
+    """Insist that the consumer may ask for another list: it would wait for ever.
+
+    Raises:
+      PausedError: the stream is paused, or about to be.
+    """
+    if gate.holding:
+        raise PausedError(
+            "the stream is paused, and has handed out the items that it had at hand: leave its paused() block before "
+            "asking for more"
+        )
+
+
+def _check_not_paused(gate: Gate) -> None:
+    if gate.holding:
+        raise PausedError("the stream is paused already: leave the other paused() block before entering another")
+
+
+def _check_timeout(value: object) -> None:
+    option = "paused(quiesce_timeout=)"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PlanTypeError(f"{option} is a number of seconds, got {type(value).__name__} {value!r}")
+    if not 0 <= value <= threading.TIMEOUT_MAX or math.isnan(value):
+        raise PlanError(f"{option} is a number of seconds from 0 on, and finite, got {value}")
+
+
+def _tell(at_work: tuple[str, ...], within_s: float) -> None:
+    """Name what doesn't rest. A warning, no error: an evaluation beside one stuck call beats a run that is dead."""
+    if at_work:
+        logger.warning(
+            "paused, but still at work after %g s: %s; what they are at may share CPU and network with you until it "
+            "ends, and its results wait until the stream goes on",
+            within_s,
+            ", ".join(at_work),
+        )

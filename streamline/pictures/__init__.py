@@ -1,0 +1,1 @@
+"""Plans for people: in words, as diagrams. Nothing runs."""

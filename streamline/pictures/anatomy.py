@@ -1,0 +1,230 @@
+"""What runs where: the tasks of a plan, what each of them pulls, and the channels between them. Nothing is looked up.
+
+It says what `worker.open_worker` and `Opening.flow` do, for a person: for a printed plan, and for a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from streamline.blame import stage_name
+from streamline.collate import as_list, stack
+from streamline.merge import BestEffort
+from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.sources.live import Live
+from streamline.transforms.base import Stage
+from streamline.transforms.batch import Batch
+from streamline.transforms.custom import CAPACITY, Through
+from streamline.transforms.map import ConcurrentMap, Numbering
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.repeat import Repeat
+
+__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "written"]
+
+AnyStage = Stage[Any, Any]
+
+SHORT_CHARS = 24
+"""A parameter of a custom stage or source is printed if it takes no more than these; else its type is."""
+
+PASSES_ON = (("passes items on", 0),)
+"""What a task does that stands between two channels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One task: the stages that it pulls as a chain, the first one first.
+
+    Attributes:
+      stages: as they were written, and what each of them holds: ("shuffle(window=8, seed=0)", 16).
+      calls: of the user's function that may be at work at once; 1: one follows another.
+      threads: whether they are in threads.
+    """
+
+    stages: tuple[tuple[str, int], ...]
+    calls: int = 1
+    threads: bool = False
+
+    @property
+    def at_once(self) -> str:
+        """Say how many calls are at work at once: "64 threads"; nothing where one follows another."""
+        if self.calls == 1 and not self.threads:
+            return ""
+        kind = "thread" if self.threads else "call"
+        return f"{self.calls:,} {kind}{'s' * (self.calls != 1)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tube:
+    """A channel.
+
+    Attributes:
+      items: that it holds at the most.
+      each: the source's items in one of them; 1 unless they are batches.
+      bytes: that it holds at the most; None: nobody counts.
+    """
+
+    items: int
+    each: int = 1
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        unit = "items" if self.each == 1 else "batches"
+        budget = "" if self.bytes is None else f", {in_bytes(self.bytes)}"
+        return f"{self.items:,} {unit}{budget}"
+
+
+Part = Task | Tube
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """The parts of a plan, in the order in which items go through them.
+
+    Attributes:
+      feed: of a live source, what reads it, and each worker's channel from there; else nothing.
+      worker: of one worker; the last one is its channel.
+      workers: how many there are in the whole job.
+      merge: "merge (strict)".
+      after: behind the merge: a task that pulls it, and a channel; nothing: whoever consumes pulls the merge.
+      border: what may be between the event loop's thread and a plain loop's.
+    """
+
+    feed: tuple[Part, ...]
+    worker: tuple[Part, ...]
+    workers: int
+    merge: str
+    after: tuple[Part, ...]
+    border: Tube
+
+
+def anatomy(plan: Plan) -> Anatomy:
+    """Return what runs where."""
+    workers = plan.shard.num_shards
+    feed: list[Part] = []
+    source = f"{plan.source.kind}({plan.source.name})" if plan.source.kind == "source" else plan.source.kind
+    head: list[tuple[str, int]] = [(source, 0)]
+    replicated = plan.mode == "replicated"
+    head += [
+        (text, stage.in_flight)
+        for stage, text in written(plan.before)
+        if replicated or (isinstance(stage, Repeat) and not plan.source.indexable)
+    ]
+    if isinstance(plan.source, Live):
+        feed, head = [Task(stages=tuple(head)), Tube(items=min(plan.feed_capacity, plan.source.max_ahead))], []
+    if replicated and workers > 1:
+        head.append((f"one item in {workers:,}", 0))
+    cut: list[Part] = []
+    if plan.source.waits:
+        cut, head = [Task(stages=tuple(head)), Tube(items=READ_AHEAD_ITEMS)], []
+    worker = [*cut, *_section(plan.worker, head, 1)] or [Task(stages=PASSES_ON)]
+    if not isinstance(worker[-1], Tube):
+        worker.append(Tube(items=plan.worker_capacity(workers), each=_each(plan.worker)))
+    after: list[Part] = []
+    if plan.after:
+        after = _section(plan.after, [(merge_line(plan), 0)], _each(plan.worker))
+        if isinstance(after[-1], Tube):
+            after.append(Task(stages=PASSES_ON))
+        after.append(Tube(items=plan.end_capacity, each=_each(plan.worker + plan.after)))
+    border = Tube(items=plan.border_capacity, each=_each(plan.worker + plan.after))
+    return Anatomy(
+        feed=tuple(feed),
+        worker=tuple(worker),
+        workers=workers,
+        merge=merge_line(plan),
+        after=tuple(after),
+        border=border,
+    )
+
+
+def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int) -> list[Part]:
+    """Return the parts of a section whose first task pulls `chain` first; cut where a stage opens a channel."""
+    parts: list[Part] = []
+    chain = list(chain)
+    for stage, text in written(stages):
+        if isinstance(stage, Batch) and stage.max_wait_s is not None:
+            held, taken = stage.size, stage.in_flight - stage.size
+            if chain:  # else it reads the channel that is there
+                parts += [Task(stages=tuple(chain)), Tube(items=taken, each=each)]
+            chain = [(text, held)]
+            each *= stage.size
+            continue
+        if isinstance(stage, Prefetch):
+            parts += [Task(stages=tuple(chain) or PASSES_ON), Tube(items=stage.items, each=each, bytes=stage.bytes)]
+            chain = []
+            continue
+        chain.append((text, 0 if isinstance(stage, ConcurrentMap | Through) else stage.in_flight))
+        each *= stage.size if isinstance(stage, Batch) else 1
+        if isinstance(stage, ConcurrentMap):
+            parts.append(Task(stages=tuple(chain), calls=stage.concurrency, threads=stage.executor == "thread"))
+            parts.append(Tube(items=stage.capacity, each=each))
+            chain = []
+        elif isinstance(stage, Through):
+            parts += [Task(stages=tuple(chain)), Tube(items=CAPACITY, each=each)]
+            chain = []
+    if chain:
+        parts.append(Task(stages=tuple(chain)))
+    return parts
+
+
+def _each(stages: Iterable[AnyStage]) -> int:
+    return math.prod(stage.size for stage in stages if isinstance(stage, Batch))
+
+
+def merge_line(plan: Plan) -> str:
+    """Return the merge as it was written: "merge (best effort: max_skips_per_round=2, max_lead=8)"."""
+    if isinstance(plan.merge, BestEffort):
+        return (
+            f"merge (best effort: max_skips_per_round={plan.merge.max_skips_per_round}, max_lead={plan.merge.max_lead})"
+        )
+    return "merge (strict)"
+
+
+def written(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:
+    """Yield each stage with its line, as it was written, more or less: "shuffle(window=4096, seed=0)".
+
+    What is as it is by default is left out, but for seeds, and so are functions: a stage is called after its own. What
+    numbers the inputs of a map with a seed is part of that.
+    """
+    seed: list[str] = []
+    for stage in stages:
+        if isinstance(stage, Numbering):
+            seed = [f"seed={stage.seed!r}"]
+            continue
+        yield stage, _line(stage, seed)
+        seed = []
+
+
+def _line(stage: AnyStage, more: Sequence[str]) -> str:
+    names = [] if stage.name.startswith(stage.kind) else [stage.name]
+    options = [
+        f"{field.name}={value!r}"
+        for field in fields(stage)
+        if field.name not in ("name", "params") and not callable(value := getattr(stage, field.name))
+        if field.name == "seed" or value != field.default
+    ]
+    options += more
+    if isinstance(stage, Through):
+        options += [f"{key}={_short(value)}" for key, value in stage.params]
+    if isinstance(stage, Batch) and stage.collate is not stack:
+        options.append(f"collate={None if stage.collate is as_list else stage_name(stage.collate)}")
+    return f"{stage.kind}({', '.join(names + options)})"
+
+
+def _short(value: object) -> str:
+    """Return what a parameter is, in a few characters."""
+    try:
+        text = repr(value)
+    except Exception:  # a user's own: no reason not to see the plan
+        text = ""
+    return text if 0 < len(text) <= SHORT_CHARS else f"<{type(value).__name__}>"
+
+
+def in_bytes(size: int) -> str:
+    """Return a size for a person: "64 MiB"."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.3g} {unit}"
+    return f"{size:,} bytes"

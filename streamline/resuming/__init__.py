@@ -1,0 +1,1 @@
+"""Whether a snapshot fits a plan, what may differ, and what a resume does."""

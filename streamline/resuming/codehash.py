@@ -1,0 +1,113 @@
+"""A hash of a function's code, for noticing that it has changed between two runs. Pure.
+
+Counted: bytecode, constants, names, defaults, nested functions, and the functions that it has closed over or wraps.
+Not counted: addresses, file names, line numbers, docstrings, names of local variables, what it calls by a global name,
+and the data that it has closed over. Bytecode is another one in each version of Python, so a hash says which it is of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+__all__ = ["PYTHON", "changed", "code_hash"]
+
+PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
+"""What bytecode depends on, besides the code; -O leaves out the assertions."""
+
+DIGEST_CHARS = 16
+
+
+def code_hash(fn: object) -> str:
+    """Return "PYTHON:HASH" of a function, a partial, a method, a class or a callable object."""
+    words = "\n".join(_parts(fn, {}))
+    return f"{PYTHON}:{hashlib.sha256(words.encode('utf-8', 'surrogatepass')).hexdigest()[:DIGEST_CHARS]}"
+
+
+def changed(ours: object, theirs: object) -> bool:
+    """Whether two hashes are of different code; those of different Pythons can't be compared, and say nothing."""
+    if not isinstance(ours, str) or not isinstance(theirs, str):
+        return False
+    python, _, digest = ours.partition(":")
+    their_python, _, their_digest = theirs.partition(":")
+    return python == their_python and digest != their_digest
+
+
+def _parts(value: Any, seen: dict[int, object]) -> Iterator[str]:
+    """Yield what identifies a value: functions by their code, plain values by themselves, others by their type."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        yield f"{type(value).__name__} {value!r}"
+        return
+    if id(value) in seen:  # a function that has closed over itself
+        return
+    seen[id(value)] = value  # kept: the id of something that is gone may be another's next
+    if isinstance(value, FunctionType):
+        yield from _function(value, seen)
+    elif isinstance(value, MethodType):
+        yield from _parts(value.__func__, seen)
+    elif isinstance(value, partial):
+        yield from _parts((value.func, value.args, value.keywords), seen)
+    elif isinstance(value, tuple | list):
+        yield f"{type(value).__name__} {len(value)}"
+        for item in value:
+            yield from _parts(item, seen)
+    elif isinstance(value, Mapping):
+        yield f"mapping {len(value)}"
+        for key, item in value.items():
+            yield str(key)
+            yield from _parts(item, seen)
+    elif isinstance(value, type):
+        yield value.__qualname__
+        yield from _methods(value, ("__new__", "__init__"), seen)
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__)
+        yield from _methods(type(value), ("__call__",), seen)
+    if (wrapped := getattr(value, "__wrapped__", None)) is not None:
+        yield from _parts(wrapped, seen)
+
+
+def _methods(kind: type, names: tuple[str, ...], seen: dict[int, object]) -> Iterator[str]:
+    for name in names:
+        if isinstance(method := getattr(kind, name, None), FunctionType):
+            yield from _function(method, seen)
+
+
+def _function(fn: FunctionType, seen: dict[int, object]) -> Iterator[str]:
+    yield from _code(fn.__code__)
+    yield from _parts((fn.__defaults__, fn.__kwdefaults__), seen)
+    for cell in fn.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # empty: it is assigned later
+            continue
+        if isinstance(held, FunctionType | MethodType | partial):
+            yield from _parts(held, seen)
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    arguments = code.co_argcount + code.co_kwonlyargcount
+    yield f"{code.co_argcount} {code.co_kwonlyargcount} {code.co_posonlyargcount} {code.co_varnames[:arguments]}"
+    yield " ".join(code.co_names)
+    consts = code.co_consts
+    if consts and isinstance(consts[0], str) and not code.co_name.startswith("<"):
+        consts = (None, *consts[1:])  # the docstring
+    for const in consts:
+        yield from _const(const)
+
+
+def _const(const: Any) -> Iterator[str]:
+    if isinstance(const, CodeType):
+        yield from _code(const)
+    elif isinstance(const, tuple):
+        yield f"tuple {len(const)}"
+        for item in const:
+            yield from _const(item)
+    elif isinstance(const, frozenset):
+        yield f"frozenset {sorted(map(repr, const))}"
+    else:
+        yield repr(const)

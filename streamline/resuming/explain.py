@@ -1,0 +1,79 @@
+"""What a resume will do, for a person, before it is done: `pipe.explain(snapshot)`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from streamline.plan import Plan
+from streamline.resuming.accept import check_snapshot, checked
+from streamline.resuming.again import behind_merge, of_worker
+from streamline.resuming.fit import Fit, fitted, refusal
+from streamline.snapshot import Snapshot
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a resume of a snapshot by a plan will do; `print` it.
+
+    Attributes:
+      fits: whether the plan may go on from the snapshot.
+      lines: the words. Of a snapshot that doesn't fit, only why.
+    """
+
+    fits: bool
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    __repr__ = __str__
+
+
+def explain(plan: Plan, snapshot: Snapshot, accept: Collection[str] = ()) -> Explanation:
+    """Say where each worker would read on, what would be read and computed again, and what differs.
+
+    Nothing is read but the list of files.
+
+    Raises:
+      PlanError: `accept` names what the plan doesn't have.
+      ReadError: a file of the source is missing.
+    """
+    check_snapshot(".explain(snapshot)", snapshot)
+    accepted = checked(accept, plan)
+    plan = replace(plan, source=plan.source.resolved())
+    now = plan.source.listing()
+    fits = [fitted(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]
+    for fit in fits:
+        if fit.open:
+            return Explanation(False, ("the snapshot doesn't fit this plan:", *refusal(fit).splitlines()))
+    return Explanation(True, tuple(line for fit in fits for line in (*_head(fit), *_workers(fit), *_behind(fit))))
+
+
+def _head(fit: Fit) -> Iterator[str]:
+    snapshot = fit.snapshot
+    yield (
+        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: goes on behind "
+        f"{(items := sum(snapshot.produced)):,} item{'s' * (items != 1)} of the workers"
+    )
+    for difference in fit.differences:
+        yield f"  accepted {difference.argument}: {difference.then}"
+    for name in fit.changed_code:
+        yield f"  changed code: {name}"
+
+
+def _workers(fit: Fit) -> Iterator[str]:
+    snapshot, source = fit.snapshot, fit.plan.source
+    for worker, (shard, tree) in enumerate(zip(snapshot.shards, snapshot.worker_states, strict=True)):
+        next_one = ", next" if worker == snapshot.next_worker else ""
+        yield f"shard {shard}{next_one}: reads on at {source.reads_on(tree.get(source.name))}"
+        lines = list(of_worker(snapshot, tree))
+        yield from (f"  {line}" for line in lines or ["nothing that was delivered is computed again"])
+
+
+def _behind(fit: Fit) -> Iterator[str]:
+    if lines := list(behind_merge(fit.snapshot)):
+        yield "behind the merge:"
+        yield from (f"  {line}" for line in lines)

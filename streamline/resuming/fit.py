@@ -1,0 +1,276 @@
+"""Whether a snapshot fits a plan: what differs, what of it was accepted, and the snapshot as the plan reads it.
+
+The two fingerprints are aligned section by section (before the shard, the workers', behind the merge): first what has
+the same kind and name, then, between those, what has the same kind at the same place (it was renamed); the rest was
+added or removed. Each stage says which changes its state survives. A change that alters the number or the order of
+items is refused where a stage behind it is in the middle of something that it will read again: it would find others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamline.failing.skipping import moved
+from streamline.plan import Plan
+from streamline.resuming.codehash import changed
+from streamline.resuming.fingerprint import Entry, fingerprint, line_of
+from streamline.resuming.pairs import Pair, paired
+from streamline.snapshot import Snapshot
+from streamline.sources.base import Change, Split
+from streamline.states import Json, Tree
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle
+
+__all__ = ["Difference", "Fit", "fitted", "refusal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that has changed.
+
+    Attributes:
+      argument: how `open(accept=)` names it.
+      then: what comes out if it is accepted; or why it can't be, and the way out.
+      possible: whether it can be accepted.
+      lines: of the data, what changed; what changed in the plan is shown by the pairs.
+    """
+
+    argument: str
+    then: str
+    possible: bool
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A plan and a snapshot of one rank, side by side.
+
+    Attributes:
+      plan: as it goes on: over the data that the snapshot lists.
+      snapshot: as this plan reads it: states by the plan's names, without those of stages that are gone.
+      pairs: the entries of both fingerprints.
+      differences: all, accepted or not.
+      open: those that were not accepted, or can't be.
+      changed_code: functions that are called as before, and do something else.
+    """
+
+    plan: Plan
+    snapshot: Snapshot
+    pairs: tuple[Pair, ...]
+    differences: tuple[Difference, ...]
+    open: tuple[Difference, ...]
+    changed_code: tuple[str, ...]
+
+
+def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
+    """Compare a plan, its source resolved, with a snapshot of the rank that opens it.
+
+    Args:
+      now: today's listing of the source.
+      accept: as `streamline.resuming.accept` has checked it.
+    """
+    going_on = replace(plan, source=plan.source.resumed(snapshot.listing))
+    ours = fingerprint(going_on)
+    pairs = tuple(paired(snapshot.fingerprint, ours))
+    comparison = _Comparison(going_on, snapshot, pairs)
+    differences = [*comparison.of_data(plan, now), *comparison.of_plan()]
+    names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
+    listing = plan.source.carried(snapshot.listing, now)
+    return Fit(
+        plan=going_on,
+        snapshot=_renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on),
+        pairs=pairs,
+        differences=tuple(differences),
+        open=tuple(one for one in differences if not one.possible or one.argument not in accept),
+        changed_code=tuple(_changed_code(pairs)),
+    )
+
+
+def refusal(fit: Fit) -> str:
+    """Say what differs, what of it could be accepted and by which argument, and why the rest can't be."""
+    lines = []
+    if any(pair.differs for pair in fit.pairs):
+        lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
+        for pair in fit.pairs:
+            lines += _diff(pair)
+    if data := [one for one in fit.differences if one.lines]:
+        lines.append("the data changed since the snapshot:")
+        lines += [f"    {line}" for one in data for line in one.lines]
+    can = {one.argument: one.then for one in fit.open if one.possible}
+    if can:
+        lines.append("this can be accepted:")
+        lines += [f'    accept=["{argument}"]: {then}' for argument, then in can.items()]
+    if cannot := {one.argument: one.then for one in fit.open if not one.possible}:
+        lines.append("this can't:")
+        lines += [f"    {argument}: {then}" for argument, then in cannot.items()]
+    wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
+    if can and len(wanted) > 1:
+        lines.append(f"all that can be: accept={json.dumps(wanted)}")
+    return "\n".join(lines)
+
+
+def _diff(pair: Pair) -> Iterator[str]:
+    if not pair.differs:
+        yield f"    {line_of(pair.mine or {})}"
+        return
+    if pair.its is not None:
+        yield f"  - {line_of(pair.its)}"
+    if pair.mine is not None:
+        yield f"  + {line_of(pair.mine)}"
+
+
+class _Comparison:
+    """What has changed, and what the states of the snapshot make of it."""
+
+    def __init__(self, plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> None:
+        self._plan = plan
+        self._snapshot = snapshot
+        self._pairs = pairs
+
+    def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
+        source = self._plan.source
+        its_name = self._pairs[0].its["name"] if self._pairs and self._pairs[0].its else source.name
+        own = {
+            shard: tree.get(its_name)
+            for shard, tree in zip(self._snapshot.shards, self._snapshot.worker_states, strict=True)
+        }
+        split = Split(
+            part=self._plan.part((self._snapshot.epoch,)),
+            num_shards=self._plan.shard.num_shards,
+            epoch=self._snapshot.epoch,
+            own=own,
+            moved_by=_moved_by(self._plan, 0),
+            passes=any(isinstance(stage, Repeat) for stage in (*self._plan.before, *self._plan.worker)),
+        )
+        for change in plan.source.changes(self._snapshot.listing, now, split):
+            yield self._of_change(change, source.name)
+
+    def _of_change(self, change: Change, name: str) -> Difference:
+        then, possible = change.then, change.possible
+        if possible and not change.steady and (reason := self._in_the_middle(0)):
+            then, possible = reason, False
+        return Difference(argument=f"{name}.{change.what}", then=then, possible=possible, lines=change.lines)
+
+    def of_plan(self) -> Iterator[Difference]:
+        for at, pair in enumerate(self._pairs):
+            for what in pair.changes:
+                yield self._of(at, pair, what)
+
+    def _of(self, at: int, pair: Pair, what: str) -> Difference:
+        name = pair.name if what != "removed" or pair.its is None else pair.its["name"]
+        argument = pair.stage.argument(name, what)
+        then = self._accepted(pair, what)
+        if then is None:
+            return Difference(argument=argument, then=self._why_not(pair, what), possible=False)
+        if what != "name" and what not in pair.stage.steady and pair.is_stage and (why := self._in_the_middle(at)):
+            return Difference(argument=argument, then=why, possible=False)
+        return Difference(argument=argument, then=then, possible=True)
+
+    def _accepted(self, pair: Pair, what: str) -> str | None:
+        """Return what comes out if a change is accepted; None if it can't be."""
+        if what == "name":
+            return "its state goes by the new name"
+        if not pair.is_stage:
+            interleaved = self._plan.mode == "interleaved"
+            return "the remainder is treated as it says now" if interleaved and what == "drop_remainder" else None
+        if pair.section == 0 and not self._survives_before(pair.name, what):
+            return None
+        if what == "removed" and self._held(pair) is not None:
+            return None
+        return pair.stage.survives.get(what)
+
+    def _survives_before(self, name: str, what: str) -> bool:
+        """Whether a change before the shard leaves every item that was delivered at its place."""
+        if what not in ("count", "times"):
+            return False
+        behind = 1 + [stage.name for stage in self._plan.before].index(name)
+        stays = self._plan.mode == "interleaved" and _moved_by(self._plan, behind) is None
+        return stays or not self._plan.source.indexable
+
+    def _why_not(self, pair: Pair, what: str) -> str:
+        if what == "removed" and pair.section and (held := self._held(pair)):
+            return f"at this snapshot it {held}: finish the epoch with it, or begin anew"
+        if not pair.is_stage:
+            return _NOT_SHARD.get(what, "items come from elsewhere: finish the epoch as it was, or begin anew")
+        if (reason := pair.stage.refuses.get(what)) is not None:
+            return reason
+        if pair.section == 0:
+            return "before the shard it decides which item is where: finish the epoch as it was, or begin anew"
+        return "a state says nothing about another one: finish the epoch as it was, or begin anew, without resume="
+
+    def _held(self, pair: Pair) -> str | None:
+        """Say what a stage that was removed would take with it."""
+        name = pair.its["name"] if pair.its else None
+        found = (pair.stage.holds(tree[name]) for tree in self._trees(pair) if name in tree)
+        return next(filter(None, found), None)
+
+    def _trees(self, pair: Pair) -> list[Tree]:
+        return [self._snapshot.stages] if pair.section == 2 else self._snapshot.worker_states
+
+    def _in_the_middle(self, at: int) -> str | None:
+        """Say which stage behind number `at` will read again something that the change alters."""
+        for pair in self._pairs[at + 1 :]:
+            name = pair.its["name"] if pair.its else None
+            for tree in self._trees(pair) if name is not None else ():
+                if name in tree and (again := pair.its_stage.again(tree[name])):
+                    return (
+                        f"{name!r} behind it {again}, and would find other items there: finish the epoch as it was, "
+                        "or begin anew"
+                    )
+        return None
+
+
+_NOT_SHARD = {
+    "num_shards": "every item would be in another shard: keep the number of shards, ranks and processes may change "
+    "without it",
+    "mode": "every item would be in another shard: finish the epoch as it was, or begin anew",
+    "drop_remainder": "the blocks of the shards would move: finish the epoch as it was, or begin anew",
+}
+
+
+def _moved_by(plan: Plan, at: int) -> str | None:
+    """Return the stage that moves items if the number before it changes; `at` 0 is the source."""
+    for stage in plan.before[at:]:
+        if isinstance(stage, IndexShuffle | Repeat):
+            return f".{stage.kind}()"
+    return None
+
+
+def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Snapshot:
+    """Return a snapshot with the states under other names; without those that go by None.
+
+    What was skipped stays counted under the old names, as its dead letters are. Only a stage that has come over the
+    merge takes its count along: the worker of this number and the rank have the same number.
+    """
+    own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
+    own["workers"] = {shard: _renamed_tree(tree, names) for shard, tree in own["workers"].items()}
+    behind = _renamed_tree(snapshot.stages, names)
+    if (worker := own["workers"].get(str(snapshot.rank))) is not None:
+        worker, behind = moved(worker, behind, {stage.name for stage in plan.after})
+        behind, worker = moved(behind, worker, plan.worker_names)
+        own["workers"][str(snapshot.rank)] = worker
+    return replace(snapshot, state={snapshot.merge: own, **behind})
+
+
+def _renamed_tree(tree: Tree, names: dict[str, str | None]) -> Tree:
+    found = {names.get(name, name): own for name, own in tree.items()}
+    return {name: own for name, own in found.items() if name is not None}
+
+
+def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[str]:
+    for pair in pairs:
+        if pair.mine is None or pair.its is None:
+            continue
+        mine, its = _code(pair.mine), _code(pair.its)
+        for key in mine.keys() & its.keys():
+            options, others = pair.mine["options"], pair.its.get("options") or {}
+            if changed(mine[key], its[key]) and options.get(key) == others.get(key):
+                yield f"{pair.mine['name']} ({key}={options.get(key, '…')})"
+
+
+def _code(entry: Entry) -> dict[str, Any]:
+    code = entry.get("code")
+    return code if isinstance(code, dict) else {}

@@ -1,0 +1,130 @@
+"""Two fingerprints side by side: which stage of the one is which of the other. Pure, but for what stages say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from streamline.resuming.fingerprint import Entry
+from streamline.transforms.base import Stage
+from streamline.transforms.kinds import stage_class
+
+__all__ = ["Pair", "paired"]
+
+Two = tuple["Entry | None", "Entry | None"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing.
+
+    Attributes:
+      section: 0 before the shard, 1 the workers', 2 behind the merge.
+      source: whether it is the source.
+    """
+
+    its: Entry | None
+    mine: Entry | None
+    section: int
+    source: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name, as it is now."""
+        entry: Entry = self.mine or self.its or {}
+        return str(entry.get("name"))
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is a stage: neither the source nor the shard."""
+        return not self.source and (self.mine or self.its or {}).get("kind") != "shard"
+
+    @property
+    def stage(self) -> type[Stage[Any, Any]]:
+        """The class of the stage, as it is now."""
+        return _class_of(self.mine or self.its or {})
+
+    @property
+    def its_stage(self) -> type[Stage[Any, Any]]:
+        """The class of the stage, as it was."""
+        return _class_of(self.its or self.mine or {})
+
+    @property
+    def changes(self) -> list[str]:
+        """What has changed: "added", "removed", or "name" and options."""
+        if self.its is None:
+            return ["added"]
+        if self.mine is None:
+            return ["removed"]
+        kind = ["kind"] * (self.its.get("kind") != self.mine.get("kind"))
+        name = ["name"] * (self.its.get("name") != self.mine.get("name"))
+        theirs, ours = _options(self.its), _options(self.mine)
+        missing = object()
+        return kind + name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything has changed."""
+        return bool(self.changes)
+
+
+def paired(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
+    """Yield the entries of both, in order; the sources first, which are always a pair."""
+    yield Pair(theirs[0] if theirs else None, ours[0], 0, source=True)
+    for section, (its, mine) in enumerate(zip(_sections(theirs[1:]), _sections(ours[1:]), strict=True)):
+        yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _gap))
+
+
+def _sections(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the entries up to the shard, up to the merge, and the rest."""
+    found: list[list[Entry]] = [[], [], []]
+    at = 0
+    for entry in entries:
+        found[at].append(entry)
+        if (at == 0 and entry.get("name") == "shard") or (at == 1 and entry.get("name") == "merge"):
+            at += 1
+    return found
+
+
+def _aligned(
+    theirs: list[Entry],
+    ours: list[Entry],
+    key: Callable[[Entry], Any],
+    rest: Callable[[list[Entry], list[Entry]], Iterator[Two]],
+) -> Iterator[Two]:
+    """Pair what has the same key; what is between is for `rest`."""
+    matcher = SequenceMatcher(None, list(map(key, theirs)), list(map(key, ours)), autojunk=False)
+    for tag, first, stop, our_first, our_stop in matcher.get_opcodes():
+        if tag == "equal":
+            yield from zip(theirs[first:stop], ours[our_first:our_stop], strict=True)
+        else:
+            yield from rest(theirs[first:stop], ours[our_first:our_stop])
+
+
+def _gap(theirs: list[Entry], ours: list[Entry]) -> Iterator[Two]:
+    """Pair what has the same kind."""
+    return _aligned(theirs, ours, _kind, _alone)
+
+
+def _alone(theirs: list[Entry], ours: list[Entry]) -> Iterator[Two]:
+    yield from ((its, None) for its in theirs)
+    yield from ((None, mine) for mine in ours)
+
+
+def _same(entry: Entry) -> Any:
+    return (*_kind(entry), str(entry.get("name")))
+
+
+def _kind(entry: Entry) -> Any:
+    return str(entry.get("kind")), "window" in _options(entry)
+
+
+def _options(entry: Entry) -> dict[str, Any]:
+    options = entry.get("options")
+    return options if isinstance(options, dict) else {}
+
+
+def _class_of(entry: Entry) -> type[Stage[Any, Any]]:
+    return stage_class(str(entry.get("kind")), _options(entry))

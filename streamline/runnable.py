@@ -1,0 +1,220 @@
+"""What every pipeline can do once it is written: run, be looked at, be described."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from os import PathLike
+from typing import Generic, TypeVar, Unpack
+
+from streamline.backends.base import Backend
+from streamline.backends.inline import Inline
+from streamline.debug import DebugStream
+from streamline.failing.failures import MAX_ERRORS, OnError, Policy
+from streamline.loading.loader import Loader
+from streamline.opened import Opened, RunOptions, prepare
+from streamline.options import check_int
+from streamline.pictures.describe import describe, max_in_flight
+from streamline.pictures.draw import Drawing, draw
+from streamline.plan import Plan
+from streamline.resuming.explain import Explanation, explain
+from streamline.snapshot import Snapshot
+from streamline.sync import SyncStream
+from streamline.watching.watchdog import STALL_S
+
+__all__ = ["Runnable"]
+
+T = TypeVar("T")
+
+INLINE = Inline()
+
+
+class Runnable(ABC, Generic[T]):
+    """A plan that can be run. `Pipeline` is one, and knows how to write it."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The plan in sections, as it is run."""
+
+    def open(
+        self,
+        *,
+        backend: Backend = INLINE,
+        resume: Snapshot | None = None,
+        accept: Collection[str] = (),
+        rank: int | None = None,
+        world_size: int | None = None,
+        epoch: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | float | None = MAX_ERRORS,
+        dead_letters: str | PathLike[str] | None = None,
+        progress: bool = False,
+        stall_s: float | None = STALL_S,
+    ) -> Opened[T]:
+        """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
+
+        Args:
+          backend: where the workers run.
+          resume: go on right after what this snapshot had delivered; None: from the beginning. Of a whole job's
+            snapshot, each rank takes its own part.
+          accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
+            says what to write here, and what comes out then. An entry that isn't needed does no harm.
+          rank: which data-parallel rank this is, of `world_size`; by default both are found out.
+          epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
+          on_error: what happens when user code fails on an item, or a record is malformed: "raise" it; "skip" the item,
+            and count it; or a sync function of a `Failure` that returns "skip" or "raise".
+          max_errors: skipped items, counted when they would have been consumed, beyond which the stream fails with
+            `TooManyErrors`: an int is a count, a float a rate of all items (ten are borne in any case), None no limit.
+          dead_letters: a JSONL file with a line for each skipped item; of several ranks, each has its own.
+          progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else a log line (INFO)
+            every 30 s.
+          stall_s: when the consumer has waited this long for one item, and again at twice, four times, … of it, a
+            warning in the log says what for; None: nobody watches.
+
+        Raises:
+          PlanError: an unsharded pipeline, or one live source, on several ranks; fewer shards than ranks; options that
+            contradict, or out of range or type (PlanTypeError); `accept` names what isn't there.
+          ResumeError: the snapshot is of another plan, of other data, or of other ranks.
+          ReadError: a file of the source is missing.
+          Later, by `with` or `async with`: DeadLetterError, if these can't be written; of a live source, ResumeError,
+          SnapshotError or JournalError, if its journal isn't the snapshot's.
+
+        Warns:
+          CodeChangedWarning: functions' code has changed since the snapshot.
+        """
+        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
+        opening = prepare(
+            self.plan,
+            backend=backend,
+            resume=resume,
+            accept=accept,
+            rank=rank,
+            world_size=world_size,
+            epoch=epoch,
+            policy=policy,
+            progress=progress,
+            stall_s=stall_s,
+        )
+        return Opened(opening)
+
+    def explain(self, snapshot: Snapshot, *, accept: Collection[str] = ()) -> Explanation:
+        """Say what a resume of `snapshot` would do, to be printed, without doing it.
+
+        Where each worker reads on, what is read and computed again, and by which stage; or why the snapshot doesn't fit
+        this plan, and what to accept. Of a whole job's snapshot: all ranks.
+
+        Args:
+          accept: as for `open`.
+
+        Raises:
+          PlanError: `accept` names what isn't there.
+          ReadError: a file of the source is missing.
+        """
+        return explain(self.plan, snapshot, accept)
+
+    def debug(
+        self,
+        *,
+        resume: Snapshot | None = None,
+        accept: Collection[str] = (),
+        rank: int | None = None,
+        world_size: int | None = None,
+        epoch: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | float | None = MAX_ERRORS,
+        dead_letters: str | PathLike[str] | None = None,
+    ) -> DebugStream[T]:
+        """Return a plain iterator that runs the whole plan in the calling thread, an item when it is asked for one.
+
+        For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
+        other. Slow: calls follow one another, and next to nothing is read ahead. Works where an event loop is running
+        already, in a notebook, say. Only blocks of files are read in a thread.
+
+        Args:
+          resume: as in `open`, like the others.
+
+        Raises:
+          PlanError, ResumeError, ReadError: as in `open`.
+        """
+        opening = prepare(
+            self.plan,
+            backend=INLINE,
+            resume=resume,
+            accept=accept,
+            rank=rank,
+            world_size=world_size,
+            epoch=epoch,
+            policy=Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters),
+        )
+        return DebugStream(opening)
+
+    def loader(
+        self,
+        *,
+        steps_per_epoch: int | None = None,
+        fixed_epoch: bool = False,
+        epoch: int | None = None,
+        resume: Snapshot | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Loader[T]:
+        """Return what trainers hold: it can be iterated again and again, one epoch each time, saved and loaded.
+
+        Args:
+          steps_per_epoch: an epoch is so many items of a pipeline that goes on: the next epoch continues where the last
+            one stopped; where the pipeline ends, it begins anew, in its next epoch. None: an epoch is one pass.
+          fixed_epoch: each iteration is of the same epoch, with the same items in the same order: for validation.
+          epoch: of the first iteration; by default the snapshot's, or 0.
+          resume: go on behind this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
+            known: with `steps_per_epoch`, an epoch begins there.
+          options: those of `open`; each epoch is opened with them.
+
+        Raises:
+          PlanError: an epoch below 0, or fewer than 1 step.
+          PlanTypeError: an option of the wrong type.
+          As `open`, here and at each `iter()`.
+        """
+        return Loader(
+            partial(self.open, **options),
+            epoch=epoch,
+            steps_per_epoch=steps_per_epoch,
+            fixed_epoch=fixed_epoch,
+            resume=resume,
+        )
+
+    def first(self, count: int) -> list[T]:
+        """Return the first items, at most `count`; nothing is opened for 0.
+
+        No channel holds more than `count` items meanwhile: little more is read than what is returned takes. Also in a
+        running event loop, which it holds up.
+
+        Raises:
+          PlanError: `count` is no integer of 0 or more.
+          PlanError, ReadError: as in `open`.
+        """
+        check_int(".first(count)", count, 0)
+        if not count:
+            return []
+        with closing(self.open().sync_stream(most_ahead=count)) as stream:
+            return list(islice(stream, count))
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self.open().stream()
+
+    def __iter__(self) -> SyncStream[T]:
+        return self.open().sync_stream()
+
+    def draw(self) -> Drawing:
+        """Return a picture of the plan: Mermaid as text, SVG in a notebook, `.save("plan.svg")`. Nothing runs."""
+        return draw(self.plan)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Items that are taken from the source and not yet consumed, at most, on one rank."""
+        return max_in_flight(self.plan)
+
+    def __repr__(self) -> str:
+        return describe(self.plan)

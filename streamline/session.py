@@ -1,0 +1,112 @@
+"""One running of a plan, from its opening to its close: what all its parts share, and what is done at its edges.
+
+The consumer takes lists. An *edge* is the moment at which it asks for another one: whatever must follow what was
+consumed (trimming a journal, counting errors) is done there, once a list and never once an item, in the consumer's own
+thread, with the state right after the last item that it got, which isn't made unless somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from streamline.failing.skipping import Errors
+from streamline.gate import Gate
+from streamline.meters.meter import Meters
+from streamline.states import Json, Reference, State, Tree
+from streamline.threads import ThreadPool
+
+__all__ = ["Awaited", "Journal", "Session"]
+
+
+class Journal(Protocol):
+    """What a source that can't be read again keeps of the items that are on their way."""
+
+    @property
+    def keeper(self) -> Any:
+        """What a snapshot tells that it has been stored, see `Snapshot.keeper`; None: nobody needs to know."""
+
+    def entry(self, state: Tree) -> Json:
+        """Return what a snapshot of this state must hold. From the consumer's thread; doesn't wait."""
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A worker that the merge waits for.
+
+    Attributes:
+      state: right behind the last item that the merge has taken from it.
+    """
+
+    shard: int
+    state: State
+
+
+class Session:
+    """What the parts of one running share. Made anew at each opening.
+
+    Attributes:
+      gate: what every task that moves items passes between two lists.
+      meters: what is counted.
+      most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
+      threads: for sync user code that shall not hold the loop.
+      awaited: tells, in the event loop's thread, which workers the merge waits for; None: there is no merge yet.
+      journal: of a live source; None for any other.
+      errors: items that are left out because of an error.
+
+    Args:
+      metered: False: nothing is counted of stages and channels; only for measuring what that costs.
+    """
+
+    def __init__(
+        self, *, most_ahead: int | None = None, threads: ThreadPool | None = None, metered: bool = True
+    ) -> None:
+        self.gate = Gate()
+        self.most_ahead = most_ahead
+        self.threads = threads or ThreadPool()
+        self.meters = Meters(perf_counter(), on=metered)
+        self.journal: Journal | None = None
+        self.errors = Errors()
+        self.awaited: Callable[[], Sequence[Awaited]] | None = None
+        self._at_leaving: list[Callable[[], None]] = []
+        self._at_edges: list[Callable[[Reference], None]] = []
+        self._at_close: list[Callable[[], None]] = []
+        self._closed = False
+
+    def leave_out(self, errors: Errors) -> None:
+        """Leave out items as `errors` says. Before anything runs."""
+        self.errors = errors
+        if errors.policy.skips:
+            self.at_edges(errors.judge)
+
+    def at_edges(self, work: Callable[[Reference], None]) -> None:
+        """Do `work` at every edge, in the consumer's thread; what it raises, the stream fails with."""
+        self._at_edges.append(work)
+
+    def at_leaving(self, work: Callable[[], None]) -> None:
+        """Do `work` as soon as an async stream is asked to close, in the event loop's thread: read no more, say."""
+        self._at_leaving.append(work)
+
+    def leave(self) -> None:
+        """The stream is about to be closed, by its consumer or behind its end."""
+        for work in self._at_leaving:
+            work()
+
+    def edge(self, behind: Reference) -> None:
+        """The consumer asks for another list; `behind` is the state right after the last item that it got."""
+        for work in self._at_edges:
+            work(behind)
+
+    def at_close(self, work: Callable[[], None]) -> None:
+        """Do `work` when the stream has ended, in whatever way and thread that comes about; it never raises."""
+        self._at_close.append(work)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """The stream has ended. Idempotent."""
+        self._closed = True
+        while self._at_close:
+            self._at_close.pop()()

@@ -1,0 +1,177 @@
+"""Sources that users write: a generator function that keeps its place in a dict.
+
+The dict *at a yield* is what resumes right after the item yielded, so its author updates it, then yields. It is copied
+at each yield, through JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import anyio
+
+from streamline.blame import blame, cancellation_requested, function_name, stage_name
+from streamline.declared import DeclaredFunction, jsonable, parameters_of
+from streamline.errors import PlanTypeError
+from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.meters.stage_meter import StageMeter, Working
+from streamline.pace import Pace
+from streamline.sources.base import Mode, Part, Source
+from streamline.states import At, Json, State, Tree
+
+__all__ = ["EPOCH_PASSES", "CustomSource", "epoch_number"]
+
+T = TypeVar("T")
+
+EPOCH_PASSES = 2**32
+"""Passes of a repeat that an epoch's number has room for."""
+
+
+def epoch_number(epoch: tuple[int, ...]) -> int:
+    """Return the number of an epoch: another one for each pass, and that of the loader where nothing repeats.
+
+    Of (loader epoch, pass, ...), each further pass fills 32 bits: (2,) is 2, (0, 3) is 3, (2, 3) is 2 * 2**32 + 3.
+    """
+    number = 0
+    for part in epoch:
+        number = number * EPOCH_PASSES + part
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomSource(Source[T]):
+    """Reads what a declared generator function yields, sync or async. State: its dict behind the item yielded."""
+
+    modes: ClassVar[tuple[Mode, ...]] = ("custom",)
+
+    fn: DeclaredFunction
+    params: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "source"
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def reread(self) -> str:
+        return "goes on from its dict"
+
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        return f"what its dict says, {json.dumps(own, ensure_ascii=False)}" if own else "the beginning"
+
+    def options(self) -> dict[str, Any]:
+        return {"fn": function_name(self.fn), "params": dict(self.params)}
+
+    def functions(self) -> dict[str, Any]:
+        return {"fn": self.fn}
+
+    def __str__(self) -> str:
+        return f"source({stage_name(self.fn)})"
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        own = self._first_state() if state is None else state[self.name]
+        begin = At(self.name, jsonable(own, str(self)))
+        demand = self.demand(site, state)
+        return ListsFlow(begin, self._lists(demand, begin), demand)
+
+    def _first_state(self) -> dict[str, Any]:
+        return {} if self.fn.state is None else self.fn.state()
+
+    async def _lists(self, demand: Demand, begin: At) -> Lists[T]:
+        rows, pace = _Rows[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
+        async with aclosing(rows):
+            while not rows.ended:
+                items = await rows.read(demand.want, pace)
+                if items:
+                    yield Chunk(items, rows.states)
+                if rows.failure is not None:
+                    raise rows.failure
+                del items
+                await pace.breathe()
+
+
+class _Rows(Generic[T]):
+    """One running of the user's generator.
+
+    Attributes:
+      states: behind each item of the last list.
+      failure: of the generator, behind that list.
+      ended: whether that list was the last.
+    """
+
+    def __init__(self, source: CustomSource[T], site: Site, begin: At, meter: StageMeter | None) -> None:
+        self._source, self._site, self._meter = source, site, meter
+        self._state = jsonable(begin.own, str(source))
+        self._behind: State = begin
+        self._rows: Generator[T, None, None] | AsyncGenerator[T, None] | None = None
+        self._items: Iterator[T] = iter(())
+        self.states: list[State] = []
+        self.failure: BaseException | None = None
+        self.ended = False
+
+    async def read(self, want: int, pace: Pace) -> list[T]:
+        """Return up to `want` items that come without waiting, or one that is waited for; none at the end."""
+        items: list[T] = []
+        self.states = []  # a new one: the last is a column that somebody may hold
+        try:
+            if self._rows is None:
+                self._begin()
+            if isinstance(self._rows, AsyncGenerator):
+                self.ended = await self._wait(self._rows, items)
+            else:
+                self.ended = pace.draw(self._items, want, items)
+        except BaseException as error:
+            if cancellation_requested(error):
+                raise
+            self.failure = blame(error, str(self._source), self._site, self._behind)
+        return items
+
+    async def _wait(self, rows: AsyncGenerator[T, None], items: list[T]) -> bool:
+        try:
+            with Working(self._meter):
+                item = await anext(rows)
+        except StopAsyncIteration:  # Python lets none out of the user's code
+            return True
+        self._copy()
+        items.append(item)
+        return False
+
+    async def aclose(self) -> None:
+        """Close the user's generator, and let it clean up: under a shield."""
+        if isinstance(self._rows, AsyncGenerator):
+            with anyio.CancelScope(shield=True):
+                await self._rows.aclose()
+        elif self._rows is not None:
+            self._rows.close()
+
+    def _begin(self) -> None:
+        """Call the user's function."""
+        source, site = self._source, self._site
+        keywords = dict(source.params, state=self._state, shard=site.shard, num_shards=site.num_shards)
+        names, _ = parameters_of(source.fn.fn)
+        if "epoch" in names:
+            keywords["epoch"] = epoch_number(site.epoch)
+        rows = source.fn.fn(**keywords)
+        if isinstance(rows, Generator):
+            self._items = self._copied(rows)
+        elif not isinstance(rows, AsyncGenerator):
+            raise PlanTypeError(f"expected a generator from {source}, got {type(rows).__name__}")
+        self._rows = rows
+
+    def _copied(self, rows: Iterator[T]) -> Iterator[T]:
+        for item in rows:
+            self._copy()
+            yield item
+
+    def _copy(self) -> None:
+        """Keep the dict as it is at this yield."""
+        self._behind = At(self._source.name, jsonable(self._state, str(self._source)))
+        self.states.append(self._behind)

@@ -1,0 +1,326 @@
+"""The reader of a live source: one task for all workers of a rank, which hands out what it reads in turn.
+
+It waits for room in the queue whose turn it is (`streamline.sources.turns`), asks the feed for one item, keeps it
+(`streamline.sources.journal`), and hands it out; between the feed's answer and its being kept nothing waits, so no
+cancellation can lose an item.
+
+End: the queues end. Failure: each queue's worker gets what was read before, then the failure. Leaving: the reader is
+cancelled, and closes the feed's iterator.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import anyio
+
+from streamline.blame import cancellation_requested, not_an_end
+from streamline.channel import Inbox
+from streamline.errors import JournalError, ResumeError
+from streamline.flow import Flow, Site
+from streamline.gate import resting
+from streamline.meters.stage_meter import Working
+from streamline.pace import HANDOVER_S, Pace
+from streamline.sources.base import Mode, Part, Source
+from streamline.sources.directory import DiskJournal
+from streamline.sources.encoding import Written
+from streamline.sources.journal import Entry, Journal, Kept, MemoryJournal, Places, kept_of
+from streamline.sources.live import Live
+from streamline.sources.turns import Queue, Turns
+from streamline.states import Json, Tree
+from streamline.tasks import Job
+
+__all__ = ["Fed", "Feed"]
+
+SYNC_S = 0.1
+"""Seconds of items that a power cut may take from a journal on disk; a kill takes none."""
+
+logger = logging.getLogger(__name__)
+
+
+class Feed:
+    """Reads a live source for the workers of a rank.
+
+    Args:
+      live: the source as written.
+      site: the rank's.
+      shards: of this rank, one worker each.
+      merge: the name of the merge's entry in a state.
+      state: that the rank's run begins at; None: at the beginning.
+      journal: of the snapshot that it comes from.
+      capacity: items that wait for each worker, while none starves.
+      stages: the worker's, for messages.
+
+    Attributes:
+      source: what workers are opened on.
+      journal: what was read and may be needed again.
+      turns: the workers' queues.
+
+    Raises:
+      PlanError: the source is an iterator that was read already.
+      ResumeError, SnapshotError, JournalError: the journal doesn't have what the state needs.
+    """
+
+    def __init__(
+        self,
+        live: Live[Any],
+        site: Site,
+        shards: Sequence[int],
+        *,
+        merge: str,
+        state: Tree | None,
+        journal: Json,
+        capacity: int,
+        stages: str,
+    ) -> None:
+        live.check_unread()
+        self._live = live
+        self._site = site
+        self._places = Places(live.name, merge, shards)
+        self._job: Job | None = None
+        self._dirty = anyio.Event()
+        self._iterator: AsyncIterator[Any] | None = None
+        self._meter = site.meter(live.name, live.kind)
+        self.journal, self._backlog = self._opened(state, journal)
+        queues = self._queues(state, capacity)
+        self.turns = Turns(live, queues, list(shards).index(self.journal.next), stages)
+        for queue in queues:
+            queue.channel.inbox.on_wait = self._wanted
+        self.source = Fed(name=live.name, feed=self)
+        site.tasks.own(self._clean_up)
+        site.tasks.session.journal = self.journal
+        site.tasks.session.at_leaving(self._stop)
+
+    def _opened(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
+        """Return the journal, and what is to be fed before what the feed gives from now on."""
+        places = self._places
+        kept: Kept | None = None
+        entries: list[Entry] = []
+        if state is not None:
+            kept, entries = kept_of(journal, state, places)
+            for worker, gave in zip(kept.workers, state[places.merge]["produced"], strict=True):
+                if worker.ended:
+                    places.ended(worker.shard, gave)
+        directory = self._live.directory(self._site)
+        if directory is not None:
+            stored = DiskJournal(directory, places, kept, entries, state)
+            return stored, stored.backlog
+        if kept is not None and kept.stored:
+            raise ResumeError(
+                "the snapshot's items are in a journal on disk: give from_stream(journal=) the directory that it was "
+                "taken with"
+            )
+        memory = MemoryJournal(places, kept, entries)
+        self._site.tasks.session.at_edges(memory.at_edge)
+        return memory, entries
+
+    def _queues(self, state: Tree | None, capacity: int) -> list[Queue]:
+        places, queues, meters = self._places, [], self._site.tasks.session.meters
+        for index, (shard, passed) in enumerate(places.passed(state).items()):
+            done = 0 if state is None else state[places.merge]["workers"][index][places.source]
+            queue = Queue(self._live.name, index, shard, done, capacity)
+            if passed == math.inf:
+                queue.over = True
+                queue.channel.finish()
+            queue.channel.join(self._site.tasks.session)
+            if meters.on:
+                queue.channel.meter = meters.channel(self._live.name, shard, capacity)
+            queues.append(queue)
+        return queues
+
+    # What others say --------------------------------------------------------------------------------------------------
+
+    def inbox(self, shard: int) -> Inbox[Any]:
+        """Return what the worker of a shard reads."""
+        return next(queue for queue in self.turns.queues if queue.shard == shard).channel.inbox
+
+    def merge_waits(self, workers: Sequence[int]) -> None:
+        """The merge waits for an item of any of these workers; or it waits no more."""
+        self.turns.awaited = workers
+        if workers:
+            self.turns.notice()
+
+    def watch(self, workers: Sequence[Inbox[Any]]) -> None:
+        """Learn from the workers' own channels when they end."""
+        for queue, worker in zip(self.turns.queues, workers, strict=True):
+            worker.on_end = partial(self._worker_over, queue)
+
+    def worker_ended(self, index: int, produced: int) -> None:
+        """The merge has taken all that a worker gives; unless the feed has ended, it has ended by itself."""
+        queue = self.turns.queues[index]
+        if not queue.channel.finished:
+            self._places.ended(queue.shard, produced)
+
+    def _wanted(self) -> None:
+        """A worker waits for an item: begin to read, if that hasn't begun."""
+        if self._job is None:
+            tasks = self._site.tasks
+            name = f"reader of {self._live.name}"
+            self._job = tasks.start(partial(tasks.gate.moves, name, self._run), name, self._clean_up)
+            if isinstance(self.journal, DiskJournal):
+                tasks.start(partial(self._sync, self.journal), "journal", lambda: None)
+        self.turns.notice()
+
+    def _worker_over(self, queue: Queue, failed: bool) -> None:
+        """A worker has ended: it is passed over from now on. The last one ends the reader."""
+        queue.over = not failed
+        if self.turns.all_over:
+            self._stop()
+        self.turns.notice()
+
+    def _stop(self) -> None:
+        """Read no more: what is read behind the last snapshot would be lost."""
+        if self._job is not None:
+            self._job.cancel()
+
+    # The reader -------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            try:
+                await self._feed_backlog()
+                await self._read()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._close_iterator()
+        except BaseException as failure:
+            if cancellation_requested(failure):
+                raise
+            self.turns.end(failure)
+        else:
+            self.turns.end(None)
+
+    async def _feed_backlog(self) -> None:
+        """Hand out what the journal has, to each worker what was its own."""
+        turns, pace = self.turns, Pace()
+        waiting = {queue.shard: deque[Entry]() for queue in turns.queues}
+        for entry in self._backlog:
+            waiting[entry.shard].append(entry)
+        self._backlog = ()
+        for queue in turns.queues:
+            queue.given += len(waiting[queue.shard])
+        while any(waiting.values()):
+            starving = turns.starving is not None  # they are in memory anyway
+            stuck = True
+            for queue in turns.queues:
+                entries = waiting[queue.shard]
+                while entries and (queue.closed or starving or queue.has_room()):
+                    entry = entries.popleft()
+                    stuck = False
+                    if not queue.closed:
+                        turns.hand(queue, self._read_again(entry), entry.ordinal, entry.written.size)
+                        await pace.breathe(HANDOVER_S)
+            if stuck:
+                await turns.wait_news()
+
+    def _read_again(self, entry: Entry) -> Any:
+        try:
+            return self._live.codec.read(entry.written)
+        except BaseException as error:
+            raise self._blamed(error, f"item {entry.ordinal + 1} of shard {entry.shard} in its journal") from None
+
+    async def _read(self) -> None:
+        gate, pace = self._site.tasks.gate, Pace()
+        if self.turns.all_over:
+            return
+        try:
+            iterator = self._iterator = self._live.begin()
+        except BaseException as error:
+            raise self._blamed(error, "its beginning") from None
+        while await self.turns.wait_room():
+            await gate.passage()
+            try:
+                with Working(self._meter):
+                    item = await resting(anext(iterator))  # a quiet feed holds no pause up
+                written = self._live.codec.write(item)
+            except StopAsyncIteration:
+                return
+            except BaseException as error:
+                if cancellation_requested(error):
+                    raise
+                raise self._blamed(error, f"item {self.journal.read + 1}") from None
+            if (kept := self._keep(written)) is None:
+                return  # all workers have ended meanwhile
+            await gate.passage()  # it came in a pause: it is kept, and handed out behind it
+            if self._meter is not None:
+                self._meter.count((item,))
+            self.turns.hand(kept[0], item, kept[1], written.size)
+            del item, written
+            await pace.breathe(HANDOVER_S)
+
+    def _keep(self, written: Written) -> tuple[Queue, int] | None:
+        """Keep an item; return whose it is, and its number there. None: there is nobody to hand it to."""
+        queue = self.turns.next()
+        if queue is None:
+            return None
+        ordinal = queue.given
+        self.journal.append(Entry(queue.shard, ordinal, written, self.turns.pass_on(queue)))
+        self._dirty.set()
+        queue.given += 1
+        return queue, ordinal
+
+    def _blamed(self, error: BaseException, at: str) -> BaseException:
+        """Return what the consumer is to see for an error out of the user's stream or functions."""
+        rank = f"rank {self._site.shard} of {self._site.num_shards}, " if self._site.num_shards > 1 else ""
+        error = not_an_end(error, self._live.name)
+        error.add_note(f"in {self._live.name}, read for all workers ({rank}pid {os.getpid()}), at {at}")
+        return error
+
+    async def _close_iterator(self) -> None:
+        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+            await aclose()
+
+    async def _sync(self, journal: DiskJournal) -> None:
+        """Make durable what was written, soon after."""
+
+        def sync() -> BaseException | None:
+            try:
+                journal.sync()
+            except BaseException as error:
+                return error
+            return None
+
+        while True:
+            await self._dirty.wait()
+            self._dirty = anyio.Event()
+            await anyio.sleep(SYNC_S)
+            failure = await self._site.tasks.threads.run(sync)
+            if failure is not None:
+                self.turns.end(failure)
+                self._stop()
+                return
+
+    def _clean_up(self) -> None:
+        """Let go of everything; idempotent."""
+        for queue in self.turns.queues:
+            queue.channel.abandon()
+        try:
+            self.journal.close()
+        except JournalError as error:
+            logger.error("%s", error)  # the stream is closed: there is nobody to raise it to
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fed(Source[Any]):
+    """What workers are opened on: each flow is one worker's queue."""
+
+    modes: ClassVar[tuple[Mode, ...]] = ("shared",)
+
+    feed: Feed
+
+    @property
+    def kind(self) -> str:
+        return "from_stream"
+
+    def listing(self) -> None:
+        """A feed has no length and no files."""
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[Any]:
+        return self.feed.inbox(site.shard)

@@ -1,0 +1,241 @@
+"""What a live source keeps: every item that was read and that some resume may need again.
+
+A worker's state says how many of the items that it was handed need not be fed again; marks of stages that rewind are in
+it already. So an item is kept until the state of the last flow has passed it. In memory, it is let go of whenever the
+journal has doubled: each item is looked at a fixed number of times, whoever takes snapshots or not.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from streamline.errors import ResumeError, SnapshotError
+from streamline.sources.encoding import Written, from_json, to_json
+from streamline.states import Json, Reference, Tree
+
+__all__ = ["Entry", "Journal", "Kept", "MemoryJournal", "Places", "kept_of"]
+
+LEAST_ITEMS = 256
+LEAST_BYTES = 2**20
+"""Below both, a journal is not worth looking at: reading a state costs some tens of microseconds."""
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class KeptWorker(msgspec.Struct, forbid_unknown_fields=True):
+    """One worker's part of a journal in a snapshot.
+
+    Attributes:
+      first: the ordinal, among the items handed to the worker, of the first one here.
+      ended: it has ended by itself (a `.take`, say): it is handed nothing any more.
+      items: as `encoding.to_json` writes them.
+    """
+
+    shard: Count
+    first: Count
+    ended: bool
+    items: list[Any]
+
+
+class Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """A journal in a snapshot.
+
+    Attributes:
+      id: of the feed, from its first opening on; also in a journal on disk.
+      stored: the items are in the journal on disk, not here.
+      read: items that were read up to here.
+      next: the shard whose turn is next.
+      workers: in shard order.
+    """
+
+    id: str
+    stored: bool
+    read: Count
+    next: Count
+    workers: list[KeptWorker]
+
+
+class Entry(NamedTuple):
+    """An item that was handed to a worker.
+
+    Attributes:
+      ordinal: 0-based, among the items handed to this worker since the feed began.
+      next: the shard whose turn was next.
+    """
+
+    shard: int
+    ordinal: int
+    written: Written
+    next: int
+
+
+class Places:
+    """Where the workers stand in what they were handed, out of states.
+
+    Args:
+      source: the source's name, the key of a worker's own part.
+      merge: the merge's.
+      shards: of this rank, one worker each.
+    """
+
+    def __init__(self, source: str, merge: str, shards: Sequence[int]) -> None:
+        self.source = source
+        self.merge = merge
+        self.shards = shards
+        self._gave: dict[int, int] = {}  # workers that have ended by themselves, and how many items they gave in all
+
+    def ended(self, shard: int, gave: int) -> None:
+        """Take note that a worker has ended by itself."""
+        self._gave[shard] = gave
+
+    def passed(self, state: Tree | None) -> dict[int, int | float]:
+        """Return how many of its items need not be fed again to each shard's worker; infinity: it needs none at all."""
+        if state is None:
+            return dict.fromkeys(self.shards, 0)
+        own = state[self.merge]
+        rows = zip(self.shards, own["workers"], own["produced"], strict=True)
+        return {
+            shard: math.inf if self._gave.get(shard) == produced else tree[self.source]
+            for shard, tree, produced in rows
+        }
+
+
+class Journal(ABC):
+    """Keeps what was read.
+
+    Attributes:
+      id: random; the same in a feed's snapshots and in its journal on disk.
+      read: items that were read since the feed began.
+      next: the shard whose turn is next.
+    """
+
+    keeper: Any = None
+
+    def __init__(self, places: Places, id: str) -> None:
+        self.places = places
+        self.id = id
+        self.read = 0
+        self.next = places.shards[0] if places.shards else 0
+
+    @abstractmethod
+    def append(self, entry: Entry) -> None:
+        """Keep an item, before it is handed out; in the reader's task."""
+
+    @abstractmethod
+    def entry(self, state: Tree) -> Json:
+        """Return what a snapshot of this state must hold."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files. Idempotent."""
+
+    def _json(self, passed: dict[int, int | float], read: int, turn: int, items: dict[int, list[Json]] | None) -> Json:
+        workers = [
+            {
+                "shard": shard,
+                "first": 0 if math.isinf(first) else int(first),
+                "ended": math.isinf(first),
+                "items": [] if items is None else items[shard],
+            }
+            for shard, first in passed.items()
+        ]
+        return {"id": self.id, "stored": items is None, "read": read, "next": turn, "workers": workers}
+
+
+class MemoryJournal(Journal):
+    """Items in the order in which they were read.
+
+    The reader only appends, in the event loop's thread; the consumer cuts and copies, in its own. A copy is a prefix
+    of what was read, whatever the reader does meanwhile.
+    """
+
+    def __init__(self, places: Places, kept: Kept | None, entries: Sequence[Entry]) -> None:
+        super().__init__(places, secrets.token_hex(16) if kept is None else kept.id)
+        self._log = list(entries)
+        self._bytes = sum(entry.written.size for entry in entries)
+        self._cut_bytes = 0
+        self._cut = 0 if kept is None else kept.read - len(entries)
+        self._next_behind_cut = self.next if kept is None else kept.next
+        self.read = self._cut + len(entries)
+        self.next = self._next_behind_cut
+        self._look_at = (LEAST_ITEMS, LEAST_BYTES)
+
+    def __len__(self) -> int:
+        """Items in it."""
+        return len(self._log)
+
+    @property
+    def bytes(self) -> int:
+        """Of the items in it, about."""
+        return self._bytes - self._cut_bytes
+
+    def append(self, entry: Entry) -> None:
+        self._bytes += entry.written.size
+        self._log.append(entry)
+        self.read += 1
+        self.next = entry.next
+
+    def close(self) -> None:
+        """There are no files."""
+
+    def at_edge(self, behind: Reference) -> None:
+        """Let go of what the consumer has passed, if the journal has doubled since the last time."""
+        items, size = self._look_at
+        if len(self._log) >= items or self.bytes >= size:
+            self.trim(self.places.passed(behind.get().json()))
+            self._look_at = (max(LEAST_ITEMS, 2 * len(self._log)), max(LEAST_BYTES, 2 * self.bytes))
+
+    def trim(self, passed: dict[int, int | float]) -> None:
+        """Let go of what these positions have passed."""
+        log = self._log[:]
+        kept = [entry for entry in log if entry.ordinal >= passed[entry.shard]]
+        if len(kept) == len(log):
+            return
+        self._next_behind_cut = log[-1].next
+        self._cut += len(log) - len(kept)
+        self._cut_bytes += sum(entry.written.size for entry in log if entry.ordinal < passed[entry.shard])
+        self._log[: len(log)] = kept  # the reader may have appended meanwhile
+
+    def entry(self, state: Tree) -> Json:
+        passed = self.places.passed(state)
+        log = self._log[:]
+        items: dict[int, list[Json]] = {shard: [] for shard in passed}
+        for entry in log:
+            if entry.ordinal >= passed[entry.shard]:
+                items[entry.shard].append(to_json(entry.written))
+        return self._json(passed, self._cut + len(log), log[-1].next if log else self._next_behind_cut, items)
+
+
+def kept_of(journal: Json, state: Tree, places: Places) -> tuple[Kept, list[Entry]]:
+    """Return a snapshot's journal, and the items in it.
+
+    Raises:
+      ResumeError: the snapshot has none: it is of a source that is no live one.
+      SnapshotError: it isn't one, or it doesn't fit the state.
+    """
+    if journal is None:
+        raise ResumeError("the snapshot has no journal: it wasn't taken of a live source")
+    try:
+        kept = msgspec.convert(journal, Kept)
+        passed = places.passed(state)
+        if [worker.shard for worker in kept.workers] != list(places.shards) or kept.next not in [*places.shards, 0]:
+            raise ValueError(f"expected the shards {list(places.shards)}")
+        entries = []
+        for worker in kept.workers:
+            if not worker.ended and worker.first != passed[worker.shard]:
+                raise ValueError(
+                    f"expected shard {worker.shard} to begin at {passed[worker.shard]}, not {worker.first}"
+                )
+            for at, item in enumerate(worker.items):
+                entries.append(Entry(worker.shard, worker.first + at, from_json(item), kept.next))
+        if kept.read < len(entries):
+            raise ValueError(f"{len(entries)} items of {kept.read} that were read")
+    except (ValueError, msgspec.ValidationError) as error:
+        raise SnapshotError(f"the snapshot's journal is damaged, or was edited: {error}") from None
+    return kept, entries

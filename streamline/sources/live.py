@@ -1,0 +1,183 @@
+"""A live source as written in a plan: an async iterable that can't be read again.
+
+It is read once, by one reader for all workers of a rank (`streamline.sources.feed`), and what was read is kept until
+the consumer is past it (`streamline.sources.journal`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.flow import Flow, Site
+from streamline.options import check_function, check_int, is_async
+from streamline.sources.base import Mode, Part, Source
+from streamline.sources.encoding import Codec
+from streamline.states import Json, Tree
+
+__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Live", "live_of"]
+
+T = TypeVar("T")
+
+MAX_AHEAD = 65_536
+"""Items that may wait for a worker while another one starves: a worker may drop so many in a row. Six times the longest
+run of drops that the tests know (10,000); small items that wait take some 100 bytes each, so 16 workers some 100 MB."""
+
+MAX_AHEAD_BYTES = 256 * 2**20
+"""Bytes that may wait for all workers of a rank; large items reach this long before `MAX_AHEAD`."""
+
+
+class _Once:
+    """Whether an iterator, which can be read once, was."""
+
+    def __init__(self) -> None:
+        self.taken = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live(Source[T]):
+    """Items as they come. State of a worker: items consumed of those that it was handed.
+
+    Attributes:
+      stream: an async iterable, or a function that returns one.
+      codec: how items are written down.
+      max_ahead: items that may wait for one worker while another one starves.
+      max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
+      partitioned: each rank has a feed of its own.
+      journal: a directory; None: what was read is kept in memory.
+    """
+
+    modes: ClassVar[tuple[Mode, ...]] = ("shared",)
+
+    stream: Callable[[], AsyncIterable[T]] | AsyncIterable[T]
+    codec: Codec = field(default_factory=Codec)
+    max_ahead: int = MAX_AHEAD
+    max_ahead_bytes: int = MAX_AHEAD_BYTES
+    partitioned: bool = False
+    journal: str | None = None
+    once: _Once = field(default_factory=_Once, compare=False, repr=False)
+
+    @property
+    def kind(self) -> str:
+        return "from_stream"
+
+    @property
+    def reread(self) -> str:
+        return "is fed from the journal first"
+
+    @classmethod
+    def reads_on(cls, own: Json) -> str:
+        return f"item {own or 0:,} of those that it is handed, the journal's first"
+
+    def listing(self) -> None:
+        """A feed has no length and no files."""
+
+    def options(self) -> dict[str, Any]:
+        return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode}
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        """Refuse: the reader is one for all workers, and hands out what it reads."""
+        raise TypeError("a live source is read by its feed; workers are opened on the feed's source")
+
+    def directory(self, site: Site) -> Path | None:
+        """Return where the journal of a rank is kept."""
+        if self.journal is None:
+            return None
+        return Path(self.journal, f"rank-{site.shard:05d}-of-{site.num_shards:05d}" if self.partitioned else "")
+
+    def check_unread(self) -> None:
+        """Insist on a feed that can still be read.
+
+        Raises:
+          PlanError: it is an iterator, and was read by an earlier opening.
+        """
+        if self.once.taken:
+            raise PlanError(
+                f"from_stream was given an iterator ({type(self.stream).__name__}), which an earlier opening of this "
+                "pipeline has read: give it a function that makes a new one: from_stream(lambda: connect())"
+            )
+
+    def begin(self) -> AsyncIterator[T]:
+        """Return what the reader asks for items. User code.
+
+        Raises:
+          PlanTypeError: the function returned something else than an async iterable.
+        """
+        stream: Any = self.stream
+        if not isinstance(stream, AsyncIterable):
+            stream = stream()
+            if inspect.iscoroutine(stream):
+                stream.close()
+            if not isinstance(stream, AsyncIterable):
+                raise PlanTypeError(f"expected from_stream's function to return {_wanted(stream)}")
+        elif isinstance(stream, AsyncIterator):
+            self.check_unread()
+            self.once.taken = True
+        return aiter(stream)
+
+
+def live_of(
+    name: str,
+    stream: object,
+    *,
+    encode: Callable[[Any], Any] | None,
+    decode: Callable[[Any], Any] | None,
+    max_ahead: int,
+    max_ahead_bytes: int,
+    partitioned: bool,
+    journal: object,
+) -> Live[Any]:
+    """Return the source that `from_stream` with these options means.
+
+    Raises:
+      PlanTypeError: no async iterable, or an option of the wrong type.
+      PlanError: an option out of range, or one of encode and decode without the other.
+    """
+    if not isinstance(stream, AsyncIterable) and not callable(stream):
+        raise PlanTypeError(f"from_stream reads {_wanted(stream)}")
+    if not isinstance(stream, AsyncIterable) and inspect.iscoroutinefunction(stream):
+        raise PlanTypeError(f"from_stream reads {_wanted(stream)}")
+    if (encode is None) != (decode is None):
+        raise PlanError("give from_stream encode= and decode= together: what one writes down, the other reads again")
+    for option, fn in (("encode", encode), ("decode", decode)):
+        if fn is not None:
+            check_function(f"from_stream({option}=)", fn)
+            if is_async(fn):
+                raise PlanTypeError(f"from_stream({option}=) is a sync function: do what waits in the stream itself")
+    check_int("from_stream(max_ahead=)", max_ahead, 1)
+    check_int("from_stream(max_ahead_bytes=)", max_ahead_bytes, 1)
+    if not isinstance(partitioned, bool):
+        raise PlanTypeError(f"from_stream(partitioned=) is a bool, got {type(partitioned).__name__} {partitioned!r}")
+    return Live(
+        name=name,
+        stream=stream,
+        codec=Codec(encode, decode),
+        max_ahead=max_ahead,
+        max_ahead_bytes=max_ahead_bytes,
+        partitioned=partitioned,
+        journal=_path(journal),
+    )
+
+
+def _path(journal: object) -> str | None:
+    if journal is None:
+        return None
+    if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
+        raise PlanTypeError(f"from_stream(journal=) is a directory, got {type(journal).__name__} {journal!r}")
+    return str(os.fspath(journal))
+
+
+def _wanted(found: object) -> str:
+    """Say what a feed is, what arrived, and the way out."""
+    got = f"an async iterable, or a function that returns one, got {type(found).__name__}"
+    if inspect.iscoroutine(found) or inspect.iscoroutinefunction(found):
+        return f"{got} (async): write an async generator that awaits it: async for x in await connect(): yield x"
+    return (
+        f"{got}: what can be read again is for from_iterable or from_items; a sync iterator that waits would hold the "
+        "event loop, so wrap it in an async generator that calls anyio.to_thread.run_sync(next, iterator)"
+    )

@@ -1,0 +1,219 @@
+"""Iterables that know their own state: `state_dict` and `load_state_dict`, or `get_state` and `set_state`.
+
+The first pair is what PyTorch's world has (Hugging Face's IterableDataset, torchdata's StatefulDataLoader and
+nodes.Loader: on the iterable, loaded before it is iterated), the second grain's (on the iterator). What these states
+are worth was found out by trying, so a state is trusted with care:
+
+- It is taken behind an item, and used only once the next one, some items later, says something else, and when it did so
+  itself: torchdata starts over at a state taken at the end, and some versions of Hugging Face's stop counting behind a
+  resume (datasets issue 8308).
+- An object is loaded before anything else is done to it (torchdata's Loader forgets what is loaded behind a call of
+  `state_dict`), and no object is used again that was loaded: its next iteration would begin there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.states import Json
+
+__all__ = ["Foreign", "Marks", "Use", "as_text", "decoded", "encoded", "foreign"]
+
+SNAPSHOT_EVERY = 16
+"""Items between two states that are taken; a resume iterates over up to twice as many again."""
+
+PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+
+BYTES, TUPLE = "__bytes__", "__tuple__"
+"""An object of this one entry stands for what JSON has no word for."""
+
+
+class Foreign:
+    """Where the state of somebody else's iterable is had from, and loaded into."""
+
+    def __init__(self, owner: Any, get: Callable[[], Any], load: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.kind = type(owner).__name__
+        self._get = get
+        self._load = load
+
+    def state(self) -> str:
+        """Return the state as JSON text.
+
+        Raises:
+          PlanTypeError: there is something in it that JSON can't hold; the message names the entry.
+        """
+        return encoded(self._get(), f"{self.kind}'s state")
+
+    def load(self, state: Json) -> None:
+        """Go to a state that `state` has returned."""
+        self._load(decoded(state))
+
+
+def foreign(candidate: Any) -> Foreign | None:
+    """Return how the state of an iterable, or of an iterator, is had; None if it has none.
+
+    Raises:
+      PlanError: it is known to lose items: a Hugging Face dataset that shuffles in a buffer.
+    """
+    for get, load in PAIRS:
+        getter, setter = getattr(candidate, get, None), getattr(candidate, load, None)
+        if callable(getter) and callable(setter):
+            if _buffers(getattr(candidate, "_ex_iterable", None)):
+                raise PlanError(
+                    f"{type(candidate).__name__} shuffles in a buffer that its state leaves out, so a resume would "
+                    "lose items: leave its .shuffle out, and put .shuffle(window=) behind from_iterable; or have the "
+                    "factory return iter(...) of it: then it has no state, and a resume iterates from the start"
+                )
+            return Foreign(candidate, getter, setter)
+    return None
+
+
+def _buffers(part: Any) -> bool:
+    """Whether there is a shuffle buffer among the parts of a Hugging Face dataset."""
+    if part is None:
+        return False
+    inner = [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or ())]
+    return type(part).__name__ == "BufferShuffledExamplesIterable" or any(map(_buffers, inner))
+
+
+class Marks:
+    """Where the states of an iterable stand among its items: what is known, and what is still to be trusted.
+
+    Attributes:
+      mark: JSON text of the state that a resume loads; None: it iterates from the start.
+      at: items before it.
+    """
+
+    def __init__(self, source: Foreign, mark: str | None, at: int) -> None:
+        self._source = source
+        self.mark = mark
+        self.at = at
+        self._last: tuple[str | None, int] = mark, at
+        self._moved = False
+        self._warned = False
+        self.next = at + 1
+
+    def take(self, count: int) -> None:
+        """Take the state behind item `count`; the one before it is trusted now if it has moved, and this one too."""
+        self.next = count + SNAPSHOT_EVERY
+        text = self._source.state()
+        last, at = self._last
+        moved = text != last
+        if moved and self._moved:
+            self.mark, self.at = last, at
+        if not moved and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the state of {self._source.kind} is the same behind items {at} and {count}, so it can't be where it "
+                f"stands: a resume iterates on from item {self.at}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._last, self._moved = (text, count), moved
+
+
+# States as JSON -----------------------------------------------------------------------------------------------------
+
+
+def encoded(state: Any, where: str) -> str:
+    """Return a state as JSON text, bytes and tuples wrapped.
+
+    Raises:
+      PlanTypeError: as `Foreign.state`.
+    """
+    return as_text(_wrapped(state, where))
+
+
+def as_text(state: Json) -> str:
+    """Return what `encoded` did, of its JSON: two states are equal if their texts are."""
+    return json.dumps(state, separators=(",", ":"))
+
+
+def decoded(state: Json) -> Any:
+    """Return what was encoded, of its JSON."""
+    if isinstance(state, list):
+        return [decoded(item) for item in state]
+    if not isinstance(state, dict):
+        return state
+    if len(state) == 1:
+        if BYTES in state:
+            return base64.b64decode(state[BYTES])
+        if TUPLE in state:
+            return tuple(decoded(item) for item in state[TUPLE])
+    return {key: decoded(item) for key, item in state.items()}
+
+
+def _wrapped(value: Any, where: str) -> Json:
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is list:
+        return [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]
+    if type(value) is tuple:
+        return {TUPLE: [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]}
+    if isinstance(value, bytes):
+        return {BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, dict) and all(type(key) is str for key in value) and not {BYTES, TUPLE} & set(value):
+        return {key: _wrapped(item, f"{where}[{key!r}]") for key, item in value.items()}
+    raise PlanTypeError(
+        f"{where} is {_named(value)}, which JSON can't hold, and a snapshot is JSON: have the factory return something "
+        "that keeps it elsewhere (shuffle with .shuffle(window=), say), or iter(...) of it: then it has no state, and "
+        "a resume iterates from the start"
+    )
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, dict):
+        keys = [key for key in value if type(key) is not str or key in (BYTES, TUPLE)]
+        return f"a dict with the key {keys[0]!r}"
+    return f"{value!r}" if isinstance(value, float) else f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+# Objects that are used once ------------------------------------------------------------------------------------------
+
+
+class Use:
+    """The use of one object that holds its state itself, from its opening to its close.
+
+    Raises:
+      PlanError: the factory returned an object whose state belongs to another use.
+    """
+
+    def __init__(self, owner: Any, loads: bool) -> None:
+        before = USED.get(id(owner))
+        if before is not None and before.is_of(owner) and (before.open or before.loaded or loads):
+            raise PlanError(
+                f"from_iterable's factory returned the same {type(owner).__name__} again, which keeps where it stands "
+                "in itself: have it make a new one at each call (of a Hugging Face dataset, copy.deepcopy(dataset))"
+            )
+        self._record = _Record(owner, loads)
+
+    def close(self) -> None:
+        """Let the object be iterated again from its start, unless it was loaded."""
+        self._record.open = False
+
+
+class _Record:
+    def __init__(self, owner: Any, loaded: bool) -> None:
+        key = id(owner)
+        self.open = True
+        self.loaded = loaded
+        try:
+            self._owner = weakref.ref(owner, lambda _: USED.pop(key, None))
+        except TypeError:
+            return  # it can't be watched (slots), so nothing is known of it
+        USED[key] = self
+
+    def is_of(self, owner: Any) -> bool:
+        return self._owner() is owner
+
+
+USED: dict[int, _Record] = {}
+"""By identity; an object that is gone takes its entry with it."""

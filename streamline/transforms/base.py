@@ -1,0 +1,120 @@
+"""What a stage is: one step of a plan, opened over what is before it."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+from streamline.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.states import Json, State, Tree
+
+__all__ = ["Stage"]
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(ABC, Generic[In, Out]):
+    """What one step of a plan does: options, and how to open a flow over an upstream.
+
+    A stage that reads one upstream, once, writes `lists` (and `begin` where it keeps a state of its own); one that
+    opens its upstream differently overrides `open`.
+
+    Attributes:
+      name: unique in its pipeline; its part of a state is kept under it.
+    """
+
+    name: str
+
+    survives: ClassVar[Mapping[str, str]] = {}
+    """What may change between a snapshot and its resume, if the user accepts it, and what comes out then: options, and
+    "added" and "removed" for the stage as a whole."""
+
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """What else may be found to have changed, why no state survives it, and the way out."""
+
+    steady: ClassVar[frozenset[str]] = frozenset()
+    """Of `survives`, what leaves the number and the order of the items as they were: a stage behind this one that
+    reads again from an older state still finds its items where they were."""
+
+    def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
+        """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
+        flow = upstream(state)
+        own = None if state is None else state.get(self.name)
+        run = self.run_over(flow, upstream.site, state, own)
+        return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
+
+    def run_over(self, flow: Flow[In], site: Site, state: Tree | None, own: Any) -> Run[In]:
+        """Return what the generator of this stage's output is given: it reads `flow`, opened at `state`.
+
+        Args:
+          own: this stage's part of `state`, or what stands for it at the beginning.
+        """
+        return Run(flow, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
+
+    def begin(self, upstream: State, own: Any) -> State:
+        """Return the state before the first item; for a stage without a state of its own, its upstream's."""
+        return upstream
+
+    def lists(self, run: Run[In]) -> Lists[Out]:
+        """Yield this stage's output, list by list."""
+        raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
+
+    @property
+    def kind(self) -> str:
+        """The stage's kind as users write it: "flat_map"."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def __str__(self) -> str:
+        return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that change which items come out, by name; a resume insists on them."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+
+    def num_outputs(self, items: float) -> float | None:
+        """Return how many items come out when `items` go in; None: that depends on the items, or nobody knows.
+
+        Args:
+          items: a whole number, or `math.inf` for a flow without end.
+        """
+        return None
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        """Say what of the items delivered a resume reads or computes again at this part of a state; None: nothing.
+
+        Args:
+          own: the stage's own part; None where it has none.
+        """
+        return None
+
+    @classmethod
+    def holds(cls, own: Json) -> str | None:
+        """Say what would be lost or would come twice if the stage were removed at this state; None: nothing."""
+        return cls.again(own)
+
+    @classmethod
+    def argument(cls, name: str, what: str) -> str:
+        """Return how `open(accept=)` names a change of a stage called `name`: "batch.size"."""
+        return f"{name}.{what}"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether another run may deliver this stage's items in another order."""
+        return False
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether this stage's state may go back to an older state of its upstream and read again from there."""
+        return False
+
+    @property
+    def in_flight(self) -> int:
+        """Items that this stage may hold between its input and its output."""
+        return 0

@@ -1,0 +1,44 @@
+"""The stages by their kind as a snapshot's fingerprint writes it: what a stage that is gone, or unknown, can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamline.transforms.base import Stage
+from streamline.transforms.batch import Batch
+from streamline.transforms.custom import Through
+from streamline.transforms.filter import Filter
+from streamline.transforms.flat_map import FlatMap, Unbatch
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.map import ConcurrentMap, Map, Numbering
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
+
+__all__ = ["stage_class"]
+
+KINDS: dict[str, type[Stage[Any, Any]]] = {
+    "batch": Batch,
+    "filter": Filter,
+    "flat_map": FlatMap,
+    "map": Map,
+    "numbering": Numbering,
+    "repeat": Repeat,
+    "shuffle": Shuffle,
+    "shuffle_files": ShuffleFiles,
+    "skip": Skip,
+    "take": Take,
+    "through": Through,
+    "unbatch": Unbatch,
+}
+
+
+def stage_class(kind: str, options: dict[str, Any]) -> type[Stage[Any, Any]]:
+    """Return the class of a stage of this kind and these options; `Stage` itself where there is none.
+
+    A map says what it remembers as a concurrent one does: they share a kind.
+    """
+    if kind == "shuffle" and "window" not in options:
+        return IndexShuffle
+    if kind == "map" and options.get("ordered") is False:
+        return ConcurrentMap
+    return KINDS.get(kind, Stage)

@@ -1,0 +1,333 @@
+"""What every stage did and when, written while it runs, for Perfetto and chrome://tracing.
+
+It is bounded. Stretches of one track are put together until they are long enough to see, and the longer, the more of
+them come; the file is one of two, see `trace_file`. So the newest half of `max_bytes` at least is always there: all of
+a run of minutes, the last hours of one of weeks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from os import PathLike
+from pathlib import Path
+from threading import RLock
+from time import perf_counter
+from types import TracebackType
+
+from streamline.errors import PlanError
+from streamline.meters.meter import Meters
+from streamline.meters.stage_meter import Doing, StageMeter
+from streamline.options import check_int
+from streamline.watching.trace_file import Event, TraceFile, previous_of
+
+__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Trace"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 64 << 20
+"""Of both files: some 400,000 events, which a browser still opens in seconds."""
+
+LEAST_BYTES = 1 << 20
+"""Both files begin with the names of all tracks: some 200 bytes for each stage of each worker."""
+
+EVENTS_PER_S = 500
+"""From here on, more stretches are put together: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
+
+FINEST_S, COARSEST_S = 0.0001, 60.0
+"""Stretches that are within so much of a track are one span: what is shorter is seldom seen."""
+
+LONGEST_S = 1.0
+"""Adjacent stretches of one kind make no longer span: what goes on for hours is to be seen meanwhile."""
+
+ROUNDING_S = 1e-9
+"""By so much a stretch may seem to begin before the one before it ended."""
+
+COUNT_EVERY_S = 0.1
+
+FLUSH_S = 1.0
+
+MOST_WORKERS = 10_000
+"""Of a stage whose tracks stand together; those of more workers get mixed up with the next stage's."""
+
+MOST_LANES = 64
+"""Of one stage in one worker: calls that overlap are drawn side by side."""
+
+NAMES: dict[Doing, str] = {"work": "work", "wait_input": "waits for input", "wait_output": "waits for room"}
+
+
+class Trace:
+    """A trace that is being written; `stream.trace` makes it. As a context manager, it stops at the end.
+
+    A disk that is full, or a file that can't be written any more, stops the trace with a warning; the run goes on.
+
+    Args:
+      path: of the file, which is overwritten.
+      meters: of the running that is traced.
+      max_bytes: of the file and its predecessor together.
+      rank: of this process.
+      behind: names of the stages that a rank has one of: those behind the merge, and the reader of a live source.
+
+    Raises:
+      PlanError: `max_bytes` is less than 1 MiB, or another trace of the same stream is being written.
+      OSError: the file can't be made.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        meters: Meters,
+        *,
+        max_bytes: int = MAX_BYTES,
+        rank: int = 0,
+        behind: Collection[str] = (),
+    ) -> None:
+        check_int(".trace(max_bytes=)", max_bytes, LEAST_BYTES)
+        if meters.observer is not None:
+            raise PlanError("this stream is being traced already: .stop() that trace first")
+        self.path = Path(path)
+        self._meters = meters
+        self._place = f"rank {rank}"
+        self._behind = behind
+        self._lock = RLock()  # a garbage collection within `_observe` may stop this
+        self._tracks: dict[StageMeter, _Track] = {}
+        self._lanes = 0
+        self._resolution = _Resolution()
+        self._counters = _Counters(meters)
+        self._flushed_at = perf_counter()
+        self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2, self._heads)
+        self._observer = self._observe  # one and the same object each time, so that it can be compared
+        meters.observer = self._observer
+        for meter in list(meters.stages.values()):
+            meter.observer = self._observer
+
+    @property
+    def previous(self) -> Path:
+        """Where the file goes when it is full, and another one begins."""
+        return previous_of(self.path)
+
+    def stop(self) -> None:
+        """Write what is left, and the end. From any thread, at any time; idempotent."""
+        if self._meters.observer is self._observer:
+            self._meters.observer = None
+            for meter in list(self._meters.stages.values()):
+                meter.observer = None
+        with self._lock:
+            self._finish_spans(perf_counter())
+            self._guarded(lambda file: file.close())
+            self._file = None
+            self._tracks.clear()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _observe(self, meter: StageMeter, doing: Doing, began: float, ended: float) -> None:
+        with self._lock:
+            if self._file is None:
+                return
+            lane = self._lane(meter, began)
+            if lane is None:
+                return  # more calls side by side than anybody can look at
+            span = lane.add(doing, began, ended, self._resolution.seconds)
+            if span is not None:
+                self._write(_span(lane, span, self._us))
+                self._resolution.count(1, ended)
+            if ended - self._counters.counted_at >= max(COUNT_EVERY_S, self._resolution.seconds):
+                for event in self._counters.read(ended, self._us(ended)):
+                    self._write(event)
+            if ended - self._flushed_at >= FLUSH_S:
+                self._flushed_at = ended
+                self._guarded(lambda file: file.flush())
+
+    def _lane(self, meter: StageMeter, at: float) -> _Lane | None:
+        """Return a lane of a stage's track on which nothing else is from `at` on."""
+        track = self._tracks.get(meter)
+        if track is None:
+            place = self._place if meter.name in self._behind else f"shard {meter.shard}"
+            order = self._meters.order
+            nth = order.index(meter.name) if meter.name in order else len(order)
+            track = self._tracks[meter] = _Track(f"{place} · {meter}", (nth * MOST_WORKERS + meter.shard) * MOST_LANES)
+        for lane in track.lanes:
+            if lane.end <= at + ROUNDING_S:
+                return lane
+        if len(track.lanes) == MOST_LANES:
+            return None
+        self._lanes += 1
+        track.lanes.append(lane := _Lane(self._lanes))
+        for event in track.names(len(track.lanes) - 1):
+            self._write(event)
+        return lane
+
+    def _finish_spans(self, now: float) -> None:
+        """Write the spans that are being put together, and the work that is going on."""
+        for meter, track in list(self._tracks.items()):
+            for lane in track.lanes:
+                if lane.span is not None:
+                    self._write(_span(lane, lane.span, self._us))
+                    lane.span = None
+            since = meter.since
+            if since is not None and (free := self._lane(meter, since)) is not None:
+                self._write(_span(free, _Span("work", since, now), self._us) | {"name": "work, not done yet"})
+
+    def _heads(self) -> Iterator[Event]:
+        yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": f"streamline, {self._place}"}}
+        for track in self._tracks.values():
+            for at in range(len(track.lanes)):
+                yield from track.names(at)
+
+    def _us(self, at: float) -> float:
+        """Return a time in µs since the stream was opened, whole ns: so what touches doesn't overlap."""
+        return max(0, round((at - self._meters.consumer.opened_at) * 1e9)) / 1e3
+
+    def _write(self, event: Event) -> None:
+        self._guarded(lambda file: file.write(event))
+
+    def _guarded(self, work: Callable[[TraceFile], None]) -> None:
+        """Do something with the file; if that fails, this was all."""
+        file = self._file
+        if file is None:
+            return
+        try:
+            work(file)
+        except (OSError, ValueError) as error:  # ValueError: it was closed, by an exit in the middle of a write, say
+            self._file = None
+            file.give_up()
+            logger.warning("the trace %s ends here, and the run goes on: %s", self.path, error)
+
+
+class _Span:
+    """What is drawn as one: a stretch, or several that are put together.
+
+    Attributes:
+      seconds: how much of it was spent at what.
+    """
+
+    __slots__ = ("began", "ended", "seconds", "stretches")
+
+    def __init__(self, doing: Doing, began: float, ended: float) -> None:
+        self.began, self.ended, self.stretches = began, ended, 1
+        self.seconds: dict[Doing, float] = {doing: ended - began}
+
+    def takes(self, doing: Doing, began: float, ended: float, resolution: float) -> bool:
+        """Whether a later stretch belongs to this span."""
+        length = ended - self.began
+        if length <= resolution:
+            return True
+        alike = len(self.seconds) == 1 and doing in self.seconds
+        return alike and length <= LONGEST_S and began - self.ended <= resolution / 10
+
+    def add(self, doing: Doing, began: float, ended: float) -> None:
+        self.ended = ended
+        self.stretches += 1
+        self.seconds[doing] = self.seconds.get(doing, 0.0) + ended - began
+
+
+class _Lane:
+    """One line of a track, on which nothing overlaps: what a viewer calls a thread."""
+
+    __slots__ = ("end", "number", "span")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.end = float("-inf")
+        self.span: _Span | None = None
+
+    def add(self, doing: Doing, began: float, ended: float, resolution: float) -> _Span | None:
+        """Take a stretch; return the span before it if that is finished now."""
+        span, began, self.end = self.span, max(began, self.end), ended
+        if span is not None and span.takes(doing, began, ended, resolution):
+            span.add(doing, began, ended)
+            return None
+        self.span = _Span(doing, began, ended)
+        return span
+
+
+class _Track:
+    """A stage in a worker.
+
+    Args:
+      sort: where its first lane stands among all: the plan's order, then that of the shards.
+    """
+
+    def __init__(self, name: str, sort: int) -> None:
+        self.name = name
+        self._sort = sort
+        self.lanes: list[_Lane] = []
+
+    def names(self, at: int) -> Iterator[Event]:
+        """Yield the events that name lane number `at`."""
+        number = self.lanes[at].number
+        name = self.name if at == 0 else f"{self.name} #{at + 1}"
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": number, "args": {"sort_index": self._sort + at}}
+
+
+class _Resolution:
+    """How long a span is at least, so that no more than `EVENTS_PER_S` come, in the long run."""
+
+    def __init__(self) -> None:
+        self.seconds = FINEST_S
+        self._since = float("-inf")
+        self._events = 0
+
+    def count(self, events: int, now: float) -> None:
+        self._events += events
+        if now - self._since >= 1.0:
+            if self._events < EVENTS_PER_S / 4:
+                self.seconds = max(FINEST_S, self.seconds / 2)
+            self._since, self._events = now, 0
+        elif self._events >= EVENTS_PER_S:
+            self.seconds = min(COARSEST_S, self.seconds * 2)
+            self._since, self._events = now, 0
+
+
+class _Counters:
+    """How full the channels are, how fast the consumer is, and how much of its time it waits."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+        self._told: dict[str, dict[str, float]] = {}
+        self.counted_at = float("-inf")
+        self._items, self._waited = 0, 0.0
+
+    def read(self, now: float, ts: float) -> Iterator[Event]:
+        """Yield a counter event for each that has changed."""
+        for name, values in (*self._channels(), *self._consumer(now)):
+            if self._told.get(name) != values:
+                self._told[name] = values
+                yield {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": ts, "args": values}
+        self.counted_at = now
+
+    def _channels(self) -> list[tuple[str, dict[str, float]]]:
+        held: dict[str, float] = {}
+        for (name, _), meter in list(self._meters.channels.items()):
+            held[name] = held.get(name, 0) + meter.depth
+        return [(f"channel behind {name}", {"items": items}) for name, items in held.items()]
+
+    def _consumer(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
+        consumer = self._meters.consumer
+        waited = consumer.waited_until(now)
+        items, took = consumer.items, now - max(self.counted_at, consumer.opened_at)
+        if took > 0:
+            share = min(1.0, max(0.0, (waited - self._waited) / took))
+            yield "consumer waits", {"%": round(100 * share, 1)}
+            yield "consumer takes", {"items/s": round((items - self._items) / took, 1)}
+        self._items, self._waited = items, waited
+
+
+def _span(lane: _Lane, span: _Span, us: Callable[[float], float]) -> Event:
+    """Return a span as an event; one of several stretches is called after what took most of it."""
+    doing = max(span.seconds, key=lambda kind: span.seconds[kind])
+    name = NAMES[doing] if len(span.seconds) == 1 else f"mostly {NAMES[doing]}"
+    began = us(span.began)
+    dur = round(us(span.ended) - began, 3)
+    event: Event = {"ph": "X", "name": name, "cat": doing, "pid": 1, "tid": lane.number, "ts": began, "dur": dur}
+    if span.stretches > 1:
+        spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in span.seconds.items()}
+        event["args"] = {"stretches": span.stretches, **spent}
+    return event

@@ -1,0 +1,244 @@
+"""Says what a consumer waits for that has waited too long: stage, shard, source position.
+
+Its clock runs only while the consumer waits: one that trains for an hour is no stall, nor is a paused stream. It says
+so once at the limit, and again at twice, four times, … of it. It costs nothing per item.
+
+In a plain loop the consumer's own thread looks at the clock, so that it can also see what holds the event loop's. In
+an async one a task does, which sleeps until the limit; while the loop is held it can't run, and says so afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX
+from time import perf_counter
+from types import FrameType
+from typing import TypeVar
+
+import anyio
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.gate import Phase
+from streamline.meters.stage_meter import StageMeter
+from streamline.session import Awaited, Session
+
+__all__ = ["STALL_S", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
+
+logger = logging.getLogger("streamline.watchdog")  # as the docs call it
+
+T = TypeVar("T")
+
+STALL_S = 30.0
+"""How long a consumer waits for one item before somebody is told: a slow checkpoint's length, and less than a
+collective's timeout."""
+
+LOOK_S = 0.2
+"""How long the event loop may take to look at itself before it is taken for held."""
+
+MOST_SHARDS = 3
+"""Shards that one message names."""
+
+OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars", "sniffio")
+"""Modules whose frames are not what a person looks for."""
+
+STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def check_stall(stall_s: object) -> None:
+    """Insist on seconds, more than 0; None: nobody watches.
+
+    Raises:
+      PlanTypeError: it is no number.
+      PlanError: it is no positive, finite one.
+    """
+    if stall_s is None:
+        return
+    if isinstance(stall_s, bool) or not isinstance(stall_s, int | float):
+        raise PlanTypeError(f".open(stall_s=) is in seconds, or None, got {type(stall_s).__name__} {stall_s!r}")
+    if not 0 < stall_s < math.inf:
+        raise PlanError(f".open(stall_s=) is more than 0 and finite, or None for no watchdog, got {stall_s}")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is watched: a running, and what of its plan a message needs.
+
+    Attributes:
+      source: name of the plan's source.
+      behind: names of the stages behind the merge.
+      shared: whether one reader of the source feeds all workers.
+    """
+
+    session: Session
+    source: str
+    behind: Collection[str] = ()
+    shared: bool = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether items must not move: whoever waits then is no stall."""
+        return self.session.gate.phase not in (Phase.RUNNING, Phase.CLOSED)
+
+    def report(self, now: float) -> str:
+        """Say what the consumer waits for, as far as it can be seen. In the event loop's thread; never raises."""
+        try:
+            return self._report(now)
+        except Exception as error:  # a position that can't be told is no reason to end a run
+            return f"what for can't be told ({type(error).__name__}: {error})"
+
+    def _report(self, now: float) -> str:
+        busy = [meter for meter in list(self.session.meters.stages.values()) if meter.since is not None]
+        last = [meter for meter in busy if meter.name in self.behind]
+        if last:
+            return f"behind the merge, {_at_work(_oldest(last), now)}"
+        awaited = [] if self.session.awaited is None else self.session.awaited()
+        if not awaited:
+            return "nothing that is counted is at work, and the merge waits for nobody"
+        names = ", ".join(str(worker.shard) for worker in awaited[:MOST_SHARDS])
+        more = f" and {len(awaited) - MOST_SHARDS:,} more" if len(awaited) > MOST_SHARDS else ""
+        whose = f"shard {names} (the merge's turn)" if len(awaited) == 1 else f"any of the shards {names}{more}"
+        details = [self._worker(worker, busy, now) for worker in awaited[:MOST_SHARDS]]
+        if len(awaited) > 1:
+            details = [f"shard {worker.shard}: {text}" for worker, text in zip(awaited, details, strict=False)]
+        return f"waiting for {whose}: {'; '.join(details)}"
+
+    def _worker(self, worker: Awaited, busy: Sequence[StageMeter], now: float) -> str:
+        reader = [meter for meter in busy if self.shared and meter.name == self.source]
+        mine = [
+            meter
+            for meter in busy
+            if meter.shard == worker.shard and meter.name not in self.behind and meter not in reader
+        ] or reader
+        where = worker.state.where()
+        at = f", behind {where}" if where else ""
+        if not mine:
+            return f"nothing in it is at work{at}"
+        meter = _oldest(mine)
+        if meter.name == self.source and meter.since is not None:
+            return f"{meter} has brought nothing for {_seconds(now - meter.since)}{at}"
+        return f"{_at_work(meter, now)}{at}"
+
+    def warn(self, waited: float, why: str) -> None:
+        """Tell whoever reads the log."""
+        logger.warning("the consumer has waited %s: %s", _seconds(waited), why)
+
+
+class Patience:
+    """The watch of a plain loop: the consumer's thread takes from a queue, and looks at the clock."""
+
+    def __init__(self, watched: Watched, stall_s: float) -> None:
+        self._watched = watched
+        self._stall_s = stall_s
+
+    def get(
+        self, border: SimpleQueue[T], wake: Callable[[Callable[[], None]], object] | None, loop_thread: int | None
+    ) -> T:
+        """Return what is put into the queue next, however long it takes; say so when it takes long.
+
+        Args:
+          wake: runs a function in the event loop, which knows best what it waits for; None: there is none yet.
+          loop_thread: the loop's, to be looked at from outside when it doesn't answer.
+        """
+        began, limit = perf_counter(), self._stall_s
+        while True:
+            try:
+                return border.get(timeout=min(TIMEOUT_MAX, max(0.0, began + limit - perf_counter())))
+            except Empty:
+                if self._watched.paused:
+                    began, limit = perf_counter(), self._stall_s
+                    continue
+            answer: list[str] = []
+            if wake is not None:
+                with suppress(RuntimeError):  # the loop has ended: something is on its way
+                    wake(lambda answer=answer: answer.append(self._watched.report(perf_counter())))  # type: ignore[misc]
+            try:
+                return border.get(timeout=LOOK_S)  # the loop answers; or it comes after all
+            except Empty:
+                waited = perf_counter() - began
+                self._watched.warn(waited, answer[0] if answer else held(loop_thread))
+            while limit <= waited:
+                limit *= 2
+
+
+async def watch(watched: Watched, stall_s: float) -> None:
+    """Watch an async consumer until cancelled."""
+    meters, consumer = watched.session.meters, watched.session.meters.consumer
+    current: float | None = None
+    limit, free_since = stall_s, -math.inf
+    while True:
+        now = perf_counter()
+        since, delay = consumer.waiting_since, stall_s
+        if watched.paused:
+            free_since, limit = now, stall_s
+        elif since is not None:
+            if since != current:
+                current, limit = since, stall_s
+            waited = now - max(since, free_since)
+            if waited >= limit:
+                watched.warn(waited, watched.report(now))
+            while limit <= waited:
+                limit *= 2
+            delay = min(stall_s, limit - waited)  # another wait may begin, whose limit is nearer
+        before = consumer.waited_until(now)
+        held_s = {meter: meter.held_s for meter in list(meters.stages.values())}
+        await anyio.sleep(delay)
+        woken = perf_counter()
+        late = woken - now - delay
+        idle = woken - now - (consumer.waited_until(woken) - before)  # when the consumer had what it wanted
+        if late >= stall_s and idle < late / 2 and not watched.paused:
+            watched.warn(late, f"the event loop was held{_by(held_s)}; in it nothing else runs, not even this watchdog")
+            if since is not None and consumer.waiting_since == since:
+                limit = max(limit, 2 * stall_s)
+
+
+def held(loop_thread: int | None) -> str:
+    """Say what holds the event loop of another thread: the user's innermost frame."""
+    frame = sys._current_frames().get(loop_thread) if loop_thread is not None else None
+    found = user_frame(frame)
+    if found is None:
+        return "the event loop doesn't answer"
+    where = f"{found.f_code.co_qualname} ({found.f_code.co_filename}, line {found.f_lineno})"
+    return f"the event loop is held by {where}: sync code that waits belongs into .map(executor='thread')"
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user's own code; of a library's, if there is none; None: of neither."""
+    library: FrameType | None = None
+    while frame is not None:
+        name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if name.partition(".")[0] not in OWN and not file.startswith("<frozen"):
+            installed = "site-packages" in file or "dist-packages" in file
+            if not installed and not file.startswith(STDLIB):
+                return frame
+            library = library or frame
+        frame = frame.f_back
+    return library
+
+
+def _by(before: dict[StageMeter, float]) -> str:
+    grown = {meter: meter.held_s - held_s for meter, held_s in before.items()}
+    most = max(grown, key=lambda meter: grown[meter], default=None)
+    if most is None or grown[most] <= 0:
+        return ""
+    return f", by {most} as it seems: sync code that waits belongs into .map(executor='thread')"
+
+
+def _oldest(meters: Sequence[StageMeter]) -> StageMeter:
+    return min(meters, key=lambda meter: math.inf if meter.since is None else meter.since)
+
+
+def _at_work(meter: StageMeter, now: float) -> str:
+    took = now - meter.since if meter.since is not None else 0.0
+    call = "one call" if meter.concurrency == 1 else f"up to {meter.concurrency:,} calls"
+    return f"{meter} has been in {call} for {_seconds(took)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

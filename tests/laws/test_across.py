@@ -1,0 +1,275 @@
+"""Features together: skipped items, dead letters, live sources, ranks and loaders, over random pipelines and resumes.
+
+Whatever is interrupted how often: what is delivered, how many items are counted as skipped, and the lines of dead
+letters are those of a run that was never interrupted. `STREAMLINE_EXAMPLES=20 pytest tests/laws` searches deeper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.pipeline import Pipeline
+from streamline.resuming.inspection import report
+from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.steps import steps
+from streamline.testing.truth import Truth
+from tests.laws.failing import failing_steps
+from tests.laws.profile import examples
+from tests.sources.live_kit import Tape
+
+AnyPipeline = Pipeline[Any]
+
+SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
+
+seeds = st.integers(0, 10_000)
+
+
+class Runs:
+    """Runs of one pipeline in parts, that share a file of dead letters.
+
+    Attributes:
+      items: what was delivered so far.
+      errors: items counted as skipped so far.
+    """
+
+    def __init__(self, letters: Path, **options: Any) -> None:
+        self.letters = letters
+        self.options = {**SKIP, "dead_letters": letters, **options}
+        self.items: list[Any] = []
+        self.errors = 0
+
+    def part(self, pipe: AnyPipeline, snapshot: sl.Snapshot | None, most: int | None, ahead: int = 0) -> sl.Snapshot:
+        """Deliver at most so many items more, and return the snapshot; the loop takes `ahead` more, that are lost."""
+        before = len(self.items)
+        with pipe.open(resume=snapshot, **self.options) as stream:
+            while most is None or len(self.items) < before + most:
+                try:
+                    self.items.append(next(stream))
+                except StopIteration:
+                    break
+            if ahead:
+                taken = stream.snapshot()
+            self.errors = stream.errors.total
+            for _ in range(ahead):
+                next(stream, None)
+        if not ahead:
+            taken = stream.snapshot()  # behind the block: of a live source, this one has all that was read
+        return taken
+
+    def lines(self, choosing: bool) -> Counter[tuple[Any, ...]]:
+        """Return what the letters say; which item was the n-th is open behind choices."""
+        keys = ["epoch", "shard", "stage", "n", "items"]
+        if not choosing:
+            keys += ["item", "message", "passes"]
+        paths = self.letters.parent.glob(f"{self.letters.stem}*.jsonl")
+        letters = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return Counter(tuple(str(letter[key]) for key in keys) for letter in letters)
+
+
+def insist(whole: Runs, parts: Runs, choosing: bool) -> None:
+    Truth(whole.items, choosing).insist_whole("Resume", "over all parts", [], parts.items)
+    assert parts.errors == whole.errors
+    assert parts.lines(choosing) == whole.lines(choosing)
+
+
+def describe(pipe: AnyPipeline, snapshot: sl.Snapshot) -> None:
+    """Whatever a snapshot is of, it can be looked at."""
+    assert repr(snapshot)
+    assert report(snapshot)
+    assert pipe.explain(snapshot).fits
+
+
+# Whole pipelines ----------------------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(compositions(more=failing_steps()), seeds)
+def test_skipped_items_are_the_same_however_a_run_is_interrupted(composition: Composition, seed: int) -> None:
+    DICE.seed(seed)
+    dice, pipe = Random(seed), composition.pipeline
+    with TemporaryDirectory() as folder:
+        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"))
+        whole.part(pipe, None, None)
+        snapshot = None
+        for most in (*(dice.randrange(len(whole.items) // 2 + 2) for _ in range(5)), None):
+            snapshot = parts.part(pipe, snapshot, most, dice.randrange(3) if most else 0)
+            snapshot = sl.Snapshot.from_json(snapshot.to_json())
+            describe(pipe, snapshot)
+        insist(whole, parts, composition.chooses)
+
+
+@st.composite
+def live_pipelines(draw: st.DrawFn) -> tuple[str, int, Callable[[Tape, Path], Composition]]:
+    """Random pipelines over a feed, made anew over any; with what they are, and how many items are in the feed."""
+    shards, length, stored = draw(st.integers(1, 4)), draw(st.integers(0, 40)), draw(st.booleans())
+    step = st.one_of(steps(), failing_steps()).filter(lambda step: not step.text.startswith(".take"))
+    before, behind = draw(st.lists(step, max_size=3)), draw(st.lists(step, max_size=3))
+    kind = draw(st.sampled_from(["strict", "best_effort"]))
+
+    def make(tape: Tape, journal: Path) -> Composition:
+        source = sl.from_stream(tape, partitioned=True, journal=journal if stored else None)
+        fed = Composition(source.shard(2 * shards), "", length).with_steps(before)
+        merged = fed.pipeline.merge("best_effort", max_lead=3) if kind == "best_effort" else fed.pipeline.merge()
+        return Composition(merged, "", fed.most).with_steps(behind)
+
+    text = f"{length} items, {2 * shards} shards, {kind}, {'stored, ' * stored}{before} {behind}"
+    return text, length, make
+
+
+@examples(14)
+@given(live_pipelines(), seeds)
+def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
+    live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int
+) -> None:
+    """Take has been left out: behind the end of a worker, which items the others get depends on timing."""
+    DICE.seed(seed)
+    dice, (_, length, make) = Random(seed), live
+    with TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(2):
+            where: dict[str, Any] = {"rank": rank, "world_size": 2}
+            whole = Runs(Path(folder, f"whole{rank}.jsonl"), **where)
+            parts = Runs(Path(folder, f"parts{rank}.jsonl"), **where)
+            whole.part(make(Tape(length), Path(folder, f"whole{rank}")).pipeline, None, None)
+            ranks.append((whole, parts, make(Tape(length), Path(folder, "parts"))))
+        snapshot = None
+        for step in range(3):
+            for whole, parts, made in ranks:
+                most = None if step == 2 else dice.randrange(len(whole.items) // 2 + 2)
+                parts.part(made.pipeline, snapshot, most).save(Path(folder, f"step-{step}/"))
+            snapshot = sl.Snapshot.load(Path(folder, f"step-{step}/"))
+            describe(ranks[0][2].pipeline, snapshot)
+        for whole, parts, made in ranks:
+            insist(whole, parts, made.chooses)
+
+
+@examples(20)
+@given(compositions(most=14, stages=3, choosing=False, more=failing_steps()), seeds)
+def test_a_loader_writes_each_dead_letter_once_over_epochs_and_resumes(composition: Composition, seed: int) -> None:
+    dice, pipe = Random(seed), composition.pipeline
+    with TemporaryDirectory() as folder:
+        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"))
+        with pipe.loader(**whole.options) as loader:
+            epochs = [list(loader) for _ in range(3)]
+        delivered: list[list[Any]] = [[], [], []]
+        state: dict[str, Any] | None = None
+        for generation in range(6):
+            left = dice.randrange(12) if generation < 5 else None
+            with pipe.loader(**parts.options) as loader:
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                while loader.epoch < 3 and left != 0:
+                    epoch = loader.epoch
+                    for item in loader:
+                        delivered[epoch].append(item)
+                        left = None if left is None else left - 1
+                        if left == 0:
+                            break
+                state = loader.state_dict()
+        Truth(epochs, False).insist_whole("Resume", "over all epochs", [], delivered)
+        assert parts.lines(False) == whole.lines(False)
+
+
+def test_a_second_epoch_of_a_live_source_is_refused_and_steps_go_on_until_it_ends() -> None:
+    with sl.from_stream(Tape(9)).shard(2).loader(**SKIP) as loader:
+        assert list(loader) == list(range(9))
+        with pytest.raises(sl.errors.PlanError, match="one epoch"):
+            iter(loader)
+    with sl.from_stream(Tape(9)).shard(2).loader(steps_per_epoch=6, **SKIP) as loader:
+        assert list(loader) == [0, 1, 2, 3, 4, 5]
+        rest = iter(loader)
+        assert [next(rest), next(rest), next(rest)] == [6, 7, 8]
+        with pytest.raises(sl.errors.PlanError, match="one epoch"):
+            next(rest)
+
+
+# Leaving ------------------------------------------------------------------------------------------------------------
+
+
+def leave_by_break(pipe: AnyPipeline, most: int) -> None:
+    for seen, _ in enumerate(pipe.open(**SKIP).sync_stream()):
+        if seen >= most:
+            break
+
+
+def leave_by_exception(pipe: AnyPipeline, most: int) -> None:
+    with pytest.raises(KeyError), pipe.open(**SKIP) as stream:  # noqa: PT012 - the loop's body raises
+        for _ in zip(range(most), stream, strict=False):
+            pass
+        raise KeyError
+
+
+def leave_by_dropping(pipe: AnyPipeline, most: int) -> None:
+    stream = pipe.open(**SKIP).sync_stream()
+    for _ in range(most):
+        next(stream, None)
+    del stream
+
+
+def leave_while_paused(pipe: AnyPipeline, most: int) -> None:
+    with pipe.open(**SKIP) as stream:
+        for _ in range(most):
+            next(stream, None)
+        with stream.paused(quiesce_timeout=0):
+            stream.close()
+
+
+def leave_a_loader(pipe: AnyPipeline, most: int) -> None:
+    loader = pipe.loader(**SKIP)
+    for _ in zip(range(most), loader, strict=False):
+        pass
+    loader.state_dict()
+    del loader
+
+
+def leave_two_at_once(pipe: AnyPipeline, most: int) -> None:
+    with pipe.open(**SKIP) as one, pipe.open(**SKIP) as other:
+        for _ in range(most):
+            next(one, None)
+            next(other, None)
+        one.close()
+        next(other, None)
+
+
+def leave_by_cancellation(pipe: AnyPipeline, most: int) -> None:
+    async def work() -> None:
+        async with pipe.open(**SKIP) as stream:
+            for _ in range(most):
+                await anext(stream, None)
+            with anyio.move_on_after(0):
+                await anext(stream, None)
+            await anext(stream, None)  # the cancelled one had no effect
+
+    anyio.run(work)
+
+
+WAYS = [
+    leave_by_break,
+    leave_by_exception,
+    leave_by_dropping,
+    leave_while_paused,
+    leave_a_loader,
+    leave_two_at_once,
+    leave_by_cancellation,
+]
+
+
+@examples(40)
+@given(compositions(stages=3, more=failing_steps()), st.sampled_from(WAYS), st.integers(0, 8))
+def test_a_run_with_skipped_items_may_be_left_in_any_way(
+    composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int
+) -> None:
+    """What it would leave behind (threads, files, warnings), conftest looks for."""
+    leave(composition.pipeline, most)

@@ -1,0 +1,248 @@
+"""The rules by themselves: which speaks, what it says, and how its estimate comes about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamline.meters.figures import Figures, StageStats, WorkerStats
+from streamline.meters.verdict import RULES, judge, way_out
+
+SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)
+MAP = StageStats(name="decode", kind="map", items=1000, busy_s=0.2, held_s=0.2)
+FETCH = StageStats(name="fetch", kind="map", items=1000, concurrency=4, executor="task")
+MERGE = StageStats(name="merge", kind="merge", items=1000)
+
+
+def figures(*stages: StageStats, waits: float = 0.8, **other: Any) -> Figures:
+    """Ten seconds of a pipeline, a thousand items."""
+    return Figures(**{"elapsed_s": 10.0, "items": 1000, "consumer_wait_s": 10 * waits, "stages": stages, **other})
+
+
+def held(stage: StageStats, load: float) -> StageStats:
+    return replace(stage, busy_s=10 * load, held_s=10 * load)
+
+
+def busy(stage: StageStats, load: float) -> StageStats:
+    return replace(stage, busy_s=10 * load * stage.slots)
+
+
+def verdict(*stages: StageStats, **other: Any) -> tuple[str, str | None] | None:
+    found = judge(figures(*stages, **other))
+    return None if found is None else (found.rule, found.stage)
+
+
+def test_too_little_says_nothing() -> None:
+    assert verdict(SOURCE, held(MAP, 0.9)) == ("loop", "map(decode)")
+    assert verdict(SOURCE, held(MAP, 0.9), items=7) is None
+    assert judge(Figures(elapsed_s=0.1, items=1000, consumer_wait_s=0.1, stages=(held(MAP, 0.009),))) is None
+    assert judge(Figures(elapsed_s=0.0, items=0, consumer_wait_s=0.0)) is None
+
+
+def test_no_load_says_nothing() -> None:
+    assert verdict(SOURCE, MAP, MERGE) is None
+    assert verdict() is None
+
+
+def test_a_consumer_that_hardly_waits_limits_whatever_the_stages_do() -> None:
+    assert verdict(SOURCE, held(MAP, 0.9), waits=0.05) == ("consumer", None)
+
+
+def test_of_two_functions_in_one_loop_the_one_that_holds_it_longer_is_named() -> None:
+    found = judge(figures(SOURCE, held(MAP, 0.55), held(replace(MAP, name="parse"), 0.4)))
+    assert found is not None
+    assert (found.rule, found.stage) == ("loop", "map(decode)")
+    assert found.speedup == pytest.approx(1 / 0.41)  # the rest of the loop: parse, and the source
+
+
+@pytest.mark.parametrize(("waits", "speedup"), [(0.6, 1 / 0.4), (0.2, 1 / 0.8)])
+def test_the_estimate_ends_where_the_consumer_becomes_the_limit(waits: float, speedup: float) -> None:
+    found = judge(figures(SOURCE, held(MAP, 0.95), waits=waits))
+    assert found is not None
+    assert found.speedup == pytest.approx(speedup)
+    assert f"about {speedup:.1f} x" in found.line
+
+
+def test_an_estimate_that_is_not_worth_it_says_nothing() -> None:
+    assert verdict(busy(FETCH, 0.95), busy(replace(FETCH, name="look"), 0.93)) is None
+    assert verdict(SOURCE, held(MAP, 0.95), waits=0.1001) is not None
+    assert verdict(busy(FETCH, 0.95), busy(replace(FETCH, name="look"), 0.6)) == ("calls", "map(fetch)")
+
+
+def test_calls_advise_as_many_as_the_next_limit_allows() -> None:
+    found = judge(figures(SOURCE, busy(FETCH, 0.97), waits=0.5))
+    assert found is not None
+    assert found.line == (
+        "map(fetch) limits: busy 97 %, the consumer waits 50 % of its time; try concurrency=8: about 2.0 x"
+    )
+    many = judge(figures(busy(FETCH, 0.97), waits=1.0))
+    assert many is not None
+    assert "concurrency=32" in many.line
+    assert many.speedup == 8
+
+
+def test_a_full_loop_delays_calls_so_it_is_looked_at_first() -> None:
+    assert verdict(busy(FETCH, 1.0), held(MAP, 0.9)) == ("loop", "map(decode)")
+    assert verdict(busy(FETCH, 1.0), held(MAP, 0.65)) == ("calls", "map(fetch)")
+
+
+def test_tiny_calls_are_told_to_do_more_at_once_not_to_go_to_threads() -> None:
+    found = judge(figures(SOURCE, held(replace(MAP, items=9_000_000), 0.9)))
+    assert found is not None
+    assert found.rule == "loop"
+    assert ".batch before it" in found.line
+    assert "thread" not in found.line
+
+
+def test_threads_are_said_to_help_only_what_leaves_the_interpreter() -> None:
+    found = judge(figures(SOURCE, busy(replace(FETCH, executor="thread"), 0.97)))
+    assert found is not None
+    assert found.line.endswith("if it waits or releases the GIL")
+
+
+def body(held_s: float, waits: float = 0.4) -> dict[str, Any]:
+    return {"consumer_held_s": held_s, "waits": waits}
+
+
+def test_a_body_that_holds_the_loop_is_named_where_both_fill_it() -> None:
+    found = judge(figures(held(MAP, 0.4), **body(6)))
+    assert found is not None
+    assert (found.rule, found.stage) == ("loop body", None)
+    assert found.speedup == pytest.approx(1 / 0.6)
+    assert "plain `for`" in found.line
+    assert verdict(held(MAP, 0.55), **body(4)) == ("loop", "map(decode)")  # the stage holds it longer
+    assert verdict(busy(FETCH, 0.95), **body(6)) == ("calls", "map(fetch)")  # the loop had time to spare
+
+
+def workers(*each: tuple[int, float]) -> dict[str, Any]:
+    return {
+        "workers": len(each),
+        "items": sum(items for items, _ in each),
+        "busy_s": sum(busy_s for _, busy_s in each),
+        "per_worker": tuple(WorkerStats(shard=n, items=items, busy_s=s) for n, (items, s) in enumerate(each)),
+    }
+
+
+def uneven(*each: tuple[int, float], merge: StageStats = MERGE) -> Any:
+    return judge(figures(SOURCE, replace(FETCH, concurrency=1, **workers(*each)), merge))
+
+
+def test_one_worker_that_is_slower_than_the_rest_is_named_with_its_shard() -> None:
+    found = uneven((100, 1.0), (100, 1.0), (100, 9.5))
+    assert (found.rule, found.stage) == ("uneven workers", "map(fetch)")
+    assert found.line.startswith("map(fetch) of shard 2 limits: busy 95 %, 10 x the time of the others")
+    assert found.speedup == pytest.approx(0.95 / 0.2)  # then the consumer limits
+    assert '.merge("best_effort"' in found.line
+    loose = uneven((100, 1.0), (100, 1.0), (100, 9.5), merge=replace(MERGE, ordered=False))
+    assert "a larger max_lead=" in loose.line
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        ((100, 9.0), (100, 9.5), (100, 9.2)),  # all are slow
+        ((0, 0.0), (0, 0.0), (100, 9.5)),  # the others have nothing to do
+        ((10, 0.9), (10, 1.0), (100, 9.5)),  # it has more items, and is no slower
+        ((100, 9.5),),
+    ],
+    ids=["all slow", "others empty", "more items", "one worker"],
+)
+def test_workers_that_are_alike_are_not_uneven(each: tuple[tuple[int, float], ...]) -> None:
+    found = uneven(*each)
+    assert found is None or found.rule != "uneven workers"
+
+
+def test_idle_calls_behind_slow_ones_are_a_matter_of_order() -> None:
+    stalled = replace(FETCH, busy_s=8.0, wait_output_s=30.0)
+    found = judge(figures(SOURCE, stalled, waits=0.9))
+    assert found is not None
+    assert (found.rule, found.stage) == ("order", "map(fetch)")
+    assert "ordered=False" in found.line
+    assert found.speedup == pytest.approx(5)
+    again = judge(figures(SOURCE, replace(stalled, ordered=False), waits=0.9))
+    assert again is not None
+    assert "ordered=False" not in again.line
+    assert verdict(SOURCE, stalled, held(MAP, 0.9)) == ("loop", "map(decode)")  # what is behind it is in no hurry
+
+
+def test_a_selective_filter_is_named_only_if_nothing_takes_long() -> None:
+    source = held(replace(SOURCE, items=5_000_000), 0.4)
+    rare = held(StageStats(name="rare", kind="filter", items=1000), 0.45)
+    found = judge(figures(source, rare))
+    assert found is not None
+    assert (found.rule, found.stage) == ("selective filter", "filter(rare)")
+    assert "1 of 5,000" in found.line
+    none = judge(figures(source, replace(rare, items=0)))
+    assert none is not None
+    assert "none of 5,000,000" in none.line
+    slow = held(replace(MAP, items=50_000), 0.8)
+    assert verdict(SOURCE, slow, replace(rare, busy_s=0.1, held_s=0.1)) == ("loop", "map(decode)")
+    assert verdict(source, replace(rare, items=2_500_000)) != ("selective filter", "filter(rare)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("map", 'executor="thread", concurrency=2'),
+        ("batch", ".batch(collate=None)"),
+        ("flat_map", ".unbatch()"),
+        ("filter", "a .map(executor="),
+        ("from_items", "data.__getitem__"),
+        ("from_iterable", "a factory"),
+        ("read_jsonl", ".map(executor="),
+    ],
+)
+def test_every_kind_has_a_way_out(kind: str, word: str) -> None:
+    assert word in way_out(kind, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "executor", "word"),
+    [
+        ("read_jsonl", "inline", ".shard(8)"),
+        ("from_iterable", "inline", ".map(concurrency=)"),
+        ("through", "inline", ".map(concurrency=)"),
+        ("map", "thread", "concurrency=8"),
+    ],
+)
+def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) -> None:
+    found = judge(figures(StageStats(name="it", kind=kind, items=1000, busy_s=9.7, executor=executor), waits=1.0))
+    assert found is not None
+    assert found.rule == "calls"
+    assert word in found.line
+
+
+def test_the_rules_are_those_of_the_page() -> None:
+    assert list(RULES) == ["consumer", "loop body", "uneven workers", "selective filter", "loop", "calls", "order"]
+
+
+def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
+    feed = StageStats(name="stream", kind="from_stream", items=400)
+    found = judge(figures(busy(feed, 0.97), MAP, MERGE, waits=0.95))
+    assert found is not None
+    assert (found.stage, found.speedup) == ("from_stream", None)
+    assert "the feed gives 40 items/s and is waited for 97 % of the time" in found.line
+    slower = judge(figures(busy(replace(feed, items=9), 1.0), waits=1.0, items=9))
+    assert slower is not None
+    assert "gives 0.9 items/s" in slower.line
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("map", ".unbatch behind"),
+        ("filter", "in a .map, between"),
+        ("flat_map", ".unbatch behind"),
+        ("batch", "larger batches"),
+        ("unbatch", "larger batches"),
+        ("from_items", "__getitems__"),
+        ("from_iterable", "let it yield lists"),
+        ("source", "let it yield lists"),
+    ],
+)
+def test_tiny_calls_of_every_kind_are_told_what_can_be_done_there(kind: str, word: str) -> None:
+    found = judge(figures(held(StageStats(name="it", kind=kind, items=9_000_000), 0.9)))
+    assert found is not None
+    assert word in found.line

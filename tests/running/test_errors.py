@@ -1,0 +1,233 @@
+"""Items on which user code fails are left out, counted at consumption, and counted again exactly at a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.failing.failures import Policy
+from streamline.failing.skipping import Errors
+from streamline.flow import Flow
+from streamline.tasks import Tasks
+from streamline.testing.laws import quiescence_law, resume_law
+from streamline.testing.running import PipelineSubject, run
+from streamline.testing.truth import Truth
+from tests.laws.profile import examples
+from tests.laws.stages import pairs
+
+Pipe = sl.Pipeline[Any]
+
+LENGTH = 14
+
+
+class Skipping(PipelineSubject):
+    """A pipeline that is run with on_error="skip"."""
+
+    def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
+        tasks.session.errors = Errors(Policy(on_error="skip", max_errors=None))
+        return super().open(tasks, text)
+
+
+class Fails:
+    """A function that fails on some items, by their number."""
+
+    def __init__(self, bad: frozenset[int], make: Callable[[int], Any] = lambda item: item) -> None:
+        self.__name__ = "fails"
+        self.bad, self.make = bad, make
+
+    def check(self, item: Any) -> None:
+        if number(item) in self.bad:
+            raise ValueError(f"bad {item}")
+
+    def __call__(self, item: Any) -> Any:
+        self.check(item)
+        return self.make(item)
+
+
+class FailsLater(Fails):
+    """The same, async, at an erratic pace."""
+
+    dice = Random(0)
+
+    async def __call__(self, item: Any) -> Any:
+        for _ in range(self.dice.randrange(4)):
+            await anyio.lowlevel.checkpoint()
+        self.check(item)
+        return self.make(item)
+
+
+class FailsSeeded(Fails):
+    def __call__(self, item: Any, *, rng: Any = None) -> Any:
+        self.check(item)
+        return item
+
+
+class FailsItems:
+    """Items of which some can't be read."""
+
+    def __init__(self, bad: frozenset[int]) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise ValueError(f"bad {index}")
+        return index
+
+
+class FailsLists(FailsItems):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+def number(item: Any) -> int:
+    """Return the number that an item, or a list, begins with."""
+    return int(item[0] if isinstance(item, list) else item)
+
+
+def first(items: Any) -> Any:
+    return items[0]
+
+
+def numbers() -> Pipe:
+    return sl.from_items(range(LENGTH))
+
+
+def timed(pipe: Pipe, size: int = 5) -> Pipe:
+    """Go through batches that leave whenever nothing is ready."""
+    return pipe.batch(size, collate=None, max_wait_s=1e-9).unbatch()
+
+
+STAGES: dict[str, Callable[[frozenset[int]], Pipe]] = {
+    "map": lambda bad: numbers().map(Fails(bad)),
+    "seeded map": lambda bad: numbers().map(FailsSeeded(bad), seed=1),
+    "async map": lambda bad: numbers().map(FailsLater(bad), concurrency=3),
+    "unordered map": lambda bad: numbers().map(FailsLater(bad), concurrency=3, ordered=False),
+    "threads": lambda bad: numbers().map(Fails(bad), executor="thread", concurrency=2),
+    "unordered threads": lambda bad: numbers().map(Fails(bad), executor="thread", concurrency=2, ordered=False),
+    "filter": lambda bad: numbers().filter(Fails(bad, lambda item: True)),
+    "flat_map": lambda bad: numbers().flat_map(Fails(bad, lambda item: [item])),
+    "collate": lambda bad: numbers().batch(1, collate=Fails(bad, first)),
+    "timed collate": lambda bad: numbers().batch(1, collate=Fails(bad, first), max_wait_s=60),
+    "getitem": lambda bad: sl.from_items(FailsItems(bad)),
+    "getitems": lambda bad: sl.from_items(FailsLists(bad)),
+    "merged": lambda bad: numbers().shard(3).map(Fails(bad)).merge(),
+    "behind the merge": lambda bad: numbers().shard(3).merge().map(Fails(bad)),
+    "best effort": lambda bad: numbers().shard(3).map(FailsLater(bad), concurrency=2).merge("best_effort"),
+    "timed in workers": lambda bad: timed(numbers().shard(3).map(Fails(bad)), size=2).merge(),
+    "timed behind the merge": lambda bad: timed(numbers().shard(3).merge("best_effort").map(Fails(bad))),
+}
+"""Every stage that calls user code, failing on the items that are given; else it passes them on."""
+
+BEHIND: dict[str, Callable[[Pipe], Pipe]] = {
+    "nothing": lambda pipe: pipe,
+    "shuffle": lambda pipe: pipe.shuffle(window=5),
+    "batch": lambda pipe: pipe.batch(5, collate=None).unbatch(),
+    "timed batch": timed,
+    "timed batches": lambda pipe: timed(timed(pipe).shuffle(window=3)),
+    "custom": lambda pipe: pipe.through(pairs).flat_map(lambda pair: pair, name="apart"),
+    "unordered": lambda pipe: pipe.map(FailsLater(frozenset()), concurrency=2, ordered=False, name="later"),
+    "prefetch": lambda pipe: pipe.prefetch(3),
+}
+
+REORDERS = (
+    "unordered map", "unordered threads", "merged", "best effort", "timed in workers", "timed behind the merge",
+)  # fmt: skip
+"""A merge goes by how many items each worker gave, so leaving one out moves the others."""
+
+bad_items = st.frozensets(st.integers(0, LENGTH - 1), max_size=LENGTH)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@examples(5)
+@given(bad=bad_items, seed=st.integers(0, 2**16))
+def test_resuming_is_exact_at_every_state_of_a_stage_that_skips(stage: str, bad: frozenset[int], seed: int) -> None:
+    pipe = STAGES[stage](bad)
+    good = [item for item in range(LENGTH) if item not in bad]
+    truth = Truth(good, choosing=stage in REORDERS)
+    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(seed)))
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@examples(5)
+@given(bad=bad_items, stage=st.sampled_from(sorted(STAGES)), seed=st.integers(0, 2**16))
+def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[int], stage: str, seed: int) -> None:
+    pipe = BEHIND[behind](STAGES[stage](bad))
+    good = [item for item in range(LENGTH) if item not in bad]
+    run(partial(resume_law, subject=Skipping(pipe), truth=Truth(good, choosing=True), generations=5, dice=Random(seed)))
+
+
+@pytest.mark.parametrize("backend", ["uvloop", "trio"])
+@pytest.mark.parametrize("stage", ["map", "async map", "unordered map", "flat_map", "best effort"])
+@examples(2)
+@given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))
+def test_it_is_exact_on_every_kind_of_event_loop(backend: str, stage: str, bad: frozenset[int]) -> None:
+    pipe = STAGES[stage](bad).shuffle(window=4)
+    truth = Truth([item for item in range(LENGTH) if item not in bad], choosing=True)
+    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(0)), backend)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_states_stand_still_while_nobody_pulls(stage: str) -> None:
+    run(partial(quiescence_law, subject=Skipping(STAGES[stage](frozenset({1, 2, 7, 13}))), dice=Random(0)))
+
+
+SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
+
+
+@pytest.mark.parametrize("behind", ["nothing", "shuffle", "custom", "unordered", "timed batch", "timed batches"])
+@examples(5)
+@given(bad=bad_items, stage=st.sampled_from(sorted(STAGES)), stops=st.lists(st.integers(0, 5), max_size=5))
+def test_each_bad_item_is_counted_once_however_often_the_run_is_interrupted(
+    behind: str, bad: frozenset[int], stage: str, stops: list[int]
+) -> None:
+    pipe = BEHIND[behind](STAGES[stage](bad))
+    items: list[Any] = []
+    snapshot: sl.Snapshot | None = None
+    for stop in stops:
+        with pipe.open(resume=snapshot, **SKIP) as stream:
+            items += islice(stream, stop)
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+            assert stream.errors.total <= len(bad)
+    with pipe.open(resume=snapshot, **SKIP) as stream:
+        items += stream
+        assert stream.errors.total == len(bad)
+        assert stream.snapshot().to_json()
+    assert sorted(items) == [item for item in range(LENGTH) if item not in bad]
+    with pipe.open(resume=stream.snapshot(), **SKIP) as stream:
+        assert list(stream) == []
+        assert stream.errors.total == len(bad)
+
+
+@pytest.mark.parametrize("max_wait_s", [None, 5.0])
+def test_a_batch_hides_no_skipped_item_from_max_errors(max_wait_s: float | None) -> None:
+    pipe = sl.from_items([1, 2, 0, 3, 0, 4]).map(invert).batch(2, collate=None, max_wait_s=max_wait_s)
+    with pipe.open(on_error="skip", max_errors=1) as stream:
+        with pytest.raises(sl.errors.TooManyErrors):
+            list(stream)
+        assert stream.errors.total == 2
+
+
+def test_repeats_of_timed_batches_go_on_counting() -> None:
+    pipe = sl.from_items([1, 0, 2]).map(invert).batch(2, collate=None, max_wait_s=5.0).repeat(3)
+    with pipe.open(**SKIP) as stream:
+        list(islice(stream, 2))
+        snapshot = stream.snapshot()
+    with pipe.open(resume=snapshot, **SKIP) as stream:
+        assert list(stream) == [[60, 30]]
+        assert stream.errors.total == 3
+
+
+def invert(item: int) -> int:
+    return 60 // item

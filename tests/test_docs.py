@@ -1,0 +1,199 @@
+"""The pages under docs/ are true: their Python blocks run, and print what the page says.
+
+The convention:
+
+- All ```python blocks of a page run in order, in one namespace, in an empty directory of the page's own.
+- A block of plain ``` right behind one (nothing but empty lines between) is what that block prints, to the letter;
+  trailing blanks don't count. A line of `...` stands for any lines, also none. A block without such an output behind it
+  may print what it likes.
+- A line `<!-- not run: REASON -->` right above a ```python block switches it off; `<!-- not compared: REASON -->` right
+  above an output (it differs from run to run, say) keeps that from being compared. The reason is for readers.
+- Warnings are errors, as in all tests.
+
+Not for the README, which tells of programs that run elsewhere.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+LINK = re.compile(r"\]\((?!https?:)([^()#\s]*)(?:#([^()\s]*))?\)")
+
+FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)[^`\n]*$")
+SWITCH = re.compile(r"<!-- (?P<what>not run|not compared): (?P<reason>\S.*?) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page.
+
+    Attributes:
+      line: of its first line of text, from 1.
+      behind: of what stands before it, the last line that isn't empty.
+      follows: whether only empty lines (and a switch) are between it and the block before.
+    """
+
+    language: str
+    text: str
+    line: int
+    behind: str
+    follows: bool
+
+    @property
+    def switch(self) -> str | None:
+        """What the line above it switches off: "not run", "not compared"; None: nothing."""
+        found = SWITCH.fullmatch(self.behind)
+        return None if found is None else found["what"]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    behind, follows, opened, held, first = "", False, None, list[str](), 0
+    for number, line in enumerate(page.splitlines(), 1):
+        fence = FENCE.fullmatch(line)
+        if opened is None:
+            if fence is not None:
+                opened, held, first = fence, [], number + 1
+            elif line.strip():
+                behind = line.strip()
+                follows = follows and SWITCH.fullmatch(behind) is not None
+        elif fence is not None and fence["fence"] == opened["fence"] and not fence["language"]:
+            text = "\n".join(line.removeprefix(opened["indent"]) for line in held)
+            yield Block(opened["language"], text, first, behind, follows)
+            behind, follows, opened = "", True, None
+        else:
+            held.append(line)
+
+
+def agree(printed: str, page: str) -> bool:
+    """Whether what was printed is what the page says."""
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    pattern = "".join(
+        r"(?:[^\n]*\n)*" if line.strip() == "..." else re.escape(line.rstrip()) + "\n" for line in page.splitlines()
+    )
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
+
+
+def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> None:
+    """Run the blocks of a page, here."""
+    namespace: dict[str, Any] = {"__name__": "__docs__", "__builtins__": builtins}
+    printed: str | None = None
+    for block in blocks(page):
+        if block.language == "python":
+            printed = None
+            if block.switch == "not run":
+                continue
+            code = compile("\n" * (block.line - 1) + block.text, name, "exec", dont_inherit=True)
+            exec(code, namespace)
+            printed = capture.readouterr().out
+        elif block.language == "" and block.follows and printed is not None and block.switch != "not compared":
+            assert agree(printed, block.text), (
+                f"{name}, line {block.line}: the page says\n{block.text}\nprinted was\n{printed}"
+            )
+            printed = None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_is_true(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_page(str(path), path.read_text(encoding="utf-8"), capsys)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what `#...` may name on a page, as GitHub writes headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {path}, which isn't there"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}: no such heading"
+
+
+# The reader of pages ------------------------------------------------------------------------------------------------
+
+PAGE = """
+Text.
+
+```python
+print("one")
+value = 2
+```
+
+```
+one
+```
+
+```python
+print(value)
+```
+
+Words between, so the next one is no output.
+
+```
+three
+```
+
+<!-- not run: it would fail -->
+```python
+raise ValueError
+```
+
+```
+nothing is compared with this
+```
+
+```python
+print("a", value, sep="\\n")
+```
+
+<!-- not compared: as an example -->
+```
+b
+```
+
+```json
+{"no": "python"}
+```
+"""
+
+
+def test_a_page_is_read_as_its_convention_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [block.language for block in blocks(PAGE)].count("python") == 4
+    check_page("page.md", PAGE, capsys)
+
+
+def test_another_output_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError, match=r"page\.md, line 10: the page says\n *two\n *printed was\n *one"):
+        check_page("page.md", PAGE.replace("```\none", "```\ntwo"), capsys)
+
+
+def test_a_block_that_fails_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError) as failed:
+        check_page("page.md", PAGE.replace("value = 2", "1 / 0"), capsys)
+    assert [(entry.path, entry.lineno) for entry in failed.traceback][-1][1] == 5
+
+
+def test_an_ellipsis_stands_for_any_lines() -> None:
+    assert agree("a\nb\nc\n", "a\n...\nc")
+    assert agree("a\nc \n", "a\n...\nc")
+    assert not agree("a\nb\n", "a\n...\nc")
+    assert not agree("a\n", "a\nb")
+    assert agree("  a\n", "  a")
+    assert not agree("a\n", "  a")
