@@ -1,0 +1,188 @@
+"""What the two ends of a link say to each other. *Near* is the running, *far* the host; workers go by a number.
+
+States, failures and what was left out cross as bytes where a link copies, and as they are where it doesn't; see
+`streamline.border.crossing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from streamline.border.packed import Packed
+from streamline.states import Tree
+
+__all__ = [
+    "AtWork",
+    "Broken",
+    "Close",
+    "Closed",
+    "Counts",
+    "Credit",
+    "Ended",
+    "Feed",
+    "FeedEnd",
+    "Hold",
+    "Items",
+    "Leave",
+    "LeftOut",
+    "Message",
+    "Open",
+    "Opened",
+    "Release",
+    "Taken",
+]
+
+Carried: TypeAlias = Any
+"""A state, a failure: bytes, or the object itself."""
+
+
+# From the running to the host -----------------------------------------------------------------------------------------
+
+
+class Open(NamedTuple):
+    """Run a worker.
+
+    Attributes:
+      epoch: as in a `Site`, like `skipped`.
+      items: that may be on their way until there is credit for more.
+      size: likewise, their bytes; one item is always admitted.
+      fed: its source is what the running feeds it; so many items of it may be on their way. 0: it reads by itself.
+    """
+
+    worker: int
+    shard: int
+    num_shards: int
+    epoch: tuple[int, ...]
+    skipped: Mapping[tuple[int, str], int]
+    state: Tree | None
+    items: int
+    size: int
+    fed: int = 0
+
+
+class Credit(NamedTuple):
+    """So many items, of so many bytes, have been dealt with."""
+
+    worker: int
+    items: int
+    size: int
+
+
+class Close(NamedTuple):
+    """End a worker; `Closed` is the answer."""
+
+    worker: int
+
+
+class Feed(NamedTuple):
+    """Items of a live source, for a worker."""
+
+    worker: int
+    packed: Packed
+    states: Carried
+
+
+class FeedEnd(NamedTuple):
+    """A worker's feed has ended, or failed."""
+
+    worker: int
+    failure: Carried | None
+
+
+class Hold(NamedTuple):
+    """Let nothing move; `AtWork` is the answer, again and again until nothing is."""
+
+
+class Release(NamedTuple):
+    """Let things move again."""
+
+
+class Leave(NamedTuple):
+    """The running is over: clean up, and hang up."""
+
+
+# From the host to the running -----------------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """A worker stands at this state."""
+
+    worker: int
+    begin: Carried
+
+
+class Items(NamedTuple):
+    """Items of a worker, and the states behind them."""
+
+    worker: int
+    packed: Packed
+    states: Carried
+
+
+class Ended(NamedTuple):
+    """A worker has given all that it has, or failed."""
+
+    worker: int
+    failure: Carried | None
+
+
+class Closed(NamedTuple):
+    """A worker has been closed, and everything it opened."""
+
+    worker: int
+
+
+class Taken(NamedTuple):
+    """A worker has dealt with so many of the items that it was fed."""
+
+    worker: int
+    items: int
+
+
+class LeftOut(NamedTuple):
+    """A stage has left an item out: what `Errors.happened` takes."""
+
+    key: tuple[int, str]
+    failure: Carried
+    epoch: tuple[int, ...]
+    number: int
+
+
+class AtWork(NamedTuple):
+    """What doesn't rest yet, by name; nothing: everything does."""
+
+    names: tuple[str, ...]
+
+
+class Counts(NamedTuple):
+    """What the host's meters say."""
+
+    meters: Any
+
+
+class Broken(NamedTuple):
+    """The host can't run this at all."""
+
+    failure: Carried
+
+
+Message: TypeAlias = (
+    Open
+    | Credit
+    | Close
+    | Feed
+    | FeedEnd
+    | Hold
+    | Release
+    | Leave
+    | Opened
+    | Items
+    | Ended
+    | Closed
+    | Taken
+    | LeftOut
+    | AtWork
+    | Counts
+    | Broken
+)
