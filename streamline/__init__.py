@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from streamline import errors
 from streamline.backends.inline import Inline
+from streamline.backends.threads import Threads
 from streamline.custom_source import source
 from streamline.debug import DebugStream
 from streamline.failing.failures import ErrorReport, Failure
@@ -45,6 +46,7 @@ __all__ = [
     "Stats",
     "Stream",
     "SyncStream",
+    "Threads",
     "Trace",
     "Verdict",
     "__version__",

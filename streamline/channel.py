@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -24,30 +24,17 @@ from streamline.flow import Chunk, Flow
 from streamline.gate import Gate, resting
 from streamline.meters.meter import ChannelMeter
 from streamline.meters.stage_meter import StageMeter
+from streamline.packet import Packet
 from streamline.session import Session
 from streamline.sizes import nbytes
-from streamline.states import Joined, Shifted, State, States
-from streamline.tasks import Job
+from streamline.states import Shifted, State, States
 
-__all__ = ["Channel", "Inbox"]
+__all__ = ["Channel", "Feeder", "Inbox"]
 
 T = TypeVar("T")
 
 ROOM = -1
 """The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
-
-
-class _Packet(Generic[T]):
-    """A list on its way: open for appends until it is received."""
-
-    __slots__ = ("after", "failure", "items", "sizes", "states")
-
-    def __init__(self) -> None:
-        self.items: list[T] = []
-        self.sizes: list[int] = []  # in bytes, where there is a byte budget
-        self.states = Joined()
-        self.after: State | None = None
-        self.failure: BaseException | None = None
 
 
 class Channel(Generic[T]):
@@ -76,10 +63,10 @@ class Channel(Generic[T]):
         self.failed = False
         self.on_freed: Callable[[], None] | None = None
         self._waiting: anyio.Event | None = None
-        self.open: _Packet[T] | None = None
+        self.open: Packet[T] | None = None
         # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
-        streams = anyio.create_memory_object_stream[_Packet[T]](1)
-        self._send: MemoryObjectSendStream[_Packet[T]] = streams[0]
+        streams = anyio.create_memory_object_stream[Packet[T]](1)
+        self._send: MemoryObjectSendStream[Packet[T]] = streams[0]
         self.inbox = Inbox(self, streams[1], begin)
 
     def join(self, session: Session) -> None:
@@ -202,11 +189,18 @@ class Channel(Generic[T]):
             if filler is not None:
                 filler.wait_ends(ROOM)
 
-    def _packet(self) -> _Packet[T]:
+    def _packet(self) -> Packet[T]:
         if self.open is None:
-            self.open = _Packet()
+            self.open = Packet()
             self._send.send_nowait(self.open)
         return self.open
+
+
+class Feeder(Protocol):
+    """What feeds an inbox: a task, or what stands for one elsewhere."""
+
+    def cancel(self) -> None:
+        """Ask it to end; do not wait."""
 
 
 class Inbox(Flow[T]):
@@ -216,24 +210,29 @@ class Inbox(Flow[T]):
     `start`, `ready`, `take`, `over` and `wait`.
     """
 
-    def __init__(self, channel: Channel[T], receive: MemoryObjectReceiveStream[_Packet[T]], begin: State) -> None:
+    def __init__(self, channel: Channel[T], receive: MemoryObjectReceiveStream[Packet[T]], begin: State) -> None:
         super().__init__(begin)
         self._channel = channel
         self._receive = receive
-        self._packet: _Packet[T] = _Packet()
+        self._packet: Packet[T] = Packet()
         self._position = 0
         self._unreleased = 0
         self._unreleased_bytes = 0
         self.fit(channel.capacity)
-        self._job: Job | None = None
+        self._job: Feeder | None = None
         self._shut = False
         self._waiting = False
-        self.starter: Callable[[], Job] | None = None
-        self.stopper: Callable[[Job], Awaitable[None]] | None = None
+        self.starter: Callable[[], Feeder] | None = None
+        self.stopper: Callable[[Any], Awaitable[None]] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Items that may be here, or be dealt with."""
+        return self._channel.capacity
 
     def fit(self, capacity: int) -> None:
         """Give out at most half of the capacity at once, so that the sender has room while a list is dealt with."""
@@ -267,8 +266,13 @@ class Inbox(Flow[T]):
 
     @property
     def hungry(self) -> bool:
-        """Whether somebody waits here, and there is nothing to see."""
-        return self._waiting and self.idle
+        """Whether somebody waits here who has dealt with all that he took, and there is nothing to see."""
+        return self._waiting and not self._unreleased and self.idle
+
+    @property
+    def unreleased(self) -> tuple[int, int]:
+        """Items that were taken and not dealt with yet, and their bytes, where they are counted."""
+        return self._unreleased, self._unreleased_bytes
 
     def take(self, limit: int) -> Chunk[T] | None:
         """Return up to `limit` items that are here, or progress; None if there is neither."""
@@ -334,9 +338,13 @@ class Inbox(Flow[T]):
 
     def release(self) -> None:
         if self._unreleased:
-            items, size = self._unreleased, self._unreleased_bytes
-            self._unreleased = self._unreleased_bytes = 0
-            self._channel.freed(items, size)
+            self.free(self._unreleased, self._unreleased_bytes)
+
+    def free(self, items: int, size: int) -> None:
+        """Say that so many of the items that were taken have been dealt with."""
+        self._unreleased -= items
+        self._unreleased_bytes -= size
+        self._channel.freed(items, size)
 
     def shut(self) -> None:
         """Close the receiving end; what is buffered is dropped."""
@@ -375,7 +383,7 @@ class Inbox(Flow[T]):
                     reader.wait_ends()
         return chunk
 
-    def _adopt(self, packet: _Packet[T]) -> None:
+    def _adopt(self, packet: Packet[T]) -> None:
         """Make `packet` the one that is taken from; its sender appends to it no more."""
         self._packet = packet
         self._position = 0

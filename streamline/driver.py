@@ -12,19 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from streamline.blame import cancellation_requested
 from streamline.channel import Channel, Inbox
-from streamline.flow import LIST_ITEMS, Flow, Site
+from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.gate import Gate
 from streamline.pace import HANDOVER_S, Pace
 
-__all__ = ["behind_channel", "drive", "into", "run_into"]
+__all__ = ["Sink", "behind_channel", "drive", "into", "run_into"]
 
 T = TypeVar("T")
+
+
+class Sink(Protocol[T]):
+    """Where items leave a task: a channel, or what stands for one whose other end is elsewhere."""
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return how many items it is for."""
+
+    async def send(self, chunk: Chunk[T], /) -> None:
+        """Hand on a chunk."""
+
+    def finish(self) -> None:
+        """Say that this was all."""
+
+    def fail(self, failure: BaseException, /) -> None:
+        """Let the receiver have what was sent, then the failure."""
+
+    def abandon(self) -> None:
+        """Nobody is going to read what is left."""
 
 
 def behind_channel(flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None) -> Inbox[T]:
@@ -60,8 +79,8 @@ def run_into(
     return channel.inbox
 
 
-async def drive(flow: Flow[T], channel: Channel[T], gate: Gate) -> None:
-    """Pull `flow` to its end into `channel`."""
+async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
+    """Pull `flow` to its end into `channel`, or what stands for one."""
 
     async def pump() -> None:
         pace = Pace()
@@ -81,7 +100,7 @@ async def drive(flow: Flow[T], channel: Channel[T], gate: Gate) -> None:
     await into(channel, flow, pump)
 
 
-async def into(channel: Channel[T], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
+async def into(channel: Sink[Any], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
     """Do the work that fills `channel`, close the `flow` that it read, and tell the channel how it ended."""
     try:
         try:

@@ -21,6 +21,8 @@ __all__ = [
     "StageError",
     "StreamlineError",
     "TooManyErrors",
+    "TransportError",
+    "WorkerDied",
     "WorkerStarved",
 ]
 
@@ -80,6 +82,30 @@ class WorkerStarved(StreamlineError, RuntimeError):  # noqa: N818 - it names a s
 
     Nothing is lost: a resume with another merge, or with more room, goes on.
     """
+
+
+class TransportError(StreamlineError, TypeError):
+    """An item that can't cross from a worker's process: it can't be pickled there, or can't be made again here."""
+
+
+class WorkerDied(StreamlineError, RuntimeError):  # noqa: N818 - it says what happened
+    """A worker's process died again and again, and the worker gave nothing in between: killed, crashed, out of memory.
+
+    Nothing is lost: what it gave is in the snapshot, and a resume begins behind it.
+
+    Attributes:
+      shard: the worker's.
+      process: the number of the process among its backend's, from 0 on.
+      exit: what the process ended with, for a person: "signal 11 (SIGSEGV)", "exit code 3".
+      position: of the item at fault in the source, or of the last one that arrived; "" where it isn't known.
+    """
+
+    def __init__(self, message: str, *, shard: int, process: int, exit: str, position: str) -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.process = process
+        self.exit = exit
+        self.position = position
 
 
 class ClosedError(StreamlineError, RuntimeError):

@@ -22,7 +22,7 @@ import anyio
 
 from streamline.errors import ClosedError
 
-__all__ = ["TABLE", "Event", "Gate", "Phase", "passage", "resting"]
+__all__ = ["TABLE", "Event", "Gate", "Mover", "Phase", "passage", "resting"]
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Gate:
         self._opened: anyio.Event | None = None  # made where somebody waits: outside of a loop they are slow
         self._rested: anyio.Event | None = None
         self._pausing: object = None
-        self._movers: set[_Mover] = set()
+        self._movers: set[Mover] = set()
         self._at_work = 0
         self._holders: dict[Callable[[], None], Callable[[], None]] = {}
 
@@ -157,7 +157,7 @@ class Gate:
 
     async def moves(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`, whose task is a mover from now on; `name` is what people read while a pause waits for it."""
-        mover = _Mover(self, name)
+        mover = Mover(self, name)
         self._movers.add(mover)
         self._at_work += 1
         _mover.set(mover)  # never reset: the task ends with it
@@ -178,6 +178,20 @@ class Gate:
         """Forget what `holds` was told."""
         self._holders.pop(hold, None)
 
+    def mover(self, name: str) -> Mover:
+        """Return what stands for movers elsewhere; it is at rest until it says `wake`."""
+        mover = Mover(self, name)
+        mover.rests = 1
+        self._movers.add(mover)
+        return mover
+
+    def moves_no_more(self, mover: Mover) -> None:
+        """Forget what `mover` returned."""
+        if mover in self._movers:
+            self._movers.discard(mover)
+            if not mover.rests:
+                self._one_rests()
+
     def _one_rests(self) -> None:
         self._at_work -= 1
         if not self._at_work:
@@ -188,7 +202,7 @@ class Gate:
             self._rested.set()
 
 
-class _Mover:
+class Mover:
     """A task that moves items; `rests` counts its waits for others (a custom stage may have tasks of its own)."""
 
     __slots__ = ("gate", "name", "rests")
@@ -199,17 +213,19 @@ class _Mover:
         self.rests = 0
 
     def rest(self) -> None:
+        """A wait begins."""
         self.rests += 1
         if self.rests == 1:
             self.gate._one_rests()
 
     def wake(self) -> None:
+        """It is over."""
         self.rests -= 1
         if not self.rests:
             self.gate._at_work += 1
 
 
-_mover: ContextVar[_Mover | None] = ContextVar("streamline mover", default=None)
+_mover: ContextVar[Mover | None] = ContextVar("streamline mover", default=None)
 
 
 async def resting(wait: Awaitable[T]) -> T:

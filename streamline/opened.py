@@ -89,7 +89,7 @@ def prepare(
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
-    if isinstance(backend, type) or not hasattr(backend, "open_worker"):
+    if isinstance(backend, type) or not hasattr(backend, "begin"):
         raise PlanTypeError(f".open(backend=) is a backend, such as sl.Inline(), got {given(backend)}")
     if resume is not None:
         check_snapshot(".open(resume=)", resume)

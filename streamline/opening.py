@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 from weakref import ref
 
-from streamline.backends.base import Backend
+from streamline.backends.base import Backend, Workers
 from streamline.driver import behind_channel
 from streamline.failing.failures import Policy
 from streamline.failing.letters import Letters
@@ -207,19 +207,22 @@ class _MergeOpener:
     backend: Backend
     site: Site
     journal: Json = None
+    begun: list[Workers] = field(default_factory=list, compare=False)  # one, for all that is opened in the running
 
     def __call__(self, state: Tree | None = None) -> Flow[Any]:
         plan, site = self.plan, self.site
         own = None if state is None else state[plan.merge.name]
         shards = shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)
         feed = self._feed(shards, state)
-        if feed is not None:
-            plan = replace(plan, source=feed.source)
+        if not self.begun:
+            self.begun.append(self.backend.begin(plan, site, len(shards)))
+        (workers,) = self.begun
         inboxes = []
         for at, shard in enumerate(shards):
             worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
             worker_state = None if own is None else own["workers"][at]
-            inboxes.append(self.backend.open_worker(plan, worker_site, worker_state))
+            fed = None if feed is None else feed.inbox(shard)
+            inboxes.append(workers.open_worker(worker_site, worker_state, fed))
         merge: MergeFlow[Any] = plan.merge.open(inboxes, own)
         merge.meter = site.meter(plan.merge.name, "merge")
         if merge.meter is not None:

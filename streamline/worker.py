@@ -19,7 +19,7 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.stride import Stride
 
-__all__ = ["SourceOpener", "StageOpener", "open_worker"]
+__all__ = ["SourceOpener", "StageOpener", "open_worker", "worker_flow"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,19 @@ class StageOpener:
 
 def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     """Return the inbox of the worker of shard `site.shard`; its tasks run where this is called."""
-    opener = _head(plan, site)
-    for stage in plan.worker:
-        opener = StageOpener(stage, opener)
-    flow = opener(state)
+    flow = worker_flow(plan, site, state)
     fed = plan.mode == "shared" and not plan.worker  # then it is the feed's end that is a channel
     if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
         return flow
     return behind_channel(flow, site, "worker", plan.worker_capacity(site.num_shards))
+
+
+def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
+    """Return what the worker of shard `site.shard` gives: its chain, before the channel at its end."""
+    opener = _head(plan, site)
+    for stage in plan.worker:
+        opener = StageOpener(stage, opener)
+    return opener(state)
 
 
 def _head(plan: Plan, site: Site) -> Opener[Any]:

@@ -21,7 +21,7 @@ MOST_FUNCTION_LINES = 60
 
 FLOORS: list[set[str]] = [
     {"errors", "states", "sizes", "threads", "durable"},
-    {"sharding", "index", "options", "gate", "collate", "envelope", "declared", "rank_files", "meters"},
+    {"sharding", "index", "options", "gate", "collate", "envelope", "declared", "rank_files", "meters", "packet"},
     {"failing"},
     {"session", "pace"},
     {"tasks", "snapshot", "ranks", "watching"},
@@ -32,6 +32,8 @@ FLOORS: list[set[str]] = [
     {"rules"},
     {"plan"},
     {"worker"},
+    {"border"},
+    {"hosts"},
     {"backends", "pictures", "resuming"},
     {"opening"},
     {"running", "engine"},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamline.channel import Inbox
 from streamline.flow import Site
 from streamline.plan import Plan
+from streamline.sources.fed import FedSource
 from streamline.states import Tree
 from streamline.worker import open_worker
 
@@ -18,5 +19,16 @@ __all__ = ["Inline"]
 class Inline:
     """One task a worker, in the event loop that runs the stream."""
 
-    def open_worker(self, plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
+    def begin(self, plan: Plan, site: Site, workers: int) -> _InlineWorkers:
+        return _InlineWorkers(plan)
+
+
+@dataclass(frozen=True)
+class _InlineWorkers:
+    plan: Plan
+
+    def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
+        plan = self.plan
+        if feed is not None:
+            plan = replace(plan, source=FedSource(name=plan.source.name, inbox=feed))
         return open_worker(plan, site, state)

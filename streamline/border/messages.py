@@ -47,6 +47,7 @@ class Open(NamedTuple):
       epoch: as in a `Site`, like `skipped`.
       items: that may be on their way until there is credit for more.
       size: likewise, their bytes; one item is always admitted.
+      held: items that are on their way already: an earlier host sent them. Like `held_size`, of `items` and `size`.
       fed: its source is what the running feeds it; so many items of it may be on their way. 0: it reads by itself.
     """
 
@@ -58,6 +59,8 @@ class Open(NamedTuple):
     state: Tree | None
     items: int
     size: int
+    held: int = 0
+    held_size: int = 0
     fed: int = 0
 
 
@@ -76,11 +79,11 @@ class Close(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Items of a live source, for a worker."""
+    """Items of a live source, for a worker; `first` is the number of the first one among all it was ever handed."""
 
     worker: int
     packed: Packed
-    states: Carried
+    first: int
 
 
 class FeedEnd(NamedTuple):

@@ -15,20 +15,18 @@ import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 
 from streamline.blame import cancellation_requested, not_an_end
 from streamline.channel import Inbox
 from streamline.errors import JournalError, ResumeError
-from streamline.flow import Flow, Site
+from streamline.flow import Site
 from streamline.gate import resting
 from streamline.meters.stage_meter import Working
 from streamline.pace import HANDOVER_S, Pace
-from streamline.sources.base import Mode, Part, Source
 from streamline.sources.directory import DiskJournal
 from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, MemoryJournal, Places, kept_of
@@ -37,7 +35,7 @@ from streamline.sources.turns import Queue, Turns
 from streamline.states import Json, Tree
 from streamline.tasks import Job
 
-__all__ = ["Fed", "Feed"]
+__all__ = ["Feed"]
 
 SYNC_S = 0.1
 """Seconds of items that a power cut may take from a journal on disk; a kill takes none."""
@@ -59,7 +57,6 @@ class Feed:
       stages: the worker's, for messages.
 
     Attributes:
-      source: what workers are opened on.
       journal: what was read and may be needed again.
       turns: the workers' queues.
 
@@ -93,7 +90,6 @@ class Feed:
         self.turns = Turns(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
             queue.channel.inbox.on_wait = self._wanted
-        self.source = Fed(name=live.name, feed=self)
         site.tasks.own(self._clean_up)
         site.tasks.session.journal = self.journal
         site.tasks.session.at_leaving(self._stop)
@@ -305,22 +301,3 @@ class Feed:
             self.journal.close()
         except JournalError as error:
             logger.error("%s", error)  # the stream is closed: there is nobody to raise it to
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Fed(Source[Any]):
-    """What workers are opened on: each flow is one worker's queue."""
-
-    modes: ClassVar[tuple[Mode, ...]] = ("shared",)
-
-    feed: Feed
-
-    @property
-    def kind(self) -> str:
-        return "from_stream"
-
-    def listing(self) -> None:
-        """A feed has no length and no files."""
-
-    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[Any]:
-        return self.feed.inbox(site.shard)

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import streamline as sl
-from streamline.backends.base import Backend
+from streamline.backends.base import Backend, Workers
 from streamline.channel import Inbox
 from streamline.flow import Site
 from streamline.plan import Plan
@@ -20,9 +20,13 @@ class Watching:
     def __init__(self) -> None:
         self.opened: list[tuple[int, int, Tree | None]] = []
 
-    def open_worker(self, plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
+    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
+        self._inline = sl.Inline().begin(plan, site, workers)
+        return self
+
+    def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
         self.opened.append((site.shard, site.num_shards, state))
-        return sl.Inline().open_worker(plan, site, state)
+        return self._inline.open_worker(site, state, feed)
 
 
 def test_backends_compare() -> None:

@@ -1,0 +1,79 @@
+"""How states and failures cross: copied into bytes and made anew, or handed over as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamline.border.columns import Columns, dump, dump_state
+from streamline.border.failures import carry, carry_left_out, delivered, left_out
+from streamline.border.link import Link
+from streamline.border.messages import Carried
+from streamline.failing.failures import Failure
+from streamline.flow import Chunk
+from streamline.states import State, States
+
+__all__ = [
+    "StatesIn",
+    "failure_in",
+    "failure_out",
+    "left_out_in",
+    "left_out_out",
+    "state_out",
+    "states_out",
+]
+
+
+def states_out(link: Link, chunk: Chunk[Any]) -> Carried:
+    """Return the states of a chunk as they cross."""
+    return dump(chunk) if link.copies else (chunk.states, chunk.after)
+
+
+def state_out(link: Link, state: State) -> Carried:
+    """Return one state as it crosses."""
+    return dump_state(state) if link.copies else state
+
+
+class StatesIn:
+    """The states of one worker, on the side where they arrive.
+
+    Args:
+      choosing: whether the worker's flow chooses.
+    """
+
+    def __init__(self, choosing: bool) -> None:
+        self._columns = Columns(choosing)
+
+    def column(self, carried: Carried, count: int) -> tuple[States, State | None]:
+        """Return the states behind `count` items, and the progress behind them all."""
+        if isinstance(carried, bytes):
+            return self._columns.load(carried, count)
+        states, after = carried
+        return states, after
+
+    def state(self, carried: Carried) -> State:
+        """Return one state."""
+        return self._columns.load_state(carried) if isinstance(carried, bytes) else carried
+
+    def restarted(self, at: State) -> None:
+        """Say that the worker goes on elsewhere, opened at this state."""
+        self._columns.restarted(at)
+
+
+def failure_out(link: Link, failure: BaseException) -> Carried:
+    """Return a failure as it crosses."""
+    return carry(failure) if link.copies else failure
+
+
+def failure_in(carried: Carried) -> BaseException:
+    """Return a failure that has crossed."""
+    return delivered(carried) if isinstance(carried, bytes) else carried
+
+
+def left_out_out(link: Link, failure: Failure) -> Carried:
+    """Return what is said of an item that was left out, as it crosses."""
+    return carry_left_out(failure) if link.copies else failure
+
+
+def left_out_in(carried: Carried) -> Failure:
+    """Return the same, behind the border."""
+    return left_out(carried) if isinstance(carried, bytes) else carried

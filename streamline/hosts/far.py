@@ -1,0 +1,203 @@
+"""The far end: the workers of one running, in a host.
+
+Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.driver`); what comes out goes
+into an `Outlet` instead of a channel, and crosses the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import anyio
+
+from streamline.border.crossing import failure_in, left_out_out, state_out
+from streamline.border.link import Link, LinkClosed
+from streamline.border.messages import (
+    AtWork,
+    Close,
+    Closed,
+    Credit,
+    Feed,
+    FeedEnd,
+    Hold,
+    Leave,
+    LeftOut,
+    Open,
+    Opened,
+    Release,
+)
+from streamline.driver import drive
+from streamline.failing.failures import Failure, Policy
+from streamline.failing.skipping import Errors
+from streamline.flow import Site
+from streamline.gate import Gate
+from streamline.hosts.inlet import Inlet
+from streamline.hosts.outlet import Outlet
+from streamline.plan import Plan
+from streamline.session import Session
+from streamline.sources.fed import FedSource
+from streamline.tasks import Job, Tasks, supervise
+from streamline.worker import worker_flow
+
+__all__ = ["Spec", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a host is told of a running: its plan, and what its session is like.
+
+    Attributes:
+      most_ahead: as in `Session`, like `metered`.
+      policy: what is done with items on which user code fails.
+    """
+
+    plan: Plan
+    policy: Policy
+    most_ahead: int | None = None
+    metered: bool = True
+
+
+async def serve(link: Link, spec: Spec) -> None:
+    """Run workers as the other end of the link says, until it says no more; then leave nothing behind."""
+    session = Session(most_ahead=spec.most_ahead, metered=spec.metered)
+    session.errors = _FarErrors(spec.policy, link)
+    try:
+        stop = anyio.Event()
+        await supervise(lambda tasks: _Hosting(link, spec, tasks, stop).start(), stop, session)
+        with anyio.CancelScope(shield=True):
+            await link.drain()
+    finally:
+        link.close()
+
+
+class _Hosting:
+    """The workers of one running."""
+
+    def __init__(self, link: Link, spec: Spec, tasks: Tasks, stop: anyio.Event) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._stop = stop
+        self._plan = spec.plan
+        self._workers: dict[int, _Worker] = {}
+        self._pausing: Job | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Open: self._open,
+            Credit: self._credit,
+            Close: self._close,
+            Feed: self._feed,
+            FeedEnd: self._feed_end,
+            Hold: self._hold,
+            Release: self._release,
+            Leave: lambda _: stop.set(),
+        }
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._tasks.start(self._link.flush, "border, writing", lambda: None)
+        self._tasks.start(self._listen, "border, reading", lambda: None)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                for message in await self._link.receive():
+                    self._handlers[type(message)](message)
+        except LinkClosed:
+            self._stop.set()
+
+    # Workers ----------------------------------------------------------------------------------------------------------
+
+    def _open(self, message: Open) -> None:
+        link, tasks = self._link, self._tasks
+        outlet = Outlet[Any](link, message.worker, message.items, message.size, message.held, message.held_size)
+        worker = self._workers[message.worker] = _Worker(outlet)
+        site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
+        plan = self._plan
+        if message.fed:
+            name = plan.source.name
+            done = 0 if message.state is None else message.state[name]
+            worker.inlet = Inlet(link, message.worker, name, done, message.fed)
+            worker.inlet.channel.join(tasks.session)
+            plan = replace(plan, source=FedSource(name=name, inbox=worker.inlet.channel.inbox))
+        try:
+            flow = worker_flow(plan, site, message.state)
+        except Exception as failure:
+            outlet.fail(failure)
+            return
+        outlet.filler = flow.meter
+        link.send(Opened(message.worker, state_out(link, flow.state)))
+        name = f"worker of shard {message.shard}"
+        work = partial(tasks.gate.moves, name, partial(drive, flow, outlet, tasks.gate))
+        worker.job = tasks.start(work, name, outlet.abandon)
+
+    def _credit(self, message: Credit) -> None:
+        if (worker := self._workers.get(message.worker)) is not None:
+            worker.outlet.credit(message.items, message.size)
+
+    def _close(self, message: Close) -> None:
+        worker = self._workers.pop(message.worker)
+        number = message.worker
+
+        async def close() -> None:
+            if worker.job is not None:
+                await self._tasks.stop(worker.job)
+            if worker.inlet is not None:
+                worker.inlet.channel.abandon()
+            self._link.send(Closed(number))
+
+        self._tasks.start(close, "close", lambda: None)
+
+    def _feed(self, message: Feed) -> None:
+        inlet = self._inlet(message.worker)
+        if inlet is not None:
+            inlet.put(message)
+
+    def _feed_end(self, message: FeedEnd) -> None:
+        inlet = self._inlet(message.worker)
+        if inlet is not None:
+            inlet.end(None if message.failure is None else failure_in(message.failure))
+
+    def _inlet(self, number: int) -> Inlet | None:
+        worker = self._workers.get(number)
+        return None if worker is None else worker.inlet
+
+    # Pauses -----------------------------------------------------------------------------------------------------------
+
+    def _hold(self, _: Hold) -> None:
+        self._pausing = self._tasks.start(partial(_pause, self._tasks.gate, self._link), "pause", lambda: None)
+
+    def _release(self, _: Release) -> None:
+        if self._pausing is not None:
+            self._pausing.cancel()
+            self._pausing = None
+        self._tasks.gate.resume()
+
+
+async def _pause(gate: Gate, link: Link) -> None:
+    """Let nothing move, say what doesn't rest yet, and then that everything does."""
+    if names := gate.at_work:
+        link.send(AtWork(names))
+    await gate.pause()
+    link.send(AtWork(()))
+
+
+class _Worker:
+    """One worker's ends in the host."""
+
+    def __init__(self, outlet: Outlet[Any]) -> None:
+        self.outlet = outlet
+        self.inlet: Inlet | None = None
+        self.job: Job | None = None
+
+
+class _FarErrors(Errors):
+    """What is left out here is counted at the other end, where it is consumed."""
+
+    def __init__(self, policy: Policy, link: Link) -> None:
+        super().__init__(policy)
+        self._link = link
+
+    def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+        self._link.send(LeftOut(key, left_out_out(self._link, failure), epoch, number))

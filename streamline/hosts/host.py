@@ -1,0 +1,48 @@
+"""What runs workers elsewhere: a thread or a process, as a running sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from streamline.border.link import Link
+
+__all__ = ["Host"]
+
+
+class Host(ABC):
+    """One host. It may serve several runnings, in several event loops: its methods may be called from any thread.
+
+    Attributes:
+      number: among its backend's, from 0 on.
+    """
+
+    number: int
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How messages call it: "process 2, pid 4711"."""
+
+    @abstractmethod
+    def connect(self, payload: Any) -> Link:
+        """Return the near end of a new link; start the host if it doesn't run. Doesn't wait for it.
+
+        Args:
+          payload: what `streamline.hosts.far.serve` is given at the far end.
+        """
+
+    @abstractmethod
+    def fell(self, link: Link) -> str:
+        """Make sure that the host behind a link that is closed has gone; return what it ended with, for a person.
+
+        May take a moment. The next `connect` starts another one.
+        """
+
+    @abstractmethod
+    def kill(self, link: Link) -> None:
+        """End the host behind a link, whatever it is at; where that can't be done, the link."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the host, and wait for that. Idempotent; may take a moment."""

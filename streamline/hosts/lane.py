@@ -1,0 +1,255 @@
+"""One host's part of a running: the near end of the link between them, and what becomes of it when the host dies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+
+from streamline.border.crossing import failure_in, left_out_in
+from streamline.border.link import Link, LinkClosed
+from streamline.border.messages import (
+    AtWork,
+    Broken,
+    Closed,
+    Counts,
+    Ended,
+    Hold,
+    Items,
+    Leave,
+    LeftOut,
+    Opened,
+    Release,
+    Taken,
+)
+from streamline.errors import WorkerDied
+from streamline.gate import resting
+from streamline.hosts.host import Host
+from streamline.hosts.remote import RemoteWorker
+from streamline.tasks import Tasks
+
+__all__ = ["CLOSE_S", "Lane"]
+
+CLOSE_S = 5.0
+"""Seconds that user code in a host has to end when the stream is left; then the host is killed."""
+
+logger = logging.getLogger("streamline.hosts")
+
+
+class Lane:
+    """The workers of a running that one host runs.
+
+    Args:
+      payload: what a host is given to begin with.
+      max_restarts: deaths of a worker's host that are borne while the worker gives nothing in between.
+      own: whether the host ends with the running.
+
+    Attributes:
+      restarts: hosts that have taken the place of another.
+    """
+
+    def __init__(self, host: Host, payload: Any, tasks: Tasks, *, max_restarts: int, own: bool) -> None:
+        self.host = host
+        self.restarts = 0
+        self._payload = payload
+        self._tasks = tasks
+        self._gate = tasks.gate
+        self._max_restarts = max_restarts
+        self._own = own
+        self._link: Link | None = None
+        self._workers: dict[int, RemoteWorker[Any]] = {}
+        self._wanted: set[int] = set()
+        self._mover = self._gate.mover(host.name)
+        self._begun = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Opened: lambda message: self._to(message, RemoteWorker.opened),
+            Items: lambda message: self._to(message, RemoteWorker.items),
+            Ended: lambda message: self._to(message, RemoteWorker.ended),
+            Taken: self._taken,
+            Closed: self._closed,
+            LeftOut: self._left_out,
+            AtWork: self._at_work,
+            Counts: lambda message: None,
+            Broken: self._broken,
+        }
+
+    def add(self, worker: RemoteWorker[Any]) -> None:
+        """Let a worker run here, once it is started."""
+        self._workers[worker.number] = worker
+
+    def begin(self) -> None:
+        """Start the host, if it doesn't run, and the task that listens to it."""
+        if not self._begun:
+            self._begun = True
+            name = f"border of {self.host.name}"
+            self._tasks.start(partial(self._gate.moves, name, self._serve), name, self._abandon)
+
+    def start(self, worker: RemoteWorker[Any]) -> None:
+        """Start a worker."""
+        self._wanted.add(worker.number)
+        self.begin()
+        if self._link is not None:
+            worker.open(self._link)
+
+    # The task ---------------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        self._gate.holds(self._hold, self._release)
+        try:
+            while True:
+                await self._connected()
+                try:
+                    await self._listen()
+                except LinkClosed:
+                    await self._died()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as failure:
+            self._fail_all(failure)
+        finally:
+            self._gate.holds_no_more(self._hold)
+            with anyio.CancelScope(shield=True):
+                await self._leave()
+
+    async def _connected(self) -> None:
+        """Connect, and open the workers that are wanted."""
+        link = self._link = self.host.connect(self._payload)
+        self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
+        for number in sorted(self._wanted):
+            worker = self._workers[number]
+            if not worker.over:
+                worker.open(link)
+        if self._gate.holding:
+            self._hold()
+
+    async def _listen(self) -> None:
+        link = self._link
+        assert link is not None
+        while True:
+            for message in await resting(link.receive()):
+                if self._gate.holding and type(message) is Items:
+                    await self._gate.passage()
+                self._handlers[type(message)](message)
+                del message
+
+    async def _died(self) -> None:
+        """Count the death against the workers that gave nothing since the last one, and let another host take over."""
+        link, self._link = self._link, None
+        assert link is not None
+        link.close()
+        self._rested()
+        lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
+        for worker in lost:
+            worker.lost()
+        name = self.host.name
+        ended = await self._tasks.threads.run(partial(self.host.fell, link))
+        self.restarts += 1
+        logger.warning("%s has ended (%s): another one takes its place", name, ended)
+        for worker in lost:
+            if worker.over:
+                worker.gone()
+                continue
+            worker.deaths += 1
+            if worker.deaths >= self._max_restarts:
+                worker.fail(self._dead(worker, name, ended))
+                worker.gone()
+
+    async def _leave(self) -> None:
+        """Let the host clean up behind this running; one that takes too long is ended."""
+        link = self._link
+        if link is not None:
+            link.send(Leave())
+            with anyio.move_on_after(CLOSE_S) as patience:
+                while True:
+                    try:
+                        for message in await link.receive():
+                            if type(message) in (Closed, LeftOut):
+                                self._handlers[type(message)](message)
+                    except LinkClosed:
+                        break
+            if patience.cancelled_caught:
+                self.host.kill(link)
+            link.close()
+        for worker in self._workers.values():
+            worker.gone()
+        self._gate.moves_no_more(self._mover)
+        if self._own:
+            await self._tasks.threads.run(self.host.close)
+
+    def _abandon(self) -> None:
+        """There is no event loop any more to leave in peace."""
+        link, self._link = self._link, None
+        if link is not None:
+            if self._own:
+                self.host.kill(link)
+            link.close()
+        for worker in self._workers.values():
+            worker.gone()
+        if self._own:
+            self.host.close()
+
+    def _fail_all(self, failure: BaseException) -> None:
+        for worker in self._workers.values():
+            worker.fail(failure)
+            worker.gone()
+
+    def _dead(self, worker: RemoteWorker[Any], name: str, ended: str) -> WorkerDied:
+        site = worker.site
+        at = worker.position
+        return WorkerDied(
+            f"the worker of shard {site.shard} of {site.num_shards} has lost its host {worker.deaths} times ({name} "
+            f"ended with {ended}) and gave nothing in between" + (f"; it stands behind {at}" if at else ""),
+            shard=site.shard,
+            process=self.host.number,
+            exit=ended,
+            position=at,
+        )
+
+    # Messages ---------------------------------------------------------------------------------------------------------
+
+    def _to(self, message: Any, handle: Callable[[RemoteWorker[Any], Any], None]) -> None:
+        if (worker := self._workers.get(message.worker)) is not None:
+            handle(worker, message)
+
+    def _taken(self, message: Taken) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is not None and worker.feeding is not None:
+            worker.feeding.taken(message)
+
+    def _closed(self, message: Closed) -> None:
+        self._wanted.discard(message.worker)
+        if (worker := self._workers.pop(message.worker, None)) is not None:
+            worker.gone()
+
+    def _left_out(self, message: LeftOut) -> None:
+        failure = left_out_in(message.failure)
+        self._tasks.session.errors.happened(message.key, failure, message.epoch, message.number)
+
+    def _broken(self, message: Broken) -> None:
+        raise failure_in(message.failure)
+
+    # Pauses -----------------------------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        if self._link is not None:
+            self._link.send(Hold())
+            if self._mover.rests:
+                self._mover.wake()
+
+    def _release(self) -> None:
+        self._rested()
+        if self._link is not None:
+            self._link.send(Release())
+
+    def _at_work(self, message: AtWork) -> None:
+        if message.names:
+            self._mover.name = f"{', '.join(message.names)} in {self.host.name}"
+        else:
+            self._rested()
+
+    def _rested(self) -> None:
+        if not self._mover.rests:
+            self._mover.rest()

@@ -1,0 +1,167 @@
+"""Where a worker's items leave its host: the sending end of a channel whose receiving end is at the other end.
+
+As with every channel, inputs are throttled and outputs never: there is room while there is credit, in items and bytes.
+How large the next items are is not known, so room is what the last ones' size allows, and one for the first.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import anyio
+
+from streamline.border.crossing import failure_out, states_out
+from streamline.border.link import Link
+from streamline.border.messages import Ended, Items
+from streamline.border.packed import Packed, PackingError
+from streamline.errors import TransportError
+from streamline.flow import Chunk
+from streamline.gate import resting
+from streamline.meters.figures import label
+from streamline.meters.stage_meter import StageMeter
+
+__all__ = ["Outlet"]
+
+T = TypeVar("T")
+
+ROOM = -1
+"""The slot of a wait for room, as in `streamline.channel`."""
+
+PARCEL_BYTES = 4 * 2**20
+"""Items that are larger together cross one by one, or a few at a time."""
+
+
+class Outlet(Generic[T]):
+    """What a driver fills.
+
+    Args:
+      worker: its number at this link.
+      items: that may be on their way.
+      size: bytes that may be on their way; one item is always admitted.
+      held: items that are on their way already, of `held_size` bytes.
+
+    Attributes:
+      filler: the meter of the stage whose items wait for room here; None: nobody is told.
+    """
+
+    def __init__(self, link: Link, worker: int, items: int, size: int, held: int = 0, held_size: int = 0) -> None:
+        self.filler: StageMeter | None = None
+        self._link = link
+        self._worker = worker
+        self._capacity = items
+        self._size = size
+        self._held = held
+        self._held_bytes = held_size
+        self._item_bytes = float(size)
+        self._freed: anyio.Event | None = None
+        self._over = False
+
+    @property
+    def room(self) -> int:
+        """Items that may be pulled now."""
+        if not self._held:
+            by_size = max(1, int(self._size / self._item_bytes))
+        else:
+            by_size = int((self._size - self._held_bytes) / self._item_bytes)
+        return min(self._capacity - self._held, by_size)
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it; behind a full border, for a quarter of it: lists are to be long."""
+        if (room := self.room) >= 1:
+            return room
+        while self._held > self._capacity * 3 // 4 or self.room < 1:
+            await self._wait_freed()
+        return self.room
+
+    async def send(self, chunk: Chunk[T]) -> None:
+        """Send a chunk, in parcels; waits only where the next one doesn't fit.
+
+        Raises:
+          TransportError: an item can't cross; those before it have been sent.
+        """
+        start, count = 0, len(chunk.items)
+        while start < count or not count:
+            part = chunk.part(start, count - start) if start else chunk
+            part, packed, failure = self._parcel(part)
+            if packed is not None:
+                await self._wait_bytes(packed.nbytes)
+                self._post(part, packed)
+            if failure is not None:
+                raise failure
+            start += len(part.items)
+            if not count:
+                return
+
+    def finish(self) -> None:
+        """Say that this was all."""
+        self._end(None)
+
+    def fail(self, failure: BaseException) -> None:
+        """Let the other end have what was sent, then the failure."""
+        self._end(failure)
+
+    def abandon(self) -> None:
+        """Nobody is going to read: say nothing more."""
+        self._over = True
+
+    def credit(self, items: int, size: int) -> None:
+        """Take note that so many items have been dealt with at the other end."""
+        self._held -= items
+        self._held_bytes -= size
+        if self._freed is not None and (self._held <= self._capacity * 3 // 4 or not self._held):
+            self._freed.set()
+            self._freed = None
+
+    def _end(self, failure: BaseException | None) -> None:
+        if not self._over:
+            self._over = True
+            self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
+
+    def _parcel(self, chunk: Chunk[T]) -> tuple[Chunk[T], Packed | None, BaseException | None]:
+        """Return the first part of a chunk that crosses in one parcel, packed, or why its first item can't cross."""
+        while True:
+            try:
+                packed = self._link.pack(chunk.items)
+            except PackingError as error:
+                if not error.index:
+                    return chunk, None, self._refusal(error)
+                chunk = chunk.part(0, error.index)
+                continue
+            count = len(chunk.items)
+            if packed.nbytes <= PARCEL_BYTES or count <= 1:
+                return chunk, packed, None
+            chunk = chunk.part(0, max(1, count * PARCEL_BYTES // packed.nbytes))
+
+    def _post(self, chunk: Chunk[T], packed: Packed) -> None:
+        count = len(chunk.items)
+        self._held += count
+        self._held_bytes += packed.nbytes
+        if count:
+            self._item_bytes = max(1.0, packed.nbytes / count)
+        if not self._over:
+            self._link.send(Items(self._worker, packed, states_out(self._link, chunk)))
+
+    async def _wait_bytes(self, size: int) -> None:
+        while self._held and self._held_bytes + size > self._size:
+            await self._wait_freed()
+
+    async def _wait_freed(self) -> None:
+        self._freed = anyio.Event()
+        filler = self.filler
+        if filler is not None:
+            filler.wait_begins("wait_output", ROOM)
+        try:
+            await resting(self._freed.wait())
+        finally:
+            if filler is not None:
+                filler.wait_ends(ROOM)
+
+    def _refusal(self, error: PackingError) -> TransportError:
+        by = f"{label(self.filler.name, self.filler.kind)} gives" if self.filler is not None else "the worker gives"
+        refusal = TransportError(
+            f"{by} an item that can't be pickled, so it can't leave the worker's process: {error.kind} "
+            f"({error.__cause__}). Give plain data (arrays, numbers, strings, containers of them), or make the object "
+            "behind .merge(); Inline() and Threads() hand over any object"
+        )
+        refusal.__cause__ = error.__cause__
+        return refusal

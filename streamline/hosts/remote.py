@@ -1,0 +1,235 @@
+"""One worker that runs in a host, as the running sees it: the receiving end of its channel, and how far it has come.
+
+Items that have arrived lie in an ordinary channel; what its reader has dealt with goes back to the host as credit. When
+the host dies, the worker is opened anew behind the last item that arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from streamline.border.crossing import StatesIn, failure_in
+from streamline.border.link import Link
+from streamline.border.messages import Close, Credit, Ended, Items, Open, Opened
+from streamline.channel import Channel, Inbox
+from streamline.errors import TransportError
+from streamline.flow import Chunk, Site
+from streamline.hosts.begin import BeginState
+from streamline.hosts.feeding import Feeding
+from streamline.plan import Plan
+from streamline.states import Reference, Tree
+
+__all__ = ["RemoteWorker"]
+
+T = TypeVar("T")
+
+
+class RemoteWorker(Generic[T]):
+    """One worker.
+
+    Args:
+      number: by which both ends of its host's links know it.
+      state: where it is opened; None: at the beginning.
+      size: bytes of its items that may be on their way.
+      feed: what it reads of a live source; None: it reads by itself.
+
+    Attributes:
+      link: to its host; None: there is none at the moment.
+      closed: it has ended in the host, with all that it opened.
+      deaths: of its host, since it last gave something.
+    """
+
+    def __init__(
+        self, number: int, plan: Plan, site: Site, state: Tree | None, size: int, feed: Inbox[Any] | None
+    ) -> None:
+        self.number = number
+        self.site = site
+        self.link: Link | None = None
+        self.closed = anyio.Event()
+        self.deaths = 0
+        self._state = state
+        self._size = size
+        self._capacity = plan.worker_capacity(site.num_shards)
+        self._begin = BeginState(plan, site, state)
+        self._states = StatesIn(any(stage.chooses for stage in plan.worker))
+        self._behind: Reference | None = None  # the last item that has arrived
+        self.feeding = None if feed is None else Feeding(number, plan.source.name, feed, self._done, site.tasks)
+        self.channel = Channel[T](self._begin, self._capacity)
+        self.channel.join(site.tasks.session)
+        self._capacity = self.channel.capacity
+        self.channel.on_freed = self._freed
+        self._parcels: deque[tuple[int, int]] = deque()  # that are held here: items, bytes
+        self._held = 0  # items that have arrived and for which there was no credit yet
+        self._held_bytes = 0
+        self._leaving = False
+
+    def wire(self, start: Callable[[], None], session_name: str) -> Inbox[T]:
+        """Return the inbox, whose first pull calls `start`."""
+        channel, tasks = self.channel, self.site.tasks
+        inbox, meters = channel.inbox, tasks.session.meters
+        if meters.on:
+            channel.meter = meters.channel(session_name, self.site.shard, channel.capacity)
+
+        def begin() -> RemoteWorker[T]:
+            start()
+            return self
+
+        inbox.starter = begin
+        inbox.stopper = lambda _: self._stopped()
+        inbox.on_closed = lambda: tasks.disown(channel.abandon)
+        tasks.own(channel.abandon)
+        return inbox
+
+    # What the host is told --------------------------------------------------------------------------------------------
+
+    def open(self, link: Link) -> None:
+        """Let it run at the other end of `link`, from behind the last item that has arrived."""
+        state = self._state
+        if self._behind is not None:
+            behind = self._behind.get()
+            state = behind.json()
+            self._states.restarted(behind)
+        self.link = link
+        fed = 0 if self.feeding is None else self.feeding.capacity
+        site = self.site
+        link.send(
+            Open(
+                self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
+                self._capacity, self._size, self._held, self._held_bytes, fed,
+            )
+        )  # fmt: skip
+        if self.feeding is not None:
+            self.feeding.open(link, state)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is wanted of it, or comes."""
+        return self.channel.finished or self._leaving
+
+    def cancel(self) -> None:
+        """Ask it to end; do not wait."""
+        if not self._leaving:
+            self._leaving = True
+            self._end_feed()
+            if self.link is None:
+                self.closed.set()
+            else:
+                self.link.send(Close(self.number))
+
+    def lost(self) -> None:
+        """Its host is gone."""
+        self.link = None
+        if self.feeding is not None:
+            self.feeding.lost()
+
+    @property
+    def position(self) -> str:
+        """Where it stands in the source, for a person."""
+        return "" if self._behind is None else self._behind.get().where()
+
+    def gone(self) -> None:
+        """Its host is gone, and none will take its place for this worker."""
+        self.link = None
+        self.closed.set()
+
+    def fail(self, failure: BaseException) -> None:
+        """Let the reader have what has arrived, then `failure`."""
+        if not self.channel.finished:
+            self.channel.fail(failure)
+        self._end_feed()
+
+    def _end_feed(self) -> None:
+        if self.feeding is not None:
+            self.feeding.end()
+
+    async def _stopped(self) -> None:
+        self.cancel()
+        with anyio.CancelScope(shield=True):
+            await self.closed.wait()
+
+    def _freed(self) -> None:
+        """Give credit for what was dealt with; not for every list."""
+        freed = self._held - self.channel.held
+        size = 0
+        parcels = list(self._parcels) if freed > 0 else []
+        left = freed
+        for count, nbytes in parcels:
+            size += nbytes if count <= left else nbytes * left // count
+            left -= min(count, left)
+            if not left:
+                break
+        if not freed or (self.channel.held and freed < self._capacity // 4 and size < self._size // 4):
+            return
+        self._settle(freed)
+        if self.link is not None and not self.over:
+            self.link.send(Credit(self.number, freed, size))
+
+    def _settle(self, items: int) -> None:
+        self._held -= items
+        while items:
+            count, nbytes = self._parcels.popleft()
+            if count > items:
+                share = nbytes * items // count
+                self._held_bytes -= share
+                self._parcels.appendleft((count - items, nbytes - share))
+                return
+            self._held_bytes -= nbytes
+            items -= count
+
+    # What the host says -----------------------------------------------------------------------------------------------
+
+    def opened(self, message: Opened) -> None:
+        """It stands at its beginning, or behind the last item that has arrived."""
+        if self._behind is None:
+            self._begin.actual = self._states.state(message.begin)
+
+    def items(self, message: Items) -> None:
+        """Take in items."""
+        assert self.link is not None
+        if self.over:
+            return
+        packed = message.packed
+        try:
+            items = self.link.unpack(packed)
+        except BaseException as failure:
+            self.fail(self._unreadable(failure))
+            return
+        self.deaths = 0
+        states, after = self._states.column(message.states, len(items))
+        chunk = Chunk[T](items, states, after)
+        self._behind = chunk.behind
+        if items:
+            self._held += len(items)
+            self._held_bytes += packed.nbytes
+            self._parcels.append((len(items), packed.nbytes))
+            self.channel.reserve(len(items))
+        self.channel.post(chunk)
+        if self.feeding is not None:
+            self.feeding.trim()
+
+    def ended(self, message: Ended) -> None:
+        """It has given all that it has."""
+        if message.failure is not None:
+            self.fail(failure_in(message.failure))
+        elif not self.channel.finished:
+            self.channel.finish()
+        self._end_feed()
+
+    def _done(self) -> int:
+        """Return how many items of its feed its state is behind."""
+        assert self.feeding is not None
+        tree = self._state if self._behind is None else self._behind.get().json()
+        done: int = 0 if tree is None else tree[self.feeding.name]
+        return done
+
+    def _unreadable(self, failure: BaseException) -> BaseException:
+        error = TransportError(
+            f"items of shard {self.site.shard} have left its worker's process, and can't be made again here: "
+            f"{type(failure).__name__}: {failure}. What unpickles them has to be importable here, too"
+        )
+        error.__cause__ = failure
+        return error

@@ -1,0 +1,92 @@
+"""A host that is a thread: with an event loop of its own, in the same process."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from streamline.border.link import Link
+from streamline.border.pipe import PipeLink, pipe
+from streamline.hosts.far import Spec, serve
+from streamline.hosts.host import Host
+from streamline.threads import waker
+
+__all__ = ["ThreadHost"]
+
+EXIT_S = 1.0
+"""How long to wait for a thread that is stuck in user code; it is a daemon, and ends with the interpreter."""
+
+
+class ThreadHost(Host):
+    """A thread, started at the first link."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[PipeLink, Spec]] = []
+        self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._news: anyio.Event | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        return f"thread {self.number}"
+
+    def connect(self, payload: Spec) -> Link:
+        near, far = pipe()
+        with self._lock:
+            self._waiting.append((far, payload))
+            if self._thread is None:
+                name = f"streamline host {self.number}"
+                self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+                self._thread.start()
+            self._notify()
+        return near
+
+    def fell(self, link: Link) -> str:
+        return "its event loop has ended"
+
+    def kill(self, link: Link) -> None:
+        link.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(EXIT_S)
+
+    def _notify(self) -> None:
+        if self._news is not None and self._wake is not None:
+            try:
+                self._wake(self._news.set)
+            except RuntimeError:
+                return  # the loop has ended
+
+    def _main(self) -> None:
+        anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+
+    async def _serve(self) -> None:
+        self._wake = waker()
+        async with anyio.create_task_group() as group:
+            while not self._closed:
+                with self._lock:
+                    self._news = news = anyio.Event()
+                    waiting, self._waiting = self._waiting, []
+                    closed = self._closed
+                for link, spec in waiting:
+                    self._begin(group, link, spec)
+                if not closed:
+                    await news.wait()
+            group.cancel_scope.cancel()
+
+    @staticmethod
+    def _begin(group: TaskGroup, link: PipeLink, spec: Spec) -> None:
+        group.start_soon(partial(serve, link, spec), name="streamline running")
