@@ -9,7 +9,7 @@ from asyncio import CancelledError
 
 import anyio
 
-from streamline.errors import StageError
+from streamline.errors import StageError, WorkerDied
 from streamline.failing.replay import Call
 from streamline.flow import Site
 from streamline.states import State
@@ -37,6 +37,8 @@ def blame(
     if call is not None:
         call.attach(error)
     at = position.where() if position is not None else ""
+    if isinstance(error, WorkerDied):
+        error.position = at
     error.add_note(
         f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else "")
     )

@@ -15,10 +15,13 @@ from streamline.states import Tree
 __all__ = [
     "AtWork",
     "Broken",
+    "Calling",
+    "Calm",
     "Close",
     "Closed",
     "Counts",
     "Credit",
+    "Culprit",
     "Ended",
     "Feed",
     "FeedEnd",
@@ -49,6 +52,8 @@ class Open(NamedTuple):
       size: likewise, their bytes; one item is always admitted.
       held: items that are on their way already: an earlier host sent them. Like `held_size`, of `items` and `size`.
       fed: its source is what the running feeds it; so many items of it may be on their way. 0: it reads by itself.
+      careful: tell of each call of user code; an earlier host has died of one, perhaps.
+      culprit: the call that earlier hosts have died of.
     """
 
     worker: int
@@ -62,6 +67,28 @@ class Open(NamedTuple):
     held: int = 0
     held_size: int = 0
     fed: int = 0
+    careful: bool = False
+    culprit: Culprit | None = None
+
+
+class Culprit(NamedTuple):
+    """A call of user code that ends processes: the how-many-th of a stage's function since the worker was opened.
+
+    The other attributes are those of the `WorkerDied` that is raised in its place.
+    """
+
+    stage: str
+    number: int
+    message: str
+    shard: int
+    process: int
+    exit: str
+
+
+class Calm(NamedTuple):
+    """A worker need not be careful any more."""
+
+    worker: int
 
 
 class Credit(NamedTuple):
@@ -130,6 +157,15 @@ class Ended(NamedTuple):
     failure: Carried | None
 
 
+class Calling(NamedTuple):
+    """A careful worker is about to call a stage's function; or that call is over."""
+
+    worker: int
+    stage: str
+    number: int
+    over: bool
+
+
 class Closed(NamedTuple):
     """A worker has been closed, and everything it opened."""
 
@@ -172,6 +208,7 @@ class Broken(NamedTuple):
 
 Message: TypeAlias = (
     Open
+    | Calm
     | Credit
     | Close
     | Feed
@@ -181,6 +218,7 @@ Message: TypeAlias = (
     | Leave
     | Opened
     | Items
+    | Calling
     | Ended
     | Closed
     | Taken

@@ -17,6 +17,7 @@ from streamline.border.crossing import failure_in, left_out_out, state_out
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
     AtWork,
+    Calm,
     Close,
     Closed,
     Credit,
@@ -34,6 +35,7 @@ from streamline.failing.failures import Failure, Policy
 from streamline.failing.skipping import Errors
 from streamline.flow import Site
 from streamline.gate import Gate
+from streamline.hosts.careful import Calls, careful
 from streamline.hosts.inlet import Inlet
 from streamline.hosts.outlet import Outlet
 from streamline.plan import Plan
@@ -85,6 +87,7 @@ class _Hosting:
         self._pausing: Job | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Open: self._open,
+            Calm: self._calm,
             Credit: self._credit,
             Close: self._close,
             Feed: self._feed,
@@ -121,6 +124,9 @@ class _Hosting:
             worker.inlet = Inlet(link, message.worker, name, done, message.fed)
             worker.inlet.channel.join(tasks.session)
             plan = replace(plan, source=FedSource(name=name, inbox=worker.inlet.channel.inbox))
+        if message.careful:
+            worker.calls = Calls(link, message.worker, message.culprit)
+            plan = careful(plan, worker.calls)
         try:
             flow = worker_flow(plan, site, message.state)
         except Exception as failure:
@@ -135,6 +141,11 @@ class _Hosting:
     def _credit(self, message: Credit) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             worker.outlet.credit(message.items, message.size)
+
+    def _calm(self, message: Calm) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is not None and worker.calls is not None:
+            worker.calls.telling = False
 
     def _close(self, message: Close) -> None:
         worker = self._workers.pop(message.worker)
@@ -189,6 +200,7 @@ class _Worker:
     def __init__(self, outlet: Outlet[Any]) -> None:
         self.outlet = outlet
         self.inlet: Inlet | None = None
+        self.calls: Calls | None = None
         self.job: Job | None = None
 
 

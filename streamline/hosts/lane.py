@@ -14,8 +14,10 @@ from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
     AtWork,
     Broken,
+    Calling,
     Closed,
     Counts,
+    Culprit,
     Ended,
     Hold,
     Items,
@@ -67,6 +69,7 @@ class Lane:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
             Items: lambda message: self._to(message, RemoteWorker.items),
+            Calling: lambda message: self._to(message, RemoteWorker.calling),
             Ended: lambda message: self._to(message, RemoteWorker.ended),
             Taken: self._taken,
             Closed: self._closed,
@@ -151,11 +154,22 @@ class Lane:
         for worker in lost:
             if worker.over:
                 worker.gone()
-                continue
+        lost = [worker for worker in lost if not worker.over]
+        for worker in [worker for worker in lost if worker.calls] or lost:
             worker.deaths += 1
             if worker.deaths >= self._max_restarts:
-                worker.fail(self._dead(worker, name, ended))
-                worker.gone()
+                self._give_up(worker, name, ended)
+
+    def _give_up(self, worker: RemoteWorker[Any], name: str, ended: str) -> None:
+        """Its hosts die: fail it, in the place of the call that they die of, if that is known."""
+        if worker.culprit is None and len(worker.calls) == 1:
+            ((stage, number),) = worker.calls
+            message = f"{self._deaths(worker, name, ended)}: each time it had called {stage}, on the same item"
+            shard = worker.site.shard
+            worker.culprit = Culprit(stage, number, message, shard, self.host.number, ended)
+        else:
+            worker.fail(self._dead(worker, name, ended))
+            worker.gone()
 
     async def _leave(self) -> None:
         """Let the host clean up behind this running; one that takes too long is ended."""
@@ -196,17 +210,18 @@ class Lane:
             worker.fail(failure)
             worker.gone()
 
-    def _dead(self, worker: RemoteWorker[Any], name: str, ended: str) -> WorkerDied:
+    def _deaths(self, worker: RemoteWorker[Any], name: str, ended: str) -> str:
         site = worker.site
-        at = worker.position
-        return WorkerDied(
-            f"the worker of shard {site.shard} of {site.num_shards} has lost its host {worker.deaths} times ({name} "
-            f"ended with {ended}) and gave nothing in between" + (f"; it stands behind {at}" if at else ""),
-            shard=site.shard,
-            process=self.host.number,
-            exit=ended,
-            position=at,
+        return (
+            f"the worker of shard {site.shard} of {site.num_shards} has lost its host {worker.deaths} times without "
+            f"giving anything in between; the last, {name}, ended with {ended}"
         )
+
+    def _dead(self, worker: RemoteWorker[Any], name: str, ended: str) -> WorkerDied:
+        at = worker.position
+        message = self._deaths(worker, name, ended) + (f". It stands behind {at}" if at else "")
+        shard, process = worker.site.shard, self.host.number
+        return WorkerDied(message, shard=shard, process=process, exit=ended, position=at)
 
     # Messages ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import anyio
 
 from streamline.border.crossing import StatesIn, failure_in
 from streamline.border.link import Link
-from streamline.border.messages import Close, Credit, Ended, Items, Open, Opened
+from streamline.border.messages import Calling, Calm, Close, Credit, Culprit, Ended, Items, Open, Opened
 from streamline.channel import Channel, Inbox
 from streamline.errors import TransportError
 from streamline.flow import Chunk, Site
@@ -26,6 +26,9 @@ from streamline.states import Reference, Tree
 __all__ = ["RemoteWorker"]
 
 T = TypeVar("T")
+
+CAREFUL_ITEMS = 512
+"""Items that a worker gives behind a death before it stops telling of its calls."""
 
 
 class RemoteWorker(Generic[T]):
@@ -41,6 +44,8 @@ class RemoteWorker(Generic[T]):
       link: to its host; None: there is none at the moment.
       closed: it has ended in the host, with all that it opened.
       deaths: of its host, since it last gave something.
+      calls: of user code that it is in, as far as it tells.
+      culprit: the call that its hosts have died of.
     """
 
     def __init__(
@@ -51,6 +56,9 @@ class RemoteWorker(Generic[T]):
         self.link: Link | None = None
         self.closed = anyio.Event()
         self.deaths = 0
+        self.calls: set[tuple[str, int]] = set()
+        self.culprit: Culprit | None = None
+        self._careful_items = 0  # until it need not be careful any more
         self._state = state
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
@@ -94,12 +102,15 @@ class RemoteWorker(Generic[T]):
             state = behind.json()
             self._states.restarted(behind)
         self.link = link
+        self.calls.clear()
+        self._careful_items = CAREFUL_ITEMS if self.deaths else 0
         fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
         link.send(
             Open(
                 self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
                 self._capacity, self._size, self._held, self._held_bytes, fed,
+                self.deaths > 0, self.culprit,
             )
         )  # fmt: skip
         if self.feeding is not None:
@@ -198,7 +209,7 @@ class RemoteWorker(Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        self.deaths = 0
+        self.deaths, self.culprit = 0, None
         states, after = self._states.column(message.states, len(items))
         chunk = Chunk[T](items, states, after)
         self._behind = chunk.behind
@@ -206,10 +217,25 @@ class RemoteWorker(Generic[T]):
             self._held += len(items)
             self._held_bytes += packed.nbytes
             self._parcels.append((len(items), packed.nbytes))
+            self._calm_down(len(items))
             self.channel.reserve(len(items))
         self.channel.post(chunk)
         if self.feeding is not None:
             self.feeding.trim()
+
+    def _calm_down(self, items: int) -> None:
+        if self._careful_items and self.link is not None:
+            self._careful_items = max(0, self._careful_items - items)
+            if not self._careful_items:
+                self.link.send(Calm(self.number))
+
+    def calling(self, message: Calling) -> None:
+        """It is about to call a function, or that is over."""
+        call = message.stage, message.number
+        if message.over:
+            self.calls.discard(call)
+        else:
+            self.calls.add(call)
 
     def ended(self, message: Ended) -> None:
         """It has given all that it has."""

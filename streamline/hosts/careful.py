@@ -1,0 +1,133 @@
+"""Finding the call that ends a process: a worker whose host has died says, before each call of user code, which it is.
+
+What was said before a death has crossed the border, so the call that was never said to have returned is the one at
+fault. Calls are counted from where the worker was opened, and it is opened at the same state again: so the third time
+the host is told which one it is, and raises an error there instead of calling. From there on it is a failure as any
+other: it reaches the consumer behind everything before it, or is left out.
+
+A worker is careful until it gives something: it costs some 50 µs a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from streamline.border.link import Link
+from streamline.border.messages import Calling, Culprit
+from streamline.errors import WorkerDied
+from streamline.failing.replay import Adapter
+from streamline.options import is_async
+from streamline.plan import Plan
+from streamline.transforms.base import Stage
+from streamline.transforms.custom import Through
+
+__all__ = ["Calls", "careful"]
+
+
+class Calls:
+    """The calls of user code in one worker, from where it was opened.
+
+    Args:
+      culprit: the call that is not to be made, and what is raised in its place; None: none is known.
+
+    Attributes:
+      telling: whether each call is announced.
+    """
+
+    def __init__(self, link: Link, worker: int, culprit: Culprit | None) -> None:
+        self.telling = True
+        self._link = link
+        self._worker = worker
+        self._culprit = culprit
+        self._counts: dict[str, int] = {}
+
+    def begins(self, stage: str) -> int:
+        """Take note of a call of a stage's function, and return its number.
+
+        Raises:
+          WorkerDied: it has ended processes before.
+        """
+        number = self._counts[stage] = self._counts.get(stage, 0) + 1
+        culprit = self._culprit
+        if culprit is not None and (culprit.stage, culprit.number) == (stage, number):
+            raise WorkerDied(culprit.message, shard=culprit.shard, process=culprit.process, exit=culprit.exit)
+        if self.telling:
+            self._link.send(Calling(self._worker, stage, number, over=False))
+        return number
+
+    def ends(self, stage: str, number: int) -> None:
+        """The call has returned, or raised."""
+        if self.telling:
+            self._link.send(Calling(self._worker, stage, number, over=True))
+
+
+class _Told(Adapter):
+    """A user's function whose calls are told."""
+
+    def __init__(self, fn: Any, stage: str, calls: Calls) -> None:
+        self.fn = self.__wrapped__ = fn
+        self.is_async = is_async(fn)
+        self._stage = stage
+        self._calls = calls
+
+    def __reduce__(self) -> Any:
+        return _the_function, (self.fn,)  # an exception may carry its call to another process
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_async:
+            return self._awaited(*args, **kwargs)
+        number = self._calls.begins(self._stage)
+        try:
+            made = self.fn(*args, **kwargs)
+        except BaseException:
+            self._calls.ends(self._stage, number)
+            raise
+        if isinstance(made, Iterator):  # of a flat_map: the call goes on while it is read
+            return self._read(made, number)
+        self._calls.ends(self._stage, number)
+        return made
+
+    def _read(self, made: Iterator[Any], number: int) -> Iterator[Any]:
+        try:
+            yield from made
+        finally:
+            self._calls.ends(self._stage, number)
+
+    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
+        number = self._calls.begins(self._stage)
+        try:
+            return await self.fn(*args, **kwargs)
+        finally:
+            self._calls.ends(self._stage, number)
+
+    def fresh(self, given: Any) -> Any:
+        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
+
+    def item(self, given: Any) -> Any:
+        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
+
+    def around(self, fn: Any) -> Any:
+        return self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
+
+
+def _the_function(fn: Any) -> Any:
+    return fn
+
+
+def careful(plan: Plan, calls: Calls) -> Plan:
+    """Return a plan whose workers tell of each call of a user's function, one at a time."""
+    return replace(plan, worker=tuple(_told(stage, calls) for stage in plan.worker))
+
+
+def _told(stage: Stage[Any, Any], calls: Calls) -> Stage[Any, Any]:
+    changes: dict[str, Any] = {
+        field: _Told(fn, stage.name, calls)
+        for field in ("fn", "collate")
+        if callable(fn := getattr(stage, field, None))
+        and not isinstance(stage, Through)  # one call makes all its items
+    }
+    if getattr(stage, "concurrency", 1) > 1:
+        changes["concurrency"] = 1
+    return replace(stage, **changes) if changes else stage
