@@ -100,7 +100,15 @@ class WorkerDied(StreamlineError, RuntimeError):  # noqa: N818 - it says what ha
       position: of the item at fault in the source, or of the last one that arrived; "" where it isn't known.
     """
 
-    def __init__(self, message: str, *, shard: int, process: int, exit: str, position: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        shard: int = 0,
+        process: int = 0,
+        exit: str = "",
+        position: str = "",
+    ) -> None:
         super().__init__(message)
         self.shard = shard
         self.process = process
