@@ -8,6 +8,7 @@ from streamline.backends.base import Workers
 from streamline.flow import Site
 from streamline.hosts.far import Spec
 from streamline.hosts.hosted import HostedWorkers
+from streamline.hosts.lane import Care
 from streamline.hosts.thread import ThreadHost
 from streamline.options import check_int
 from streamline.plan import Plan
@@ -32,4 +33,4 @@ class Threads:
         session = site.tasks.session
         spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
         hosts = [ThreadHost(number) for number in range(min(self.n, workers))]
-        return HostedWorkers(plan, site, hosts, spec, workers, max_restarts=1, own=True)
+        return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=1), own=True)

@@ -81,6 +81,11 @@ class Feeding:
         elif self._room is not None:
             self._room.set()
 
+    @property
+    def hungry(self) -> bool:
+        """Whether the worker has dealt with all that came."""
+        return self._inbox.hungry
+
     def lost(self) -> None:
         """The worker's host is gone."""
         self._link = None

@@ -44,5 +44,9 @@ class Host(ABC):
         """End the host behind a link, whatever it is at; where that can't be done, the link."""
 
     @abstractmethod
+    def stacks(self) -> str:
+        """Return what its threads are at, as Python prints it; or why that can't be told. May take a moment."""
+
+    @abstractmethod
     def close(self) -> None:
         """End the host, and wait for that. Idempotent; may take a moment."""

@@ -8,7 +8,7 @@ from typing import Any
 from streamline.channel import Inbox
 from streamline.flow import Site
 from streamline.hosts.host import Host
-from streamline.hosts.lane import Lane
+from streamline.hosts.lane import Care, Lane
 from streamline.hosts.remote import RemoteWorker
 from streamline.plan import Plan
 from streamline.states import Tree
@@ -26,14 +26,15 @@ class HostedWorkers:
       hosts: at most as many as there are workers.
       payload: what each of them is given.
       workers: how many there will be at a time.
+      care: what is borne of a host.
       own: whether the hosts end with the running.
     """
 
     def __init__(
-        self, plan: Plan, site: Site, hosts: Sequence[Host], payload: Any, workers: int, *, max_restarts: int, own: bool
+        self, plan: Plan, site: Site, hosts: Sequence[Host], payload: Any, workers: int, care: Care, *, own: bool
     ) -> None:
         self._plan = plan
-        self._lanes = [Lane(host, payload, site.tasks, max_restarts=max_restarts, own=own) for host in hosts]
+        self._lanes = [Lane(host, payload, site.tasks, care, own=own) for host in hosts]
         self._ranks = site.num_shards
         self._size = BYTES_ON_THE_WAY // -(-workers // len(hosts))
         self._opened = 0

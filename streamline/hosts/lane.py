@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,9 +32,10 @@ from streamline.errors import WorkerDied
 from streamline.gate import resting
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
+from streamline.hosts.stuck import watch_stuck
 from streamline.tasks import Tasks
 
-__all__ = ["CLOSE_S", "Lane"]
+__all__ = ["CLOSE_S", "Care", "Lane"]
 
 CLOSE_S = 5.0
 """Seconds that user code in a host has to end when the stream is left; then the host is killed."""
@@ -41,25 +43,42 @@ CLOSE_S = 5.0
 logger = logging.getLogger("streamline.hosts")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Care:
+    """What is borne of a host.
+
+    Attributes:
+      max_restarts: deaths while a worker gives nothing in between.
+      worker_timeout: seconds that the consumer waits for a worker that gives nothing before it is reported with its
+        stack; None: for ever.
+      replace_stuck: whether the host is then replaced.
+    """
+
+    max_restarts: int = 3
+    worker_timeout: float | None = None
+    replace_stuck: bool = False
+
+
 class Lane:
     """The workers of a running that one host runs.
 
     Args:
       payload: what a host is given to begin with.
-      max_restarts: deaths of a worker's host that are borne while the worker gives nothing in between.
+      care: how long its death, or its silence, is borne.
       own: whether the host ends with the running.
 
     Attributes:
       restarts: hosts that have taken the place of another.
     """
 
-    def __init__(self, host: Host, payload: Any, tasks: Tasks, *, max_restarts: int, own: bool) -> None:
+    def __init__(self, host: Host, payload: Any, tasks: Tasks, care: Care, *, own: bool) -> None:
         self.host = host
         self.restarts = 0
+        self._care = care
+        self._stuck: tuple[RemoteWorker[Any], float] | None = None
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
-        self._max_restarts = max_restarts
         self._own = own
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
@@ -89,6 +108,10 @@ class Lane:
             self._begun = True
             name = f"border of {self.host.name}"
             self._tasks.start(partial(self._gate.moves, name, self._serve), name, self._abandon)
+            if (timeout_s := self._care.worker_timeout) is not None:
+                replace = self._replace if self._care.replace_stuck else None
+                watch = partial(watch_stuck, self.host, self._running, self._tasks, timeout_s, replace)
+                self._tasks.start(watch, f"watch over {self.host.name}", lambda: None)
 
     def start(self, worker: RemoteWorker[Any]) -> None:
         """Start a worker."""
@@ -96,6 +119,15 @@ class Lane:
         self.begin()
         if self._link is not None:
             worker.open(self._link)
+
+    def _running(self) -> Collection[RemoteWorker[Any]]:
+        return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
+
+    def _replace(self, worker: RemoteWorker[Any], spent: float) -> None:
+        """End the host of a worker that is stuck."""
+        if self._link is not None:
+            self._stuck = worker, spent
+            self.host.kill(self._link)
 
     # The task ---------------------------------------------------------------------------------------------------------
 
@@ -149,15 +181,19 @@ class Lane:
             worker.lost()
         name = self.host.name
         ended = await self._tasks.threads.run(partial(self.host.fell, link))
+        stuck, self._stuck = self._stuck, None
+        if stuck is not None:
+            ended = f"{ended}: it was stuck for {stuck[1]:.3g} s"
         self.restarts += 1
         logger.warning("%s has ended (%s): another one takes its place", name, ended)
         for worker in lost:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
-        for worker in [worker for worker in lost if worker.calls] or lost:
+        suspects = [stuck[0]] if stuck is not None else [worker for worker in lost if worker.calls]
+        for worker in suspects or lost:
             worker.deaths += 1
-            if worker.deaths >= self._max_restarts:
+            if worker.deaths >= self._care.max_restarts:
                 self._give_up(worker, name, ended)
 
     def _give_up(self, worker: RemoteWorker[Any], name: str, ended: str) -> None:

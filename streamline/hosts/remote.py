@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -44,6 +45,7 @@ class RemoteWorker(Generic[T]):
       link: to its host; None: there is none at the moment.
       closed: it has ended in the host, with all that it opened.
       deaths: of its host, since it last gave something.
+      heard_at: when it was opened, or last gave something.
       calls: of user code that it is in, as far as it tells.
       culprit: the call that its hosts have died of.
     """
@@ -56,6 +58,7 @@ class RemoteWorker(Generic[T]):
         self.link: Link | None = None
         self.closed = anyio.Event()
         self.deaths = 0
+        self.heard_at = 0.0
         self.calls: set[tuple[str, int]] = set()
         self.culprit: Culprit | None = None
         self._careful_items = 0  # until it need not be careful any more
@@ -102,6 +105,7 @@ class RemoteWorker(Generic[T]):
             state = behind.json()
             self._states.restarted(behind)
         self.link = link
+        self.heard_at = perf_counter()
         self.calls.clear()
         self._careful_items = CAREFUL_ITEMS if self.deaths else 0
         fed = 0 if self.feeding is None else self.feeding.capacity
@@ -141,6 +145,11 @@ class RemoteWorker(Generic[T]):
     def position(self) -> str:
         """Where it stands in the source, for a person."""
         return "" if self._behind is None else self._behind.get().where()
+
+    @property
+    def hungry(self) -> bool:
+        """Whether it waits for an item of a live source."""
+        return self.feeding is not None and self.feeding.hungry
 
     def gone(self) -> None:
         """Its host is gone, and none will take its place for this worker."""
@@ -210,6 +219,7 @@ class RemoteWorker(Generic[T]):
             self.fail(self._unreadable(failure))
             return
         self.deaths, self.culprit = 0, None
+        self.heard_at = perf_counter()
         states, after = self._states.column(message.states, len(items))
         chunk = Chunk[T](items, states, after)
         self._behind = chunk.behind

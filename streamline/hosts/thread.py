@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 
@@ -54,6 +56,11 @@ class ThreadHost(Host):
 
     def kill(self, link: Link) -> None:
         link.close()
+
+    def stacks(self) -> str:
+        thread = self._thread
+        frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
+        return "it runs no more" if frame is None else "".join(traceback.format_stack(frame))
 
     def close(self) -> None:
         with self._lock:
