@@ -1,0 +1,160 @@
+"""Items to bytes and back: a pickle, and beside it the memory of arrays, untouched.
+
+Plain pickle, in C, is tried first. Where it fails, or speaks of a module that the other end doesn't have, cloudpickle
+takes over for the rest of the link: a link's items are mostly of one kind.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamline.border.packed import PackingError
+from streamline.border.reducers import reducers
+
+if TYPE_CHECKING:
+    from streamline.border.classes import Told
+
+__all__ = ["BESIDE", "Pickling"]
+
+BESIDE = 1 << 12
+"""Bytes of a buffer from which on it travels beside the pickle: for smaller ones copying costs less than keeping
+count (measured by bench/buffer_threshold.py)."""
+
+DEPTH = 8
+"""Containers within containers that are searched for what can't be pickled."""
+
+
+class Pickling:
+    """Packs the items of one end of a link, and unpacks those of the other."""
+
+    def __init__(self) -> None:
+        self._told: Told | None = None  # once cloudpickle is needed
+        self._definitions: dict[str, bytes] = {}
+        self._classes: dict[str, type] = {}
+
+    def dumps(self, items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
+        """Return the pickle, and the buffers beside it: they are the items' own memory.
+
+        Raises:
+          PackingError: one of them can't be pickled.
+        """
+        if self._told is None:
+            try:
+                data, buffers = _plain(items)
+            except Exception:  # whatever a class's own code raises: the second try, or the search, says what it is
+                pass
+            else:
+                if not _speaks_of_others(data):
+                    return data, buffers
+        try:
+            return self._by_value(items)
+        except Exception as error:
+            self._blame(items)
+            raise PackingError(0, type(items).__name__) from error
+
+    def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
+        """Return the items; arrays are views of the buffers.
+
+        Raises:
+          What unpickling raises.
+        """
+        with self._recalling():
+            items: list[Any] = pickle.loads(data, buffers=buffers)
+        return items
+
+    def fresh(self) -> Mapping[str, bytes]:
+        """Return the definitions of classes that must cross before what was pickled since the last call."""
+        return self._told.fresh() if self._told is not None else {}
+
+    def define(self, definitions: Mapping[str, bytes]) -> None:
+        """Take the other end's definitions; they are looked at when they are needed."""
+        self._definitions.update(definitions)
+
+    def _recalling(self) -> Any:
+        if not self._definitions:
+            return nullcontext()
+        from streamline.border.classes import recalling
+
+        return recalling(self._definitions, self._classes)
+
+    def _by_value(self, items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
+        from streamline.border.classes import ByValue, Told
+
+        told = self._told or Told()
+        file, beside = io.BytesIO(), _Beside()
+        ByValue(file, told, reducers(), beside.takes).dump(items)
+        self._told = told
+        return file.getvalue(), beside.buffers
+
+    def _blame(self, items: Sequence[Any]) -> None:
+        """Raise for the first item that can't be pickled."""
+        for index, item in enumerate(items):
+            error = self._failure(item)
+            if error is not None:
+                culprit, why = self._culprit(item, error, DEPTH)
+                raise PackingError(index, type(culprit).__name__) from why
+
+    def _failure(self, thing: Any) -> Exception | None:
+        try:
+            self._by_value([thing])
+        except Exception as error:
+            return error
+        return None
+
+    def _culprit(self, thing: Any, error: Exception, depth: int) -> tuple[Any, Exception]:
+        """Return the innermost part that can't be pickled, and why."""
+        for part in _parts(thing) if depth else ():
+            why = self._failure(part)
+            if why is not None:
+                return self._culprit(part, why, depth - 1)
+        return thing, error
+
+
+class _Beside:
+    """Which buffers travel beside a pickle."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+
+    def takes(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a large one; True: it's small, and part of the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < BESIDE:
+            return True
+        self.buffers.append(raw)
+        return False
+
+
+def _plain(items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
+    file, beside = io.BytesIO(), _Beside()
+    pickler = pickle.Pickler(file, 5, buffer_callback=beside.takes)
+    pickler.dispatch_table = reducers()
+    pickler.dump(items)
+    return file.getvalue(), beside.buffers
+
+
+def _speaks_of_others(data: bytes) -> bool:
+    """Whether a pickle names a module that only this process has: its script, or one registered with cloudpickle.
+
+    It may be no more than a text that contains the name: then cloudpickle does what pickle would have.
+    """
+    cloudpickle = sys.modules.get("cloudpickle")
+    names = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
+    return b"__main__" in data or any(name.encode() in data for name in names)
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    if isinstance(thing, Mapping):
+        yield from thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from thing
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        yield from (getattr(thing, field.name) for field in fields(thing))
+    else:
+        yield from getattr(thing, "__dict__", {}).values()

@@ -1,0 +1,367 @@
+"""The link to a host that is a process: a socket for messages and small items, shared memory for large ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import anyio
+
+from streamline.border.frames import Frame, Frames, head, lay_out, offsets
+from streamline.border.link import Link, LinkClosed
+from streamline.border.messages import Message
+from streamline.border.packed import Packed
+from streamline.border.pickling import Pickling
+from streamline.border.slabs import ONCE, Lent, Pool, Slab
+
+__all__ = ["POOL_BYTES", "SLAB_BYTES", "SocketLink"]
+
+POOL_BYTES = 256 << 20
+"""Bytes of shared memory that one end may hold for what it sends; only what is in flight at once is ever made."""
+
+SLAB_BYTES = 1 << 15
+"""Bytes of a list of items from which on they cross in shared memory (measured by bench/buffer_threshold.py)."""
+
+SOCKET_BYTES = 1 << 20
+"""Asked for as the socket's buffer; the system gives what it allows."""
+
+DESCRIPTORS = 64
+"""Read at once at the most. A kernel hands out those of one message at a time, and a message has one."""
+
+AT_ONCE = 64
+"""Pieces written with one call; kernels allow 1,024."""
+
+_RECEIVE = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_SEND = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Outgoing(NamedTuple):
+    """Items packed by this end: a pickle, and beside it the memory of the items themselves, copied when they are sent.
+
+    So they must not be written to in between.
+    """
+
+    count: int
+    nbytes: int
+    parts: Sequence[bytes | memoryview]
+
+
+class Arrived(NamedTuple):
+    """Items packed by the other end. Shared memory is theirs as long as this object or what was unpacked lives."""
+
+    count: int
+    nbytes: int
+    sizes: Sequence[int]
+    memory: memoryview
+
+
+class _Definitions(NamedTuple):
+    """Classes that later items mention."""
+
+    classes: Mapping[str, bytes]
+
+
+class _Dropped(NamedTuple):
+    """Slabs that will not be used again."""
+
+    numbers: Sequence[int]
+
+
+class _Gone(Exception):  # noqa: N818 - as LinkClosed
+    """The socket is closed."""
+
+
+class SocketLink(Link):
+    """One end of a link between two processes, over a connected stream socket of the AF_UNIX family.
+
+    `send` writes at once what the socket takes, and queues the rest; a task that runs `flush` writes that. Both ends
+    trust each other, and neither relies on the other's being alive.
+
+    Args:
+      sock: owned by the link from now on.
+      pool_bytes: of shared memory, at the most, for what this end sends; beyond it items cross through the socket, as
+        private copies. What is larger than an eighth of it gets memory of its own, not counted here.
+    """
+
+    copies: ClassVar[bool] = True
+
+    def __init__(self, sock: socket.socket, *, pool_bytes: int = POOL_BYTES) -> None:
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._users = 0  # tasks and calls at the socket: it is closed behind the last of them
+        self._closed = False
+        self._pickling = Pickling()
+        self._pool = Pool(pool_bytes)
+        self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
+        self._wrote: anyio.Event | None = None  # whom `drain` waits for
+        self._queued: anyio.Event | None = None  # whom `flush` waits for
+        self._flushing = False
+        self._deaf = False  # the other end reads no more
+        self._over: str | None = None  # it will say no more, and why
+        self._frames = Frames()
+        self._descriptors: deque[int] = deque()
+        self._lent: dict[int, Lent] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._unsent)} unsent"
+        return f"<SocketLink {state}, {self._pool.nbytes} bytes shared>"
+
+    # Items
+
+    def pack(self, items: Sequence[Any]) -> Packed:
+        data, buffers = self._pickling.dumps(items)
+        return Outgoing(len(items), len(data) + sum(map(len, buffers)), (data, *buffers))
+
+    def unpack(self, packed: Packed) -> list[Any]:
+        assert isinstance(packed, Arrived)
+        starts = offsets(packed.sizes)
+        parts = [packed.memory[start : start + size] for start, size in zip(starts, packed.sizes, strict=False)]
+        return self._pickling.loads(parts[0], parts[1:])
+
+    # Sending
+
+    def send(self, message: Message) -> None:
+        packed = getattr(message, "packed", None)
+        if self._deaf or self._closed:
+            return
+        if packed is None:
+            self._post(head(pickle.dumps(message, 5)))
+            return
+        assert isinstance(packed, Outgoing)
+        if classes := self._pickling.fresh():
+            self._post(head(pickle.dumps(_Definitions(classes), 5)))
+        data = pickle.dumps(message._replace(packed=None), 5)  # type: ignore[union-attr]
+        sizes = list(map(len, packed.parts))
+        whole = offsets(sizes)[-1]
+        slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
+        if dropped := self._pool.dropped():
+            self._post(head(pickle.dumps(_Dropped(dropped), 5)))
+        if slab is None:
+            inline = bytearray(whole)
+            lay_out(packed.parts, memoryview(inline))
+            self._post(head(data, packed.count, sizes) + inline)
+            return
+        lay_out(packed.parts, slab.memory)
+        new = slab if slab.fd is not None else None
+        self._post(head(data, packed.count, sizes, slab.number, slab.size, new is not None), new)
+
+    async def flush(self) -> None:
+        self._flushing = True
+        try:
+            while not (self._deaf or self._closed):
+                if self._unsent:
+                    await self._write_more()
+                else:
+                    self._queued = anyio.Event()
+                    await self._queued.wait()
+        finally:
+            self._flushing = False
+            self._tell()
+
+    async def drain(self) -> None:
+        while self._unsent and not (self._deaf or self._closed):
+            if self._flushing:
+                self._wrote = self._wrote or anyio.Event()
+                await self._wrote.wait()
+            else:
+                await self._write_more()
+
+    async def _write_more(self) -> None:
+        try:
+            with self._using() as sock:
+                await anyio.wait_writable(sock)
+        except (_Gone, OSError, anyio.ClosedResourceError):
+            self._stop_sending()
+        else:
+            self._write()
+
+    def _post(self, frame: bytes, slab: Slab | None = None) -> None:
+        """Write a frame, or queue it. A slab's descriptor goes with its first byte."""
+        self._unsent.append((memoryview(frame), slab))
+        if len(self._unsent) == 1:
+            self._write()
+        if self._unsent and self._queued is not None:
+            self._queued.set()
+
+    def _write(self) -> None:
+        """Write what the socket takes."""
+        try:
+            with self._using() as sock:
+                while self._unsent:
+                    self._written(_send(sock, self._unsent))
+        except BlockingIOError:
+            return
+        except (_Gone, OSError):
+            self._stop_sending()
+        if self._wrote is not None:
+            self._wrote.set()
+            self._wrote = None
+
+    def _written(self, nbytes: int) -> None:
+        while self._unsent:
+            piece, slab = self._unsent[0]
+            if nbytes and slab is not None:
+                slab.sent()
+            if nbytes < len(piece):
+                self._unsent[0] = piece[nbytes:], None if nbytes else slab
+                return
+            nbytes -= len(piece)
+            self._unsent.popleft()
+
+    def _stop_sending(self) -> None:
+        self._deaf = True
+        for _, slab in self._unsent:
+            if slab is not None:
+                slab.sent()
+        self._unsent.clear()
+        self._pool.close()
+        self._tell()
+
+    def _tell(self) -> None:
+        for event in (self._wrote, self._queued):
+            if event is not None:
+                event.set()
+        self._wrote = self._queued = None
+
+    # Receiving
+
+    async def receive(self) -> Sequence[Message]:
+        while self._over is None:
+            try:
+                with self._using() as sock:
+                    messages = self._read(sock)
+                    if not messages and self._over is None:
+                        await anyio.wait_readable(sock)
+            except (_Gone, OSError, anyio.ClosedResourceError) as error:
+                self._over = str(error) or "this end was closed"
+                break
+            if messages:
+                return messages
+        self._stop_receiving()
+        raise LinkClosed(self._over)
+
+    def _read(self, sock: socket.socket) -> list[Message]:
+        """Return the messages that are there."""
+        messages: list[Message] = []
+        try:
+            while True:
+                spaces = self._frames.spaces()
+                nbytes = self._fill(sock, spaces)
+                if not nbytes:
+                    self._over = "the other end hung up"
+                    break
+                for frame in self._frames.filled(nbytes):
+                    self._take(frame, messages)
+                if nbytes < sum(map(len, spaces)):
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._over = f"the other end is gone: {error}"
+        return messages
+
+    def _fill(self, sock: socket.socket, spaces: list[memoryview]) -> int:
+        nbytes, ancillary, flags, _ = sock.recvmsg_into(spaces, socket.CMSG_SPACE(4 * DESCRIPTORS), _RECEIVE)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                got = array("i", data[: len(data) // 4 * 4])
+                self._descriptors.extend(got)
+                for fd in () if _RECEIVE else got:
+                    os.set_inheritable(fd, False)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError("a descriptor was lost: this process has as many open as it may")
+        return nbytes
+
+    def _take(self, frame: Frame, messages: list[Message]) -> None:
+        message = pickle.loads(frame.message)
+        if isinstance(message, _Definitions):
+            self._pickling.define(message.classes)
+        elif isinstance(message, _Dropped):
+            for number in message.numbers:
+                self._lent.pop(number, None)
+        elif frame.sizes:
+            memory = frame.parts if frame.slab is None else self._borrow(frame)
+            messages.append(message._replace(packed=Arrived(frame.count, sum(frame.sizes), frame.sizes, memory)))
+        else:
+            messages.append(message)
+
+    def _borrow(self, frame: Frame) -> memoryview:
+        assert frame.slab is not None
+        if frame.descriptors:
+            fd = self._descriptors.popleft()
+            try:
+                lent = Lent(fd, frame.slab_size)
+            finally:
+                os.close(fd)
+            if frame.slab != ONCE:
+                self._lent[frame.slab] = lent
+        else:
+            lent = self._lent[frame.slab]
+        return lent.lend(offsets(frame.sizes)[-1])
+
+    def _stop_receiving(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        self._lent.clear()
+        self._frames = Frames()
+
+    # The end
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, in whatever loop
+            except OSError:
+                pass  # the other end was faster
+            idle = not self._users
+        if idle:
+            self._let_go()
+
+    @contextmanager
+    def _using(self) -> Iterator[socket.socket]:
+        with self._lock:
+            if self._closed:
+                raise _Gone
+            self._users += 1
+        try:
+            yield self._socket
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._closed and not self._users
+            if last:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        self._stop_sending()
+        self._stop_receiving()
+
+
+def _send(sock: socket.socket, unsent: deque[tuple[memoryview, Slab | None]]) -> int:
+    """Write the first pieces; a descriptor only with the first of them."""
+    first, slab = unsent[0]
+    if slab is not None and slab.fd is not None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slab.fd]))]
+        return sock.sendmsg([first], rights, _SEND)
+    if len(unsent) == 1:
+        return sock.send(first, _SEND)
+    pieces = []
+    for piece, slab in unsent:
+        if slab is not None or len(pieces) == AT_ONCE:
+            break
+        pieces.append(piece)
+    return sock.sendmsg(pieces, (), _SEND)
