@@ -6,8 +6,9 @@ before it. The states of a merged list are worked out from its choices when one 
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from streamline.choices import Stretch
 from streamline.flow import Chunk
 from streamline.states import Joined, Json, Reference, State, Tally, Tree
 
@@ -16,25 +17,36 @@ __all__ = ["Log", "MergeState", "Taking"]
 T = TypeVar("T")
 
 
-class Log:
-    """A stretch of choices. Links point forward only: what no mark leads to any more is freed by itself."""
+class Log(Stretch):
+    """A stretch of choices, numbered on from one to the next."""
 
-    __slots__ = ("later", "made", "planned", "start")
+    __slots__ = ("made", "planned", "start")
 
-    def __init__(self, start: int, made: list[int], planned: int) -> None:
+    later: Log | None
+
+    def __init__(self, start: int, made: list[int], planned: int, name: str = "") -> None:
+        super().__init__(name)
         self.start = start
         self.made = made
         self.planned = planned  # choices below this number were given at the opening, and stand until they are made
-        self.later: Log | None = None
 
-    def between(self, first: int, stop: int) -> list[int]:
-        """Return choices first ... stop - 1, all of this stretch or later."""
+    def between(self, first: int, stop: int, target: Log | None = None) -> list[int]:
+        """Return choices first ... stop - 1, all of this stretch or later, on the way to `target`."""
         found: list[int] = []
         log: Log | None = self
         while log is not None and log.start < stop:
-            found += log.made[max(0, first - log.start) : stop - log.start]
-            log = log.later
+            until, onward = log.onward(target or self)
+            end = stop if until is None else min(stop, until)
+            found += log.made[max(0, first - log.start) : max(0, end - log.start)]
+            log = onward
         return found
+
+    def news(self, told: Any) -> tuple[Any, Any]:
+        return (None, told) if told else ((self.start, self.made, self.planned), True)
+
+    def learn(self, news: Any, shift: int) -> None:
+        start, self.made, planned = news
+        self.start, self.planned = start + shift, planned + shift
 
 
 class MergeState(State):

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, cast
+
+from streamline.choices import Fork
 
 __all__ = [
     "At",
@@ -35,6 +37,7 @@ __all__ = [
     "States",
     "Tally",
     "Tree",
+    "trimmed",
 ]
 
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
@@ -86,6 +89,10 @@ class State(ABC):
         """Return the source position for a person: "train.jsonl line 18"."""
         return ""
 
+    def forks(self) -> Iterator[Fork]:
+        """Yield where the choosing flows stand that are opened if a flow is opened at `json()` of this."""
+        return iter(())
+
 
 class At(State):
     """A source's state: its position, as JSON."""
@@ -129,6 +136,9 @@ class Over(State):
     def where(self) -> str:
         return self.upstream.where()
 
+    def forks(self) -> Iterator[Fork]:
+        return self.upstream.forks()
+
 
 class Skipped(State):
     """How many items a stage has left out because of an error, over what its state says otherwise.
@@ -161,6 +171,9 @@ class Skipped(State):
     def where(self) -> str:
         return self.upstream.where()
 
+    def forks(self) -> Iterator[Fork]:
+        return self.upstream.forks()
+
 
 class Since(State):
     """A mark that a stage goes back to, and the choices made from there to `now`."""
@@ -184,11 +197,24 @@ class Since(State):
     def where(self) -> str:
         return self.now.where()
 
+    def forks(self) -> Iterator[Fork]:
+        return self.mark.forks()
+
 
 class States(Protocol):
     """A column: the state right after item i of a list, made when it is read."""
 
     def __getitem__(self, index: int, /) -> State: ...
+
+
+def trimmed(states: States, first: int, count: int) -> States:
+    """Return states first ... first + count - 1 of a column, without what only the others need: to be sent."""
+    trim = getattr(states, "trimmed", None)
+    if trim is not None:
+        return cast(States, trim(first, count))
+    if isinstance(states, list | tuple):
+        return states[first : first + count]
+    return Shifted(states, first) if first else states
 
 
 class Reference:
@@ -236,6 +262,9 @@ class Numbered:
     def __getitem__(self, index: int, /) -> State:
         return Over(self._name, self._first + index, self._states[index])
 
+    def trimmed(self, first: int, count: int) -> States:
+        return Numbered(self._name, self._first + first, trimmed(self._states, first, count))
+
 
 class Overlaid:
     """The same own part of a stage over each of the upstream's states."""
@@ -250,6 +279,9 @@ class Overlaid:
     def __getitem__(self, index: int, /) -> State:
         return Over(self._name, self._own, self._states[index])
 
+    def trimmed(self, first: int, count: int) -> States:
+        return Overlaid(self._name, self._own, trimmed(self._states, first, count))
+
 
 class SkippedStates:
     """The same count of errors over each of the stage's states."""
@@ -261,6 +293,9 @@ class SkippedStates:
 
     def __getitem__(self, index: int, /) -> State:
         return Skipped(self._name, self._shard, self._count, self._states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return SkippedStates(self._name, self._shard, self._count, trimmed(self._states, first, count))
 
 
 class Shifted:
@@ -276,6 +311,9 @@ class Shifted:
     def __getitem__(self, index: int, /) -> State:
         return self._states[self._by + index]
 
+    def trimmed(self, first: int, count: int) -> States:
+        return trimmed(self._states, self._by + first, count)
+
 
 class Picked:
     """Some states of a column, in order."""
@@ -288,6 +326,11 @@ class Picked:
 
     def __getitem__(self, index: int, /) -> State:
         return self._states[self._indices[index]]
+
+    def trimmed(self, first: int, count: int) -> States:
+        indices = self._indices[first : first + count]
+        start = indices[0]
+        return Picked(trimmed(self._states, start, indices[-1] + 1 - start), [index - start for index in indices])
 
 
 class Joined:
@@ -307,3 +350,16 @@ class Joined:
     def __getitem__(self, index: int, /) -> State:
         at = bisect_right(self._starts, index) - 1
         return self._columns[at][index - self._starts[at]]
+
+    def trimmed(self, first: int, count: int) -> States:
+        at = bisect_right(self._starts, first) - 1
+        joined, stop = Joined(), first + count
+        while at < len(self._starts) and (start := self._starts[at]) < stop:
+            end = min(stop, self._starts[at + 1]) if at + 1 < len(self._starts) else stop
+            begin = max(first, start)
+            part = trimmed(self._columns[at], begin - start, end - begin)
+            if end - begin == count:
+                return part
+            joined.add(begin - first, part)
+            at += 1
+        return joined

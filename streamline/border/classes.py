@@ -63,7 +63,12 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, file: io.BytesIO, told: Told, table: Mapping[Any, Any], callback: Callback | None, whole: type | None = None
+        self,
+        file: io.BytesIO,
+        told: Told,
+        table: Mapping[Any, Any],
+        callback: Callback | None,
+        whole: type | None = None,
     ) -> None:
         self.dispatch_table = {**self._dispatch_table, **table}  # before __init__, which looks for it
         super().__init__(file, 5, callback)

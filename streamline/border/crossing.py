@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamline.border.columns import Columns, dump, dump_state
+from streamline.border.columns import Columns
+from streamline.border.dumping import Dumper
 from streamline.border.failures import carry, carry_left_out, delivered, left_out
 from streamline.border.link import Link
 from streamline.border.messages import Carried
@@ -14,23 +15,31 @@ from streamline.states import State, States
 
 __all__ = [
     "StatesIn",
+    "StatesOut",
     "failure_in",
     "failure_out",
     "left_out_in",
     "left_out_out",
-    "state_out",
-    "states_out",
 ]
 
 
-def states_out(link: Link, chunk: Chunk[Any]) -> Carried:
-    """Return the states of a chunk as they cross."""
-    return dump(chunk) if link.copies else (chunk.states, chunk.after)
+class StatesOut:
+    """The states of one worker, on the side where they are made.
 
+    Args:
+      choosing: whether the worker's flow chooses.
+    """
 
-def state_out(link: Link, state: State) -> Carried:
-    """Return one state as it crosses."""
-    return dump_state(state) if link.copies else state
+    def __init__(self, link: Link, choosing: bool) -> None:
+        self._dumper = Dumper(choosing) if link.copies else None
+
+    def column(self, chunk: Chunk[Any]) -> Carried:
+        """Return the states of a chunk as they cross."""
+        return (chunk.states, chunk.after) if self._dumper is None else self._dumper.dump(chunk)
+
+    def state(self, state: State) -> Carried:
+        """Return one state as it crosses."""
+        return state if self._dumper is None else self._dumper.dump_state(state)
 
 
 class StatesIn:
@@ -51,7 +60,7 @@ class StatesIn:
         return states, after
 
     def state(self, carried: Carried) -> State:
-        """Return one state."""
+        """Return the state where the worker was opened."""
         return self._columns.load_state(carried) if isinstance(carried, bytes) else carried
 
     def restarted(self, at: State) -> None:

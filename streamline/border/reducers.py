@@ -71,7 +71,9 @@ def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
         array = np.asarray(_Writable(array))
     try:
         return PickleBuffer(array)
-    except ValueError:  # datetime64, records that hold some, dtypes of other packages: the protocol has no name for them
+    except (
+        ValueError
+    ):  # datetime64, records that hold some, dtypes of other packages: the protocol has no name for them
         return PickleBuffer(array.ravel(order="K").view(np.uint8))
 
 

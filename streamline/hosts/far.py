@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from streamline.border.crossing import failure_in, left_out_out, state_out
+from streamline.border.crossing import StatesOut, failure_in, left_out_out
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
     AtWork,
@@ -114,7 +114,8 @@ class _Hosting:
 
     def _open(self, message: Open) -> None:
         link, tasks = self._link, self._tasks
-        outlet = Outlet[Any](link, message.worker, message.items, message.size, message.held, message.held_size)
+        states = StatesOut(link, any(stage.chooses for stage in self._plan.worker))
+        outlet = Outlet[Any](link, states, message.worker, message.items, message.size, message.held, message.held_size)
         worker = self._workers[message.worker] = _Worker(outlet)
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
         plan = self._plan
@@ -133,7 +134,7 @@ class _Hosting:
             outlet.fail(failure)
             return
         outlet.filler = flow.meter
-        link.send(Opened(message.worker, state_out(link, flow.state)))
+        link.send(Opened(message.worker, states.state(flow.state)))
         name = f"worker of shard {message.shard}"
         work = partial(tasks.gate.moves, name, partial(drive, flow, outlet, tasks.gate))
         worker.job = tasks.start(work, name, outlet.abandon)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from streamline.border.crossing import failure_out, states_out
+from streamline.border.crossing import StatesOut, failure_out
 from streamline.border.link import Link
 from streamline.border.messages import Ended, Items
 from streamline.border.packed import Packed, PackingError
@@ -35,6 +35,7 @@ class Outlet(Generic[T]):
     """What a driver fills.
 
     Args:
+      states: how its states cross.
       worker: its number at this link.
       items: that may be on their way.
       size: bytes that may be on their way; one item is always admitted.
@@ -44,9 +45,12 @@ class Outlet(Generic[T]):
       filler: the meter of the stage whose items wait for room here; None: nobody is told.
     """
 
-    def __init__(self, link: Link, worker: int, items: int, size: int, held: int = 0, held_size: int = 0) -> None:
+    def __init__(
+        self, link: Link, states: StatesOut, worker: int, items: int, size: int, held: int = 0, held_size: int = 0
+    ) -> None:
         self.filler: StageMeter | None = None
         self._link = link
+        self._states = states
         self._worker = worker
         self._capacity = items
         self._size = size
@@ -139,7 +143,7 @@ class Outlet(Generic[T]):
         if count:
             self._item_bytes = max(1.0, packed.nbytes / count)
         if not self._over:
-            self._link.send(Items(self._worker, packed, states_out(self._link, chunk)))
+            self._link.send(Items(self._worker, packed, self._states.column(chunk)))
 
     async def _wait_bytes(self, size: int) -> None:
         while self._held and self._held_bytes + size > self._size:

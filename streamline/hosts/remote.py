@@ -204,8 +204,9 @@ class RemoteWorker(Generic[T]):
 
     def opened(self, message: Opened) -> None:
         """It stands at its beginning, or behind the last item that has arrived."""
+        begin = self._states.state(message.begin)
         if self._behind is None:
-            self._begin.actual = self._states.state(message.begin)
+            self._begin.actual = begin
 
     def items(self, message: Items) -> None:
         """Take in items."""

@@ -8,9 +8,10 @@ than the first, lines are counted from the shard's own start: nobody has read wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from itertools import accumulate
+from typing import Any, TypedDict
 
-from streamline.states import State, Tally, Tree
+from streamline.states import State, States, Tally, Tree
 
 __all__ = ["OVER", "LineStates", "Place", "Slice", "begin_of"]
 
@@ -45,7 +46,7 @@ class Slice:
       successor: what a state behind the last line says instead; None: nothing else.
     """
 
-    __slots__ = ("_byte", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
+    __slots__ = ("_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
 
     def __init__(
         self, file: str, shard: str, line: int, byte: int, raw: bytes, lines: int, successor: Place | None
@@ -58,11 +59,26 @@ class Slice:
         self._raw = raw if lines > 1 else b""  # one line may be huge, and its end is known
         self._lines = lines
         self._successor = successor
+        self._ends: list[int] | None = None  # where each line ends, where the bytes themselves are not here
+
+    def cut(self, first: int, count: int) -> Slice:
+        """Return lines first ... first + count - 1 of this slice, without their bytes: to be sent."""
+        if self._ends is None:
+            lengths = map(len, self._raw.split(b"\n", self._lines - 1)[:-1])
+            self._ends = [self._byte + end + at for at, end in enumerate(accumulate(lengths), 1)]
+            self._ends.append(self._stop)
+        successor = self._successor if first + count == self._lines else None
+        found = Slice(self._file, self._shard, self._line + first, self._byte, b"", count, successor)
+        found._ends = self._ends[first : first + count]
+        return found
 
     def behind(self, index: int) -> Place:
         """Return the place behind line `index` of this slice."""
-        left = 0 if index == self._lines - 1 else len(self._raw.split(b"\n", index + 1)[-1])
-        return Place(file=self._file, line=self._line + index + 1, byte=self._stop - left)
+        if self._ends is not None:
+            byte = self._ends[index]
+        else:
+            byte = self._stop - (0 if index == self._lines - 1 else len(self._raw.split(b"\n", index + 1)[-1]))
+        return Place(file=self._file, line=self._line + index + 1, byte=byte)
 
     def json(self, index: int) -> Place:
         """Return what a resume behind line `index` is to read from."""
@@ -86,6 +102,10 @@ class LineState(State):
         self._slice = of
         self._index = index
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the other lines."""
+        return LineState, (self._name, self._slice.cut(self._index, 1), 0)
+
     def json(self, until: State | None = None) -> Tree:
         return {self._name: dict(self._slice.json(self._index))}
 
@@ -108,3 +128,11 @@ class LineStates:
 
     def __getitem__(self, index: int, /) -> State:
         return LineState(self._name, self._slice, index if self._kept is None else self._kept[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        if self._kept is None:
+            return LineStates(self._name, self._slice.cut(first, count), None)
+        kept = self._kept[first : first + count]
+        start = kept[0]
+        part = self._slice.cut(start, kept[-1] + 1 - start)
+        return LineStates(self._name, part, [line - start for line in kept])

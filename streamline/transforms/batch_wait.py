@@ -7,11 +7,13 @@ state with choices in it makes batches of these sizes first, however long that t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import anyio
 
 from streamline.channel import Inbox
+from streamline.choices import Fork
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Lists, Run
 from streamline.merge_state import Log
@@ -45,22 +47,31 @@ LATE: Chunk[Any] = Chunk((), ())
 class BatchState(State):
     """Behind a batch: the upstream's state behind its last item, and how many batches were made so far."""
 
-    __slots__ = ("_log", "_logs", "_name", "_number", "_upstream")
+    __slots__ = ("_count", "_log", "_logs", "_name", "_upstream")
 
-    def __init__(self, name: str, upstream: State, log: Log, number: int, logs: bool) -> None:
+    def __init__(self, name: str, upstream: State, log: Log, count: int, logs: bool) -> None:
         self._name = name
         self._upstream = upstream
         self._log = log
-        self._number = number
+        self._count = count  # batches made since the stretch began
         self._logs = logs
 
+    @property
+    def _number(self) -> int:
+        return self._log.start + self._count
+
     def json(self, until: State | None = None) -> Tree:
-        later = None if until is None else cast(BatchState, until.latest)
-        stop = later._number if later is not None and self._logs else self._number
-        tree = self._upstream.json(None if later is None else later._upstream)
-        own: dict[str, Json] = {"replay": self._log.between(self._number, max(stop, self._log.planned))}
+        later = self if until is None else cast(BatchState, until.latest)
+        stop = later._number if self._logs else self._number
+        tree = self._upstream.json(None if until is None else later._upstream)
+        replay = self._log.between(self._number, max(stop, later._log.planned), later._log)
+        own: dict[str, Json] = {"replay": replay}
         tree[self._name] = own
         return tree
+
+    def forks(self) -> Iterator[Fork]:
+        yield Fork(self._name, self._log, self._number, self._number)
+        yield from self._upstream.forks()
 
     def tally(self, found: Tally) -> None:
         self._upstream.tally(found)
@@ -82,7 +93,7 @@ class Waiting(Generic[In, Out]):
         sizes: list[int] = list(own["replay"]) if own else []
         self._stage, self._inbox = stage, inbox
         self._replay = deque(sizes)
-        self._log = Log(0, sizes, len(sizes))
+        self._log = Log(0, sizes, len(sizes), stage.name)
         self._made = 0
         self._held: list[In] = []
         self._last = Reference.to(inbox.state)
@@ -144,7 +155,7 @@ class Waiting(Generic[In, Out]):
         if self._replay:
             self._replay.popleft()
         elif self._chooses:
-            self._log.later = self._log = Log(self._made, [len(held)], self._log.planned)
+            self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
         self._held, self._deadline = [], None
         if not made:
@@ -156,4 +167,4 @@ class Waiting(Generic[In, Out]):
         return self._stage.max_wait_s is not None
 
     def _behind(self, upstream: State) -> State:
-        return BatchState(self._stage.name, upstream, self._log, self._made, self._chooses)
+        return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, self._chooses)

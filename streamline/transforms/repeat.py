@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.states import Over, State, States, Tally, Tree
+from streamline.states import Over, State, States, Tally, Tree, trimmed
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
@@ -93,3 +93,6 @@ class _InPassStates:
 
     def __getitem__(self, index: int, /) -> State:
         return _InPass(self._name, self._own, self._states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return _InPassStates(self._name, self._own, trimmed(self._states, first, count))

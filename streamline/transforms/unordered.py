@@ -12,14 +12,15 @@ costs nothing until it is read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
+from streamline.choices import Fork, Stretch
 from streamline.flow import Chunk
-from streamline.states import Json, State, States, Tally, Tree
+from streamline.states import Json, State, States, Tally, Tree, trimmed
 from streamline.transforms.order import Delivery, LeftOut, Part
 
-__all__ = ["AsCompleted", "UnorderedState"]
+__all__ = ["AsCompleted", "Segment", "UnorderedState"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -50,12 +51,15 @@ class _Water:
         self.low = low
 
 
-class _Segment:
+class Segment(Stretch):
     """A stretch of deliveries, and the inputs that its states may refer to."""
 
-    __slots__ = ("done", "inputs", "later", "low", "planned", "positions", "start", "state")
+    __slots__ = ("done", "handed_out", "inputs", "low", "planned", "positions", "start", "state")
 
-    def __init__(self, start: int, low: int, done: frozenset[int], state: State, planned: list[int]) -> None:
+    later: Segment | None
+
+    def __init__(self, name: str, start: int, low: int, done: frozenset[int], state: State, planned: list[int]) -> None:
+        super().__init__(name)
         self.start = start  # deliveries before this segment
         self.low = low  # every input before this one was done when the segment began
         self.done = done  # inputs beyond it that were done too
@@ -63,7 +67,7 @@ class _Segment:
         self.planned = planned  # the choices given at the opening, outstanding until they are made
         self.positions: list[int] = []
         self.inputs: list[tuple[int, int, States, State | None]] = []  # first, stop, states, progress behind
-        self.later: _Segment | None = None
+        self.handed_out = 0  # lists of inputs that states refer to
 
     def behind(self, position: int, seen: int) -> State:
         """Return the upstream's state right after input `position`, or the last one that is known of those before it.
@@ -94,13 +98,37 @@ class _Segment:
         water.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
         return water
 
+    def news(self, told: tuple[int, int] | None) -> tuple[Any, Any]:
+        positions, inputs = told or (0, 0)
+        now = len(self.positions), self.handed_out
+        if now == told:
+            return None, told
+        head = (self.start, self.low, self.done, self.state, self.planned) if told is None else None
+        more = [
+            (first, stop, trimmed(states, 0, stop - first), after)
+            for first, stop, states, after in self.inputs[inputs : now[1]]
+        ]
+        return (head, self.positions[positions : now[0]], more), now
+
+    def learn(self, news: Any, shift: int) -> None:
+        head, positions, inputs = news
+        if head is not None:
+            self.start, low, done, self.state, planned = head
+            self.low = low + shift
+            self.done = frozenset(at + shift for at in done)
+            self.planned = [at + shift for at in planned]
+            self.positions, self.inputs, self.handed_out = [], [], 0
+        self.positions += [at + shift for at in positions]
+        self.inputs += [(first + shift, stop + shift, states, after) for first, stop, states, after in inputs]
+        self.handed_out += len(inputs)
+
 
 class UnorderedState(State):
     """Where an unordered map stands: after `count` deliveries of a segment."""
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
-    def __init__(self, name: str, segment: _Segment, count: int, seen: int) -> None:
+    def __init__(self, name: str, segment: Segment, count: int, seen: int) -> None:
         self._name = name
         self._segment = segment
         self._count = count
@@ -123,12 +151,18 @@ class UnorderedState(State):
     def where(self) -> str:
         return self._segment.behind(self._segment.water(self._count, self._seen).low, self._seen).where()
 
+    def forks(self) -> Iterator[Fork]:
+        low = self._segment.water(self._count, self._seen).low
+        yield Fork(self._name, self._segment, self._count, low)
+        yield from self._segment.behind(low - 1, self._seen).forks()
+
     def _delivered_until(self, later: UnorderedState) -> list[int]:
         found: list[int] = []
         segment, start = self._segment, self._count
         while segment is not later._segment:
-            found += segment.positions[start:]
-            segment, start = cast(_Segment, segment.later), 0
+            stop, onward = segment.onward(later._segment)
+            found += segment.positions[start:stop]
+            segment, start = cast(Segment, onward), 0
         return found + segment.positions[start : later._count]
 
     def _outstanding(self) -> list[int]:
@@ -155,7 +189,7 @@ class _Completed:
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
-    def __init__(self, name: str, segment: _Segment, count: int, seen: int) -> None:
+    def __init__(self, name: str, segment: Segment, count: int, seen: int) -> None:
         self._name, self._segment, self._count, self._seen = name, segment, count, seen
 
     def __getitem__(self, index: int, /) -> State:
@@ -177,9 +211,8 @@ class AsCompleted(Delivery[In, Out]):
         replay: list[int] = list(own["replay"]) if own else []
         self._name = name
         self._max_ahead = max_ahead
-        self._segment = _Segment(0, 0, frozenset(done), begin, replay)
+        self._segment = Segment(name, 0, 0, frozenset(done), begin, replay)
         self._water = _Water(0, done)  # behind what was taken
-        self._handed_out = 0  # lists of inputs that states refer to
         self._most_inputs = SEGMENT_ITEMS
         self._skip = done
         self._replay = deque(replay)
@@ -206,7 +239,7 @@ class AsCompleted(Delivery[In, Out]):
     def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
         count = len(chunk.items)
         inputs = self._segment.inputs
-        if not count and len(inputs) > self._handed_out and inputs[-1][0] == inputs[-1][1] == position:
+        if not count and len(inputs) > self._segment.handed_out and inputs[-1][0] == inputs[-1][1] == position:
             inputs.pop()  # one progress at a place is enough, unless a state refers to it
         inputs.append((position, position + count, chunk.states, chunk.after))
         self._progress = chunk.after is not None
@@ -248,7 +281,7 @@ class AsCompleted(Delivery[In, Out]):
             if not self._progress or self._running or self._parked:
                 return None
             self._progress = False
-            self._handed_out = seen
+            segment.handed_out = seen
             return Chunk((), (), UnorderedState(self._name, segment, count, seen))
         ready = self._first_left_out(self._results, 0, len(self._results))
         results, rest = self._results, self._results[max(1, ready) :]
@@ -256,7 +289,7 @@ class AsCompleted(Delivery[In, Out]):
         if rest:
             del results[max(1, ready) :], positions[max(1, ready) :]
         self._results, self._positions = rest, later
-        self._handed_out = seen
+        segment.handed_out = seen
         segment.positions += positions
         self._water.rise(positions, segment.come)
         if not ready:
@@ -287,14 +320,14 @@ class AsCompleted(Delivery[In, Out]):
         self._running += len(parts)
         return parts
 
-    def _turn(self) -> _Segment:
+    def _turn(self) -> Segment:
         """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
         old = self._segment
         count, seen = len(old.positions), len(old.inputs)
         low = self._water.low
-        new = _Segment(old.start + count, low, frozenset(self._water.done), old.behind(low - 1, seen), old.planned)
+        done, state = frozenset(self._water.done), old.behind(low - 1, seen)
+        new = Segment(self._name, old.start + count, low, done, state, old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
-        self._handed_out = 0
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))
         old.later = self._segment = new
         return new
