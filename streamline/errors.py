@@ -11,6 +11,7 @@ __all__ = [
     "CodeChangedWarning",
     "DataError",
     "DeadLetterError",
+    "HostError",
     "JournalError",
     "PausedError",
     "PlanError",
@@ -136,3 +137,7 @@ class TooManyErrors(StreamlineError, RuntimeError):  # noqa: N818 - there were m
 
 class DeadLetterError(StreamlineError, OSError):
     """The file of dead letters can't be read or written, or is something else. The items are not at fault."""
+
+
+class HostError(StreamlineError, RuntimeError):
+    """A process for workers that can't be started, or can't be used as it is. User code is not at fault."""

@@ -1,0 +1,232 @@
+"""How a plan travels to the hosts: pickled once, into a file in memory that all of them map.
+
+Arrays stand in the file as they are, and a host maps them copy-on-write: a dataset in the plan costs its memory once, not
+once a host. Memory maps of files travel as path and place, at no cost. Functions and classes that a child couldn't import
+(of the main module, a notebook, a test) travel by value.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+import tempfile
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from streamline.errors import PlanError
+from streamline.hosts.maps import mapped_again
+from streamline.hosts.unsendable import unsendable
+
+__all__ = ["Shipped", "importable", "load", "memory_file", "ship"]
+
+MOST_BYTES = 64 << 20
+"""What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
+
+APART_BYTES = 4096
+"""Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
+
+FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
+ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
+
+PACKAGE = str(Path(__file__).parents[1])
+
+_registering = threading.Lock()
+"""Which modules go by value is said to cloudpickle for all threads at once."""
+
+
+class Shipped:
+    """What hosts are handed: a file without a name. It goes with its last holder; `close` is for those who can't wait.
+
+    Attributes:
+      nbytes: of the file.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._fd = fd
+        self._closer = weakref.finalize(self, os.close, fd)
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._fd
+
+    def close(self) -> None:
+        """Let go of it; hosts that have it keep it. Idempotent."""
+        self._closer()
+        self._fd = -1
+
+
+def ship(payload: object) -> Shipped:
+    """Pickle `payload` for any number of hosts.
+
+    Raises:
+      PlanError: it can't be; the message names what in it, and of which stage.
+    """
+    fd = memory_file("streamline plan")
+    try:
+        nbytes = _write(payload, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    if nbytes > MOST_BYTES:
+        warnings.warn(
+            f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
+            "a path instead, or an np.memmap (np.load(path, mmap_mode='r')), which costs nothing to send",
+            stacklevel=_users_level(),
+        )
+    return Shipped(fd, nbytes)
+
+
+def load(fd: int) -> Any:
+    """Return what was shipped, and close `fd`. Its arrays are copy-on-write views of the file.
+
+    Raises:
+      What unpickling raises: the import of a module that isn't there, say.
+    """
+    try:
+        mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(fd)
+    table, size = FOOTER.unpack(mapped[-FOOTER.size :])
+    buffers = []
+    for begin, nbytes, readonly in ENTRY.iter_unpack(mapped[table : -FOOTER.size]):
+        view = mapped[begin : begin + nbytes]
+        buffers.append(view.toreadonly() if readonly else view)
+    return pickle.loads(mapped[:size], buffers=buffers)
+
+
+def memory_file(name: str) -> int:
+    """Return a descriptor of a new file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def dumps(payload: object) -> bytes:
+    """Return `payload` pickled as `ship` does it, all in one."""
+    file = io.BytesIO()
+    _dump(payload, file, lambda _: True)
+    return file.getvalue()
+
+
+def _write(payload: object, fd: int) -> int:
+    """Write the pickle, then the buffers, then where those are; return how many bytes."""
+    apart: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < APART_BYTES:
+            return True
+        apart.append(view)
+        return False
+
+    with open(fd, "wb", closefd=False) as file:
+        try:
+            _dump(payload, file, in_band)
+        except Exception as error:
+            raise PlanError(unsendable(payload, dumps, error)) from error
+        size = file.tell()
+        entries = []
+        for view in apart:
+            begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+            file.seek(begin)
+            file.write(view)
+            entries.append(ENTRY.pack(begin, view.nbytes, view.readonly))
+        table = file.tell()
+        file.write(b"".join(entries) + FOOTER.pack(table, size))
+        return file.tell()
+
+
+def _dump(payload: object, file: Any, in_band: Callable[[pickle.PickleBuffer], bool]) -> None:
+    with _registering:
+        pickler = _Pickler(file, protocol=5, buffer_callback=in_band)
+        try:
+            pickler.dump(payload)
+        finally:
+            for module in pickler.by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, which also sends by value what the children can't import, and memory maps by path."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.by_value: list[types.ModuleType] = []
+        self._known: set[str | None] = {None, "__main__"}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray):
+            again = mapped_again(obj)
+            return NotImplemented if again is None else again
+        if isinstance(obj, types.FunctionType | type):
+            self._look_at(obj.__module__)
+        elif isinstance(obj, types.ModuleType):
+            self._look_at(obj.__name__)
+        return super().reducer_override(obj)
+
+    def _look_at(self, name: str | None) -> None:
+        if name in self._known:
+            return
+        self._known.add(name)
+        module = sys.modules.get(name or "")
+        if module is not None and not importable(module):
+            cloudpickle.register_pickle_by_value(module)
+            self.by_value.append(module)
+
+
+def importable(module: types.ModuleType) -> bool:
+    """Tell whether a new interpreter with this `sys.path` would find the same module by its name."""
+    name = module.__name__
+    if name.partition(".")[0] in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return True
+    if sys.modules.get(name) is not module:
+        return False
+    path, spec, full = None, None, ""
+    for part in name.split("."):
+        full = f"{full}.{part}" if full else part
+        if (spec := _found(full, path)) is None:
+            return False
+        path = spec.submodule_search_locations
+    file = getattr(module, "__file__", None)
+    return spec is not None and (file is None or spec.origin is None or _same(file, spec.origin))
+
+
+def _found(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
+    """Ask only those finders that a new interpreter has: those of site's .pth files, but not pytest's, say."""
+    for finder in sys.meta_path:
+        kind = finder if isinstance(finder, type) else type(finder)
+        if kind is importlib.machinery.PathFinder or kind.__module__.startswith("__editable__"):
+            spec: importlib.machinery.ModuleSpec | None = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _same(file: str, origin: str) -> bool:
+    try:
+        return os.path.samefile(file, origin)  # noqa: PTH121 - strings are what modules have
+    except OSError:  # in a zip file
+        return file == origin
+
+
+def _users_level() -> int:
+    """Return the stack level, seen from the caller, of the code that isn't ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
