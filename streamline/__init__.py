@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from streamline import errors
 from streamline.backends.inline import Inline
+from streamline.backends.processes import Processes
 from streamline.backends.threads import Threads
 from streamline.custom_source import source
 from streamline.debug import DebugStream
@@ -42,6 +43,7 @@ __all__ = [
     "Loader",
     "Opened",
     "Pipeline",
+    "Processes",
     "Snapshot",
     "Stats",
     "Stream",

@@ -196,5 +196,3 @@ async def attend(sock: socket.socket, payload: int) -> None:
         link.close()
         return
     await serve(link, loaded)
-
-

@@ -128,6 +128,7 @@ class _Hosting:
         if message.careful:
             worker.calls = Calls(link, message.worker, message.culprit)
             plan = careful(plan, worker.calls)
+            outlet.one_by_one = True
         try:
             flow = worker_flow(plan, site, message.state)
         except Exception as failure:
@@ -146,7 +147,7 @@ class _Hosting:
     def _calm(self, message: Calm) -> None:
         worker = self._workers.get(message.worker)
         if worker is not None and worker.calls is not None:
-            worker.calls.telling = False
+            worker.calls.telling = worker.outlet.one_by_one = False
 
     def _close(self, message: Close) -> None:
         worker = self._workers.pop(message.worker)

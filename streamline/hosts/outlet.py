@@ -43,12 +43,14 @@ class Outlet(Generic[T]):
 
     Attributes:
       filler: the meter of the stage whose items wait for room here; None: nobody is told.
+      one_by_one: each item is sent before the next is asked for, so that a death behind it doesn't take it along.
     """
 
     def __init__(
         self, link: Link, states: StatesOut, worker: int, items: int, size: int, held: int = 0, held_size: int = 0
     ) -> None:
         self.filler: StageMeter | None = None
+        self.one_by_one = False
         self._link = link
         self._states = states
         self._worker = worker
@@ -67,7 +69,7 @@ class Outlet(Generic[T]):
             by_size = max(1, int(self._size / self._item_bytes))
         else:
             by_size = int((self._size - self._held_bytes) / self._item_bytes)
-        return min(self._capacity - self._held, by_size)
+        return min(self._capacity - self._held, by_size, 1 if self.one_by_one else by_size)
 
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; behind a full border, for a quarter of it: lists are to be long."""

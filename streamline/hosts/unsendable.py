@@ -68,7 +68,9 @@ def _parts(whole: Any) -> Iterator[tuple[str, object]]:
         yield from ((_name(part) or f"[{number}]", part) for number, part in enumerate(whole))
     elif dataclasses.is_dataclass(whole):
         names = [field.name for field in dataclasses.fields(whole)]
-        yield from ((_name(part) or f".{name}", part) for name in names if (part := getattr(whole, name, None)) is not None)
+        yield from (
+            (_name(part) or f".{name}", part) for name in names if (part := getattr(whole, name, None)) is not None
+        )
     else:
         yield from ((_name(part) or f".{name}", part) for name, part in getattr(whole, "__dict__", {}).items())
 

@@ -1,0 +1,82 @@
+"""A host that is a process, as runnings see it: started at the first link, and started anew when it has died."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+
+from streamline.border.link import Link
+from streamline.border.wire import SocketLink
+from streamline.errors import ClosedError
+from streamline.hosts.host import Host
+from streamline.hosts.process import HostProcess
+from streamline.hosts.shipping import Shipped
+
+__all__ = ["ProcessHost"]
+
+DEATH_S = 5.0
+"""How long to wait for a process that was killed; one that is stuck in a driver may never go."""
+
+
+class ProcessHost(Host):
+    """A process, or the one that has taken its place.
+
+    Args:
+      env: of its environment, what is to be other than here.
+    """
+
+    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+        self.number = number
+        self._env = env
+        self._lock = threading.Lock()
+        self._process: HostProcess | None = None
+        self._behind: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        process = self._process
+        return f"process {self.number}" + ("" if process is None else f", pid {process.pid}")
+
+    def connect(self, payload: Shipped) -> Link:
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"process {self.number} was closed with its pool")
+            if self._process is None or self._process.exit is not None:
+                process = HostProcess(self.number, self._env)
+                process.start()
+                self._process = process
+            link = SocketLink(self._process.link(payload))
+            self._behind[link] = self._process
+            return link
+
+    def fell(self, link: Link) -> str:
+        process = self._behind[link]
+        process.kill()
+        process.wait(DEATH_S)
+        exit_, crash = process.exit or "nothing: it can't be killed", process.crash
+        process.close(0.0)
+        with self._lock:
+            if self._process is process:
+                self._process = None
+        return f"{exit_}\n{crash}" if crash else exit_
+
+    def kill(self, link: Link) -> None:
+        self._behind[link].kill()
+
+    def stacks(self) -> str:
+        process = self._process
+        return ("" if process is None else process.stacks()) or "it doesn't answer: it is stopped, or just starting"
+
+    def resident_bytes(self) -> int:
+        """Return its resident memory; 0 while there is none."""
+        process = self._process
+        return 0 if process is None else process.resident_bytes()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
