@@ -133,12 +133,9 @@ class Slab:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.fd: int | None = make_shared(size)
-        try:
-            whole = memoryview(map_shared(self.fd, size))
-        except BaseException:
-            self.sent()
-            raise
+        self.fd: int | None = None
+        self.fd = make_shared(size)
+        whole = memoryview(map_shared(self.fd, size))
         self._flag = whole[:1]
         self.memory = whole[HEAD:]
 
@@ -154,8 +151,11 @@ class Slab:
     def sent(self) -> None:
         """Close the descriptor: the other end has it, or never will."""
         if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+            fd, self.fd = self.fd, None
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.sent()
 
 
 class Pool:

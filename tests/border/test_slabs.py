@@ -1,0 +1,200 @@
+"""Shared memory in slabs: taken, lent, given back when the last view dies, bounded, and without names."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streamline.border import slabs
+from streamline.border.slabs import ONCE, SMALLEST, Lent, Pool, Slab, make_shared
+
+MIB = 1 << 20
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))  # noqa: PTH208
+
+
+def lent(slab: Slab) -> Lent:
+    assert slab.fd is not None
+    there = Lent(slab.fd, slab.size)
+    slab.sent()
+    return there
+
+
+def taken(pool: Pool, nbytes: int) -> Slab:
+    slab = pool.take(nbytes)
+    assert slab is not None
+    return slab
+
+
+def test_what_one_end_writes_the_other_reads_and_may_write_to() -> None:
+    slab = taken(Pool(MIB), 1000)
+    there = lent(slab)
+    slab.memory[:3] = b"abc"
+    view = there.lend(1000)
+    assert bytes(view[:3]) == b"abc"
+    view[:3] = b"xyz"
+    assert bytes(slab.memory[:3]) == b"xyz"
+    assert np.frombuffer(view, np.uint8).ctypes.data % slabs.ALIGN == 0
+
+
+def test_a_slab_is_free_when_the_last_view_has_died() -> None:
+    pool = Pool(MIB)
+    slab = taken(pool, 1000)
+    there = lent(slab)
+    view = there.lend(1000)
+    array: Any = np.frombuffer(view[8:], np.float32)[::2].reshape(2, -1)
+    del view
+    assert not slab.free
+    assert taken(pool, 1000) is not slab
+    del array
+    assert slab.free
+    assert taken(pool, 1000) is slab
+
+
+def test_a_view_may_die_in_any_thread() -> None:
+    slab = taken(Pool(MIB), 1000)
+    views = [lent(slab).lend(1000)]
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    thread.join()
+    assert slab.free
+
+
+def test_a_finaliser_that_the_collector_calls_still_reads_what_it_was_lent() -> None:
+    """The collector tells weak references before it calls finalisers; the memory must be theirs until after."""
+    slab = taken(Pool(MIB), 1000)
+    there = lent(slab)
+    seen: list[bool] = []
+
+    class Kept:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+            self.circle = self
+
+        def __del__(self) -> None:
+            seen.append(slab.free)
+
+    Kept(np.frombuffer(there.lend(1000), np.uint8))
+    gc.collect()
+    assert seen == [False]
+    assert slab.free
+
+
+def test_the_slab_that_came_back_last_is_used_first() -> None:
+    pool = Pool(MIB)
+    three = [taken(pool, 1000) for _ in range(3)]
+    views = [lent(slab).lend(10) for slab in three]
+    views.clear()
+    assert [taken(pool, 1000) for _ in range(3)] == three[::-1]
+
+
+def test_a_pool_is_bounded_and_says_when_all_is_taken() -> None:
+    pool = Pool(8 * SMALLEST)
+    held = [taken(pool, 1000) for _ in range(8)]
+    views = [lent(slab).lend(10) for slab in held]
+    assert pool.take(1000) is None
+    assert pool.nbytes == 8 * SMALLEST
+    del views[3]
+    assert pool.take(1000) is held[3]
+    assert pool.take(1000) is None
+
+
+def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views() -> None:
+    pool = Pool(MIB)
+    slab = taken(pool, MIB)
+    assert (slab.number, pool.nbytes) == (ONCE, 0)
+    there = lent(slab)
+    view = there.lend(MIB)
+    slab.memory[-1] = 7
+    end = len(slab.memory) - 1
+    del slab, there
+    assert view[end] == 7
+
+
+def test_free_slabs_make_room_for_other_sizes() -> None:
+    pool = Pool(64 * SMALLEST)
+    small = [taken(pool, 1000) for _ in range(64)]
+    views = [lent(slab).lend(10) for slab in small]
+    assert pool.take(4 * SMALLEST) is None
+    views.clear()
+    large = taken(pool, 4 * SMALLEST)
+    assert pool.nbytes <= 64 * SMALLEST
+    gone = pool.dropped()
+    assert set(gone) <= {slab.number for slab in small}
+    assert len(gone) >= large.size // SMALLEST
+    assert pool.dropped() == []
+
+
+def test_a_larger_one_that_is_free_will_do() -> None:
+    pool = Pool(16 * SMALLEST)
+    large = [taken(pool, 2 * SMALLEST - 64) for _ in range(8)]
+    views = [lent(slab).lend(10) for slab in large]
+    views.clear()
+    assert pool.take(1000) in large
+
+
+@pytest.mark.parametrize("nbytes", [1, SMALLEST - 64, SMALLEST, 100_000, MIB, MIB + 1, 8 * MIB, 10_000_001])
+def test_a_slab_has_room_for_what_was_asked_and_little_more(nbytes: int) -> None:
+    slab = taken(Pool(1 << 30), nbytes)
+    assert len(slab.memory) >= nbytes
+    assert slab.size <= max(SMALLEST, nbytes * 1.25 + 64)
+    slab.sent()
+
+
+def test_neither_end_keeps_descriptors_open() -> None:
+    before = descriptors()
+    pool = Pool(MIB)
+    kept = []
+    for _ in range(50):
+        slab = pool.take(1000) or taken(pool, MIB)
+        kept.append(lent(slab).lend(10))
+    assert descriptors() == before
+
+
+def test_views_outlive_the_pool_and_the_receivers_books() -> None:
+    pool = Pool(MIB)
+    slab = taken(pool, 1000)
+    there = lent(slab)
+    slab.memory[:3] = b"abc"
+    view = there.lend(3)
+    pool.close()
+    del slab, there
+    assert bytes(view) == b"abc"
+
+
+def test_where_the_system_gives_no_memory_there_is_no_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(slabs, "make_shared", refuse)
+    pool = Pool(MIB)
+    assert pool.take(1000) is None
+    assert pool.take(2 * MIB) is None
+    assert pool.nbytes == 0
+
+
+def test_a_mapping_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    monkeypatch.setattr(slabs, "_FLAGS", 0)  # neither shared nor private: refused
+    assert Pool(MIB).take(1000) is None
+    assert descriptors() == before
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="looks into Linux's directory of names")
+def test_systems_without_nameless_memory_drop_the_name_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    monkeypatch.setattr(slabs.sys, "platform", "darwin")
+    fd = make_shared(5000)
+    try:
+        assert {name for name in os.listdir("/dev/shm") if name.startswith("streamline")} <= before  # noqa: PTH208
+        assert os.fstat(fd).st_size == 5000
+    finally:
+        os.close(fd)
