@@ -44,6 +44,8 @@ class Pickling:
         Raises:
           PackingError: one of them can't be pickled.
         """
+        if type(items) is not list:
+            items = list(items)
         if self._told is None:
             try:
                 data, buffers = _plain(items)

@@ -53,7 +53,15 @@ _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # all pages at once
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class _Mapping:
+class _Memory:
+    """Bytes at an address, as NumPy wants them shown."""
+
+    def __init__(self, address: int, size: int, keep: object = None) -> None:
+        self._keep = keep
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+
+
+class _Mapping(_Memory):
     """Memory shared with another process, for as long as this object lives.
 
     Not `mmap.mmap`: that keeps a descriptor open with each mapping (until Python 3.13 it must), and a consumer that
@@ -65,13 +73,12 @@ class _Mapping:
         if address == _FAILED:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
-        self._address = address
-        self._size = size
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+        super().__init__(address, size)
+        self._mapped = address, size
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
-        if hasattr(self, "_address"):
-            munmap(self._address, self._size)
+        if hasattr(self, "_mapped"):
+            munmap(*self._mapped)
 
 
 def map_shared(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -263,19 +270,21 @@ def _room(nbytes: int) -> int:
 class Lent:
     """A slab as the receiver sees it.
 
-    The weak reference stands on an array of NumPy's, which the collector doesn't look into: it dies when the last view
-    does, and never before a finaliser that still reads one.
+    The weak reference is to an array of NumPy's, which the collector doesn't look into: it dies when the last view
+    does, and never before a finaliser that still reads one. What that array stands on is no array, else NumPy would
+    have the views refer to it directly.
     """
 
-    __slots__ = ("_lease", "_whole")
+    __slots__ = ("_address", "_lease", "_whole")
 
     def __init__(self, fd: int, size: int) -> None:
         self._whole = map_shared(fd, size)
+        self._address = self._whole.ctypes.data + HEAD
         self._lease: weakref.ref[Any] | None = None
 
     def lend(self, nbytes: int) -> memoryview:
         """Return the bytes behind the head; when the last view of them dies, the slab is free."""
-        lease: np.ndarray[Any, Any] = np.ndarray((nbytes,), np.uint8, self._whole, HEAD)
+        lease = np.asarray(_Memory(self._address, nbytes, self._whole))
         self._lease = weakref.ref(lease, self._return)
         return memoryview(lease)
 

@@ -103,9 +103,8 @@ class SocketLink(Link):
         self._pickling = Pickling()
         self._pool = Pool(pool_bytes)
         self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
-        self._wrote: anyio.Event | None = None  # whom `drain` waits for
-        self._queued: anyio.Event | None = None  # whom `flush` waits for
-        self._flushing = False
+        self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
+        self._queued: anyio.Event | None = None  # while a task waits for something to write
         self._deaf = False  # the other end reads no more
         self._over: str | None = None  # it will say no more, and why
         self._frames = Frames()
@@ -156,34 +155,32 @@ class SocketLink(Link):
         self._post(head(data, packed.count, sizes, slab.number, slab.size, new is not None), new)
 
     async def flush(self) -> None:
-        self._flushing = True
-        try:
-            while not (self._deaf or self._closed):
-                if self._unsent:
-                    await self._write_more()
-                else:
-                    self._queued = anyio.Event()
-                    await self._queued.wait()
-        finally:
-            self._flushing = False
-            self._tell()
+        while not (self._deaf or self._closed):
+            if self._unsent:
+                await self._write_more()
+            else:
+                self._queued = anyio.Event()
+                await self._queued.wait()
 
     async def drain(self) -> None:
         while self._unsent and not (self._deaf or self._closed):
-            if self._flushing:
-                self._wrote = self._wrote or anyio.Event()
-                await self._wrote.wait()
-            else:
-                await self._write_more()
+            await self._write_more()
 
     async def _write_more(self) -> None:
+        """Wait until the socket takes more, and write it; or until another task has."""
+        if self._wrote is not None:
+            await self._wrote.wait()
+            return
+        self._wrote = anyio.Event()
         try:
             with self._using() as sock:
                 await anyio.wait_writable(sock)
+            self._write()
         except (_Gone, OSError, anyio.ClosedResourceError):
             self._stop_sending()
-        else:
-            self._write()
+        finally:
+            self._wrote.set()
+            self._wrote = None
 
     def _post(self, frame: bytes, slab: Slab | None = None) -> None:
         """Write a frame, or queue it. A slab's descriptor goes with its first byte."""
@@ -192,6 +189,7 @@ class SocketLink(Link):
             self._write()
         if self._unsent and self._queued is not None:
             self._queued.set()
+            self._queued = None
 
     def _write(self) -> None:
         """Write what the socket takes."""
@@ -203,9 +201,6 @@ class SocketLink(Link):
             return
         except (_Gone, OSError):
             self._stop_sending()
-        if self._wrote is not None:
-            self._wrote.set()
-            self._wrote = None
 
     def _written(self, nbytes: int) -> None:
         while self._unsent:
@@ -225,13 +220,8 @@ class SocketLink(Link):
                 slab.sent()
         self._unsent.clear()
         self._pool.close()
-        self._tell()
-
-    def _tell(self) -> None:
-        for event in (self._wrote, self._queued):
-            if event is not None:
-                event.set()
-        self._wrote = self._queued = None
+        if self._queued is not None:
+            self._queued.set()
 
     # Receiving
 

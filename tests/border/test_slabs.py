@@ -61,7 +61,8 @@ def test_a_slab_is_free_when_the_last_view_has_died() -> None:
 
 def test_a_view_may_die_in_any_thread() -> None:
     slab = taken(Pool(MIB), 1000)
-    views = [lent(slab).lend(1000)]
+    there = lent(slab)
+    views = [there.lend(1000)]
     thread = threading.Thread(target=views.clear)
     thread.start()
     thread.join()
@@ -91,7 +92,8 @@ def test_a_finaliser_that_the_collector_calls_still_reads_what_it_was_lent() -> 
 def test_the_slab_that_came_back_last_is_used_first() -> None:
     pool = Pool(MIB)
     three = [taken(pool, 1000) for _ in range(3)]
-    views = [lent(slab).lend(10) for slab in three]
+    theirs = [lent(slab) for slab in three]
+    views = [there.lend(10) for there in theirs]
     views.clear()
     assert [taken(pool, 1000) for _ in range(3)] == three[::-1]
 
@@ -99,7 +101,8 @@ def test_the_slab_that_came_back_last_is_used_first() -> None:
 def test_a_pool_is_bounded_and_says_when_all_is_taken() -> None:
     pool = Pool(8 * SMALLEST)
     held = [taken(pool, 1000) for _ in range(8)]
-    views = [lent(slab).lend(10) for slab in held]
+    theirs = [lent(slab) for slab in held]
+    views = [there.lend(10) for there in theirs]
     assert pool.take(1000) is None
     assert pool.nbytes == 8 * SMALLEST
     del views[3]
@@ -122,7 +125,8 @@ def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views()
 def test_free_slabs_make_room_for_other_sizes() -> None:
     pool = Pool(64 * SMALLEST)
     small = [taken(pool, 1000) for _ in range(64)]
-    views = [lent(slab).lend(10) for slab in small]
+    theirs = [lent(slab) for slab in small]
+    views = [there.lend(10) for there in theirs]
     assert pool.take(4 * SMALLEST) is None
     views.clear()
     large = taken(pool, 4 * SMALLEST)
@@ -136,7 +140,8 @@ def test_free_slabs_make_room_for_other_sizes() -> None:
 def test_a_larger_one_that_is_free_will_do() -> None:
     pool = Pool(16 * SMALLEST)
     large = [taken(pool, 2 * SMALLEST - 64) for _ in range(8)]
-    views = [lent(slab).lend(10) for slab in large]
+    theirs = [lent(slab) for slab in large]
+    views = [there.lend(10) for there in theirs]
     views.clear()
     assert pool.take(1000) in large
 
