@@ -6,16 +6,17 @@ pickle, then each buffer beside it) and the parts, unless those lie in a slab.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from struct import Struct, unpack_from
+from struct import Struct
 from typing import NamedTuple
 
 from streamline.border.slabs import ALIGN
 
 __all__ = ["LARGE", "Frame", "Frames", "head", "lay_out", "offsets"]
 
-HEADER = Struct("<IIIIIxxxxQQ")
+HEADER = Struct("=IIIIIxxxxQQ")
 """Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
 
 BUFFER = 1 << 18
@@ -30,7 +31,7 @@ class Frame(NamedTuple):
 
     Attributes:
       message: its pickle.
-      count: items.
+      items: how many.
       sizes: of their parts, in bytes.
       slab: the number of the slab where the parts lie; None: in `parts`.
       slab_size: bytes.
@@ -39,7 +40,7 @@ class Frame(NamedTuple):
     """
 
     message: memoryview
-    count: int
+    items: int
     sizes: tuple[int, ...]
     slab: int | None
     slab_size: int
@@ -49,7 +50,7 @@ class Frame(NamedTuple):
 
 def head(
     message: bytes,
-    count: int = 0,
+    items: int = 0,
     sizes: Sequence[int] = (),
     slab: int | None = None,
     slab_size: int = 0,
@@ -58,8 +59,8 @@ def head(
     """Return a frame but for its parts; they follow, unless there is a slab."""
     number = 0 if slab is None else slab + 1
     inline = 0 if slab is not None or not sizes else offsets(sizes)[-1]
-    header = HEADER.pack(len(message), count, len(sizes), number, descriptors, inline, slab_size)
-    return b"".join((header, message, Struct(f"<{len(sizes)}Q").pack(*sizes)))
+    header = HEADER.pack(len(message), items, len(sizes), number, descriptors, inline, slab_size)
+    return b"".join((header, message, array("Q", sizes)))
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
@@ -128,9 +129,9 @@ def _size(header: memoryview) -> int:
 
 
 def _frame(frame: memoryview) -> Frame:
-    message, count, parts, number, descriptors, _, slab_size = HEADER.unpack_from(frame)
+    message, items, parts, number, descriptors, _, slab_size = HEADER.unpack_from(frame)
     table = HEADER.size + message
     body = table + 8 * parts
-    sizes = unpack_from(f"<{parts}Q", frame, table) if parts else ()
+    sizes = tuple(frame[table:body].cast("Q"))
     slab = number - 1 if number else None
-    return Frame(frame[HEADER.size : table], count, sizes, slab, slab_size, descriptors, frame[body:])
+    return Frame(frame[HEADER.size : table], items, sizes, slab, slab_size, descriptors, frame[body:])

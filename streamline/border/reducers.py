@@ -65,7 +65,7 @@ def _dense(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
     return copy, copy
 
 
-def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
+def _memory(array: Any) -> PickleBuffer:
     """Return the memory of a contiguous array, as one that may be written to: what arrives over it can."""
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))

@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -110,15 +111,14 @@ def make_shared(size: int) -> int:
 
 def _unlinked() -> int:
     """Return a descriptor of POSIX shared memory whose name is gone again; for systems that know no nameless one."""
-    import _posixshmem
-
+    posix = import_module("_posixshmem")  # CPython's own, wherever there is multiprocessing.shared_memory
     while True:
         name = f"/streamline-{os.getpid()}-{os.urandom(6).hex()}"
         try:
-            fd: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+            fd: int = posix.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
         except FileExistsError:
             continue
-        _posixshmem.shm_unlink(name)
+        posix.shm_unlink(name)
         return fd
 
 
@@ -142,7 +142,7 @@ class Slab:
         self.size = size
         self.fd: int | None = None
         self.fd = make_shared(size)
-        whole = memoryview(map_shared(self.fd, size))
+        whole = map_shared(self.fd, size).data
         self._flag = whole[:1]
         self.memory = whole[HEAD:]
 
@@ -286,7 +286,7 @@ class Lent:
         """Return the bytes behind the head; when the last view of them dies, the slab is free."""
         lease = np.asarray(_Memory(self._address, nbytes, self._whole))
         self._lease = weakref.ref(lease, self._return)
-        return memoryview(lease)
+        return lease.data
 
     def _return(self, _: object) -> None:
         self._whole[0] = FREE

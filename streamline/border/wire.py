@@ -8,8 +8,10 @@ import socket
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any, ClassVar, NamedTuple
 
 import anyio
@@ -39,10 +41,12 @@ AT_ONCE = 64
 """Pieces written with one call; kernels allow 1,024."""
 
 _RECEIVE = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTORS)
 _SEND = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-class Outgoing(NamedTuple):
+@dataclass(slots=True)
+class Outgoing:
     """Items packed by this end: a pickle, and beside it the memory of the items themselves, copied when they are sent.
 
     So they must not be written to in between.
@@ -53,7 +57,8 @@ class Outgoing(NamedTuple):
     parts: Sequence[bytes | memoryview]
 
 
-class Arrived(NamedTuple):
+@dataclass(slots=True)
+class Arrived:
     """Items packed by the other end. Shared memory is theirs as long as this object or what was unpacked lives."""
 
     count: int
@@ -130,29 +135,32 @@ class SocketLink(Link):
     # Sending
 
     def send(self, message: Message) -> None:
-        packed = getattr(message, "packed", None)
         if self._deaf or self._closed:
             return
+        packed = getattr(message, "packed", None)
         if packed is None:
             self._post(head(pickle.dumps(message, 5)))
             return
         assert isinstance(packed, Outgoing)
         if classes := self._pickling.fresh():
             self._post(head(pickle.dumps(_Definitions(classes), 5)))
-        data = pickle.dumps(message._replace(packed=None), 5)  # type: ignore[union-attr]
+        rest: Any = message
+        self._send_items(pickle.dumps(rest._replace(packed=None), 5), packed)
+
+    def _send_items(self, message: bytes, packed: Outgoing) -> None:
         sizes = list(map(len, packed.parts))
         whole = offsets(sizes)[-1]
         slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
-        if dropped := self._pool.dropped():
-            self._post(head(pickle.dumps(_Dropped(dropped), 5)))
         if slab is None:
             inline = bytearray(whole)
             lay_out(packed.parts, memoryview(inline))
-            self._post(head(data, packed.count, sizes) + inline)
+            self._post(head(message, packed.count, sizes) + inline)
             return
+        if dropped := self._pool.dropped():
+            self._post(head(pickle.dumps(_Dropped(dropped), 5)))
         lay_out(packed.parts, slab.memory)
         new = slab if slab.fd is not None else None
-        self._post(head(data, packed.count, sizes, slab.number, slab.size, new is not None), new)
+        self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
 
     async def flush(self) -> None:
         while not (self._deaf or self._closed):
@@ -173,8 +181,11 @@ class SocketLink(Link):
             return
         self._wrote = anyio.Event()
         try:
-            with self._using() as sock:
-                await anyio.wait_writable(sock)
+            self._enter()
+            try:
+                await anyio.wait_writable(self._socket)
+            finally:
+                self._leave()
             self._write()
         except (_Gone, OSError, anyio.ClosedResourceError):
             self._stop_sending()
@@ -183,7 +194,7 @@ class SocketLink(Link):
             self._wrote = None
 
     def _post(self, frame: bytes, slab: Slab | None = None) -> None:
-        """Write a frame, or queue it. A slab's descriptor goes with its first byte."""
+        """Write a frame, or queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
         self._unsent.append((memoryview(frame), slab))
         if len(self._unsent) == 1:
             self._write()
@@ -194,9 +205,12 @@ class SocketLink(Link):
     def _write(self) -> None:
         """Write what the socket takes."""
         try:
-            with self._using() as sock:
+            self._enter()
+            try:
                 while self._unsent:
-                    self._written(_send(sock, self._unsent))
+                    self._written(_send(self._socket, self._unsent))
+            finally:
+                self._leave()
         except BlockingIOError:
             return
         except (_Gone, OSError):
@@ -228,10 +242,13 @@ class SocketLink(Link):
     async def receive(self) -> Sequence[Message]:
         while self._over is None:
             try:
-                with self._using() as sock:
-                    messages = self._read(sock)
+                self._enter()
+                try:
+                    messages = self._read(self._socket)
                     if not messages and self._over is None:
-                        await anyio.wait_readable(sock)
+                        await anyio.wait_readable(self._socket)
+                finally:
+                    self._leave()
             except (_Gone, OSError, anyio.ClosedResourceError) as error:
                 self._over = str(error) or "this end was closed"
                 break
@@ -261,9 +278,9 @@ class SocketLink(Link):
         return messages
 
     def _fill(self, sock: socket.socket, spaces: list[memoryview]) -> int:
-        nbytes, ancillary, flags, _ = sock.recvmsg_into(spaces, socket.CMSG_SPACE(4 * DESCRIPTORS), _RECEIVE)
+        nbytes, ancillary, flags, _ = sock.recvmsg_into(spaces, _ANCILLARY, _RECEIVE)
         for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 got = array("i", data[: len(data) // 4 * 4])
                 self._descriptors.extend(got)
                 for fd in () if _RECEIVE else got:
@@ -281,7 +298,7 @@ class SocketLink(Link):
                 self._lent.pop(number, None)
         elif frame.sizes:
             memory = frame.parts if frame.slab is None else self._borrow(frame)
-            messages.append(message._replace(packed=Arrived(frame.count, sum(frame.sizes), frame.sizes, memory)))
+            messages.append(message._replace(packed=Arrived(frame.items, sum(frame.sizes), frame.sizes, memory)))
         else:
             messages.append(message)
 
@@ -312,28 +329,25 @@ class SocketLink(Link):
             if self._closed:
                 return
             self._closed = True
-            try:
+            with suppress(OSError):  # the other end was faster
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, in whatever loop
-            except OSError:
-                pass  # the other end was faster
             idle = not self._users
         if idle:
             self._let_go()
 
-    @contextmanager
-    def _using(self) -> Iterator[socket.socket]:
+    def _enter(self) -> None:
+        """Begin to use the socket; it isn't closed before everybody who does has left."""
         with self._lock:
             if self._closed:
                 raise _Gone
             self._users += 1
-        try:
-            yield self._socket
-        finally:
-            with self._lock:
-                self._users -= 1
-                last = self._closed and not self._users
-            if last:
-                self._let_go()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._let_go()
 
     def _let_go(self) -> None:
         self._socket.close()
@@ -345,13 +359,8 @@ def _send(sock: socket.socket, unsent: deque[tuple[memoryview, Slab | None]]) ->
     """Write the first pieces; a descriptor only with the first of them."""
     first, slab = unsent[0]
     if slab is not None and slab.fd is not None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slab.fd]))]
-        return sock.sendmsg([first], rights, _SEND)
+        return sock.sendmsg([first], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slab.fd]))], _SEND)
     if len(unsent) == 1:
         return sock.send(first, _SEND)
-    pieces = []
-    for piece, slab in unsent:
-        if slab is not None or len(pieces) == AT_ONCE:
-            break
-        pieces.append(piece)
-    return sock.sendmsg(pieces, (), _SEND)
+    bare = takewhile(lambda piece: piece[1] is None, islice(unsent, AT_ONCE))
+    return sock.sendmsg([piece for piece, _ in bare], (), _SEND)

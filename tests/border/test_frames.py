@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from streamline.border.frames import BUFFER, LARGE, Frames, head, lay_out, offsets
 from streamline.border.slabs import ALIGN
 
@@ -14,7 +15,9 @@ Sent = tuple[bytes, int, list[bytes]]
 
 messages = st.one_of(st.binary(max_size=99), st.builds(bytes, st.sampled_from([LARGE - 60, LARGE, BUFFER, 2 * BUFFER])))
 sent = st.lists(
-    st.tuples(messages, st.integers(0, 9), st.lists(st.one_of(st.binary(max_size=99), st.just(bytes(LARGE))), max_size=4)),
+    st.tuples(
+        messages, st.integers(0, 9), st.lists(st.one_of(st.binary(max_size=99), st.just(bytes(LARGE))), max_size=4)
+    ),
     max_size=5,
 )
 
@@ -43,7 +46,7 @@ def read(data: bytes, cuts: list[int]) -> list[Sent]:
         for frame in frames.filled(got):
             starts = offsets(frame.sizes)
             parts = [bytes(frame.parts[at : at + size]) for at, size in zip(starts, frame.sizes, strict=False)]
-            found.append((bytes(frame.message), frame.count, parts))
+            found.append((bytes(frame.message), frame.items, parts))
     return found
 
 

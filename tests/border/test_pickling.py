@@ -1,14 +1,13 @@
-"""Items to bytes and back: arrays and tensors of every kind, what can't be pickled, and what is found to be at fault."""
+"""Items to bytes and back: arrays and tensors of every kind, and what can't be pickled."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
-import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from streamline.border.packed import PackingError
 from streamline.border.pickling import BESIDE, Pickling
 
@@ -124,7 +124,14 @@ def test_the_memory_of_large_arrays_travels_beside_the_pickle_without_a_copy() -
     records = np.zeros(BESIDE, [("at", "M8[ns]"), ("x", "f4", (3,))])
     read_only = np.zeros(BESIDE)
     read_only.flags.writeable = False
-    sent = [picture, picture.transpose(1, 2, 0), np.asfortranarray(np.ones((64, 64))), day, records, read_only]
+    sent: list[Any] = [
+        picture,
+        picture.transpose(1, 2, 0),
+        np.asfortranarray(np.ones((64, 64))),
+        day,
+        records,
+        read_only,
+    ]
     data, buffers = Pickling().dumps(sent)
     assert len(data) < 2000
     assert [len(buffer) for buffer in buffers] == [array.nbytes for array in sent]
@@ -207,7 +214,7 @@ def test_local_classes_and_lambdas_cross_and_are_the_same_class_here() -> None:
 
     near, far = Pickling(), Pickling()
     for n in range(3):
-        one, function = there([Local(n), lambda: n], near, far)
+        one, function = there([Local(n), lambda n=n: n], near, far)
         assert type(one) is Local
         assert one.twice() == Local(2 * n)
         assert function() == n
@@ -226,7 +233,7 @@ def test_a_class_is_defined_once_a_link() -> None:
 
 
 def test_once_it_is_needed_cloudpickle_stays_for_that_link() -> None:
-    pickling = Pickling()
+    pickling: Any = Pickling()
     pickling.dumps([1])
     assert pickling._told is None
     pickling.dumps([lambda: 1])
@@ -321,6 +328,10 @@ def test_a_scripts_own_classes_come_back_as_its_own_and_untouched(tmp_path: Path
 # What can't cross -----------------------------------------------------------------------------------------------------
 
 
+def iter_nothing() -> Iterator[None]:
+    yield
+
+
 class Refusing:
     def __reduce__(self) -> Any:
         raise KeyError("no")
@@ -329,7 +340,7 @@ class Refusing:
 @pytest.mark.parametrize(
     ("item", "kind"),
     [
-        ((n for n in ()), "generator"),
+        (iter_nothing(), "generator"),
         ({"a": [1, threading.Lock()]}, "lock"),
         (Sample(threading.Lock(), 1), "lock"),
         (Refusing(), "Refusing"),

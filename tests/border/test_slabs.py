@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from streamline.border import slabs
 from streamline.border.slabs import ONCE, SMALLEST, Lent, Pool, Slab, make_shared
 
@@ -47,7 +48,7 @@ def test_what_one_end_writes_the_other_reads_and_may_write_to() -> None:
 
 def test_a_slab_is_free_when_the_last_view_has_died() -> None:
     pool = Pool(MIB)
-    slab = taken(pool, 1000)
+    slab: Any = taken(pool, 1000)
     there = lent(slab)
     view = there.lend(1000)
     array: Any = np.frombuffer(view[8:], np.float32)[::2].reshape(2, -1)
@@ -196,7 +197,7 @@ def test_a_mapping_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="looks into Linux's directory of names")
 def test_systems_without_nameless_memory_drop_the_name_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    monkeypatch.setattr(slabs.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     fd = make_shared(5000)
     try:
         assert {name for name in os.listdir("/dev/shm") if name.startswith("streamline")} <= before  # noqa: PTH208

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from streamline.border.pickling import BESIDE, Pickling
 from streamline.border.reducers import reducers
 
@@ -23,7 +24,7 @@ def test_there_are_tensors_only_where_somebody_has_imported_torch(monkeypatch: p
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert Tensor not in reducers()
     assert "torch" not in sys.modules
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
     assert Tensor in reducers()
 
 
