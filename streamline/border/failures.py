@@ -206,7 +206,8 @@ def _make(at: int, family: list[_One], errors: dict[int, BaseException]) -> Base
     """Return exception number `at`; of a group, its members are made first."""
     if at not in errors:
         members = family[at].members
-        errors[at] = _loaded(family[at], members and [_make(member, family, errors) for member in members])
+        made = None if members is None else [_make(member, family, errors) for member in members]
+        errors[at] = _loaded(family[at], made)
     return errors[at]
 
 
