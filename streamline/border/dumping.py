@@ -66,6 +66,8 @@ class Dumper:
         try:
             return self._pickled(body)
         except Exception as error:
+            if _picklable(body):
+                raise
             raise PlanTypeError(_fault(body)) from error
 
     def _pickled(self, body: Body | State) -> bytes:

@@ -1,31 +1,349 @@
-"""Failures across a border (a first version)."""
+"""What failed, on its way across a border: exceptions, and the records of items that were left out.
+
+The user's own exception is to arrive: its class, attributes and causes. Most can be pickled. Of the others each part is
+sent by itself, what can't be sent is left behind and named in a note, and the exception is made without its `__init__`.
+What can't be had even so arrives as a `StageError` that says what it was. The far end loads all that it sends, so that
+it learns in time what doesn't arrive as it was.
+
+Tracebacks stay behind. What they say is a note, of the exception that failed the flow.
+"""
 
 from __future__ import annotations
 
+import os
 import pickle
+import traceback
+from types import FunctionType
+from typing import Any, NamedTuple, cast
 
-from streamline.failing.failures import Failure
+from streamline.border.parts import Parts, by_name, dumped, parts_of, rebuilt
+from streamline.errors import StageError
+from streamline.failing.failures import Failure, trace_of
+from streamline.failing.letters import REPR_BYTES, cut, said
+from streamline.failing.replay import KEY, Call
 
 __all__ = ["carry", "carry_left_out", "delivered", "left_out"]
 
+MOST_ERRORS = 100
+"""Exceptions that travel together: causes, contexts, members of groups. The text of the traceback has them all."""
 
-def carry(error: BaseException) -> bytes:
-    """Return an error as bytes."""
-    return pickle.dumps(error)
+MOST_TEXT = 1 << 16
+"""Characters of a traceback, from its end: an exception's message may be of any length."""
+
+APART = frozenset({KEY, "__notes__"})
+"""Attributes that travel by themselves."""
+
+
+class _One(NamedTuple):
+    """One exception.
+
+    Attributes:
+      name: of its class, for a person.
+      message: likewise; of a group, its own.
+      notes: as they are.
+      pickled: None if it can't be, or doesn't come back as it was.
+      parts: None if that isn't needed, or not even its class can be sent.
+      call: what `replay` calls: the function's name, and it with its item. None: it has none, or it is too large.
+      called: whether it has one.
+      members: of a group, the numbers of its members.
+      cause, context: their numbers; None: there is none.
+      suppressed: whether the context isn't shown.
+    """
+
+    name: str
+    message: str
+    notes: list[str]
+    pickled: bytes | None
+    parts: Parts | None
+    call: tuple[str, str, bytes] | None
+    called: bool
+    members: list[int] | None
+    cause: int | None
+    context: int | None
+    suppressed: bool
+
+
+def carry(error: BaseException, host: str = "", *, trace: bool = True) -> bytes:
+    """Return an exception for `delivered`. Never raises.
+
+    Args:
+      host: where it was raised, for a person: "process 2".
+      trace: whether its traceback becomes a note.
+    """
+    where = f"{host or 'another process'} (pid {os.getpid()})"
+    try:
+        note = _traceback(error, where) if trace else None
+    except BaseException as problem:  # formatting calls methods of the user's
+        note = f"its traceback in {where} can't be shown: {type(problem).__name__}"
+    try:
+        return pickle.dumps((_family(error, where), note), 5)
+    except BaseException:
+        only = _One(type(error).__qualname__, _message(error), [], None, None, None, False, None, None, None, True)
+        return pickle.dumps(([only], note), 5)
 
 
 def delivered(data: bytes) -> BaseException:
-    """Return an error."""
-    error: BaseException = pickle.loads(data)
+    """Return the exception that was carried, a new one at each call."""
+    family, note = cast("tuple[list[_One], str | None]", pickle.loads(data))
+    if note is not None:
+        family[0].notes.append(note)
+    errors: dict[int, BaseException] = {}
+    for at in range(len(family)):
+        _make(at, family, errors)
+    for at, one in enumerate(family):  # past what a class may do about it: it may be frozen
+        cause = None if one.cause is None else errors[one.cause]
+        context = None if one.context is None else errors[one.context]
+        for name, value in (("cause", cause), ("context", context), ("suppress_context", one.suppressed)):
+            vars(BaseException)[f"__{name}__"].__set__(errors[at], value)
+    return errors[0]
+
+
+# The far end ----------------------------------------------------------------------------------------------------------
+
+
+def _family(error: BaseException, where: str) -> list[_One]:
+    """Return an exception, and those that it leads to, behind it."""
+    errors, numbers = [error], {id(error): 0}
+
+    def number(of: BaseException | None) -> int | None:
+        if of is None or (id(of) not in numbers and len(errors) >= MOST_ERRORS):
+            return None
+        if id(of) not in numbers:
+            numbers[id(of)] = len(errors)
+            errors.append(of)
+        return numbers[id(of)]
+
+    found = []
+    for one in errors:  # it grows meanwhile
+        members = None
+        if isinstance(one, BaseExceptionGroup):
+            numbered = [number(member) for member in one.exceptions]
+            members = [member for member in numbered if member is not None]
+        found.append(_one(one, members, number(one.__cause__), number(one.__context__), where))
+    return found
+
+
+def _one(error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str) -> _One:
+    pickled = None if members is not None else _pickled(error)
+    parts = None if pickled is not None else _parts(error)
+    notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
+    if parts is not None and parts.left:
+        notes.append(f"left behind in {where}, since it can't be pickled: {', '.join(parts.left)}")
+    call = vars(error).get(KEY)
+    return _One(
+        name=_name(error),
+        message=error.message if isinstance(error, BaseExceptionGroup) else _message(error),
+        notes=notes,
+        pickled=pickled,
+        parts=parts,
+        call=_carried_call(call) if isinstance(call, Call) else None,
+        called=KEY in vars(error),
+        members=members,
+        cause=cause,
+        context=context,
+        suppressed=error.__suppress_context__,
+    )
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Return an exception as its own methods pickle it, if it comes back as it was."""
+    try:
+        blob = pickle.dumps(error, 5)
+        back = pickle.loads(blob)
+        same = type(back) is type(error) and pickle.dumps(back.args, 5) == pickle.dumps(error.args, 5)
+        return blob if same and vars(back).keys() == vars(error).keys() else None
+    except BaseException:  # methods of the user's
+        return None
+
+
+def _parts(error: BaseException) -> Parts | None:
+    try:
+        parts = parts_of(error, APART)
+        if parts is not None:
+            rebuilt(parts, "", None if not isinstance(error, BaseExceptionGroup) else [*error.exceptions])
+    except BaseException:
+        return None
+    return parts
+
+
+def _carried_call(call: Call) -> tuple[str, str, bytes] | None:
+    blob = dumped((call.fn, call.given, call.outputs))
+    if blob is None:
+        return None
+    return getattr(call.fn, "__module__", None) or "", getattr(call.fn, "__qualname__", None) or "", blob
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return said(error, str)
+    except BaseException as problem:  # it may even say KeyboardInterrupt
+        return f"<{type(error).__name__} whose str raised {type(problem).__name__}>"
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _traceback(error: BaseException, where: str) -> str:
+    """Return what Python would print, from the user's own frames on where there are any."""
+    trace = trace_of(error)
+    if not trace.stack:
+        trace = traceback.TracebackException.from_exception(error)
+    trace.__notes__ = None  # they travel by themselves
+    text = "".join(trace.format()).rstrip("\n")
+    if len(text) > MOST_TEXT:
+        text = "…" + text[-MOST_TEXT:]
+    return f"the traceback in {where}:\n{text}"
+
+
+# The near end ---------------------------------------------------------------------------------------------------------
+
+
+def _make(at: int, family: list[_One], errors: dict[int, BaseException]) -> BaseException:
+    """Return exception number `at`; of a group, its members are made first."""
+    if at not in errors:
+        members = family[at].members
+        made = None if members is None else [_make(member, family, errors) for member in members]
+        errors[at] = _loaded(family[at], made)
+    return errors[at]
+
+
+def _loaded(one: _One, members: list[BaseException] | None) -> BaseException:
+    error = _attempt(one, members)
+    if error is None:
+        what = "" if one.members is None else f", a group of {len(one.members)}"
+        error = StageError(f"{one.name}{what}: {one.message}")
+        one.notes.append(f"this stands for a {one.name}, which can't be had outside of its process")
+    if one.notes:
+        vars(error)["__notes__"] = one.notes
+    if one.called:
+        vars(error)[KEY] = None if one.call is None else _call(*one.call)
     return error
 
 
-def carry_left_out(failure: Failure) -> bytes:
-    """Return what is said of an item."""
-    return pickle.dumps(failure)
+def _attempt(one: _One, members: list[BaseException] | None) -> BaseException | None:
+    try:
+        if one.pickled is not None:
+            return cast(BaseException, pickle.loads(one.pickled))
+        return None if one.parts is None else rebuilt(one.parts, one.message, members)
+    except KeyboardInterrupt:  # somebody's own, now
+        raise
+    except BaseException:  # methods of the user's
+        return None
+
+
+def _call(module: str, qualname: str, blob: bytes) -> Call | None:
+    """Return the call, of the program's own function where it has gone to the host by value."""
+    try:
+        fn, given, outputs = pickle.loads(blob)
+    except Exception:
+        return None
+    own = by_name(module, qualname)
+    if isinstance(fn, FunctionType) and isinstance(own, FunctionType) and own.__code__ == fn.__code__:
+        fn = own
+    return Call(fn, given, outputs)
+
+
+# Items that were left out ---------------------------------------------------------------------------------------------
+
+
+class _LeftOut(NamedTuple):
+    """A `Failure`; of its item what can be sent, or how it looks."""
+
+    stage: str
+    kind: str
+    shard: int
+    position: str
+    items: int
+    error: bytes
+    trace: str
+    item: bytes | None
+    shown: str
+
+
+class _Elsewhere:
+    """In the place of an item that stayed in its process: looks like it."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
+class _Text(traceback.TracebackException):
+    """A traceback of another process, as text."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        super().__init__(type(error), error, None)
+        self._text = text
+
+    def format(self, **options: Any) -> Any:
+        yield self._text
+
+
+def carry_left_out(failure: Failure, host: str = "") -> bytes:
+    """Return the record of an item that was left out, for `left_out`. Never raises.
+
+    An item that can't be pickled, or is larger than 1 MiB, stays where it is; its `repr` is sent, as much of it as a
+    dead letter keeps.
+    """
+    item = dumped(failure.item)
+    return pickle.dumps(
+        _LeftOut(
+            stage=failure.stage,
+            kind=failure.kind,
+            shard=failure.shard,
+            position=failure.position,
+            items=failure.items,
+            error=carry(failure.error, host, trace=False),
+            trace=_text(failure),
+            item=item,
+            shown="" if item is not None else _shown(failure.item),
+        ),
+        5,
+    )
 
 
 def left_out(data: bytes) -> Failure:
-    """Return what is said of an item."""
-    failure: Failure = pickle.loads(data)
-    return failure
+    """Return the record that was carried."""
+    record = cast(_LeftOut, pickle.loads(data))
+    error = delivered(record.error)
+    if not isinstance(error, Exception):
+        raise TypeError(f"an item is left out because of an Exception, got {error!r}")
+    item: Any = _Elsewhere(record.shown)
+    if record.item is not None:
+        try:
+            item = pickle.loads(record.item)
+        except Exception as problem:
+            item = _Elsewhere(f"<an item that can't be had: {type(problem).__name__}>")
+    return Failure(
+        stage=record.stage,
+        kind=record.kind,
+        shard=record.shard,
+        position=record.position,
+        item=item,
+        error=error,
+        items=record.items,
+        trace=_Text(error, record.trace),
+    )
+
+
+def _text(failure: Failure) -> str:
+    try:
+        return failure.traceback[-MOST_TEXT:]
+    except BaseException as problem:  # methods of the user's
+        return f"its traceback can't be shown: {type(problem).__name__}\n"
+
+
+def _shown(item: Any) -> str:
+    """Return how an item looks, without making a text of hundreds of megabytes first where that can be helped."""
+    if isinstance(item, bytes | bytearray | str) and len(item) > REPR_BYTES:
+        item = item[: REPR_BYTES + 1]
+    try:
+        return cut(said(item, repr))
+    except BaseException as problem:  # as above
+        return f"<{type(item).__name__} whose repr raised {type(problem).__name__}>"

@@ -22,7 +22,7 @@ from streamline.durable import replace_file
 from streamline.errors import DeadLetterError
 from streamline.failing.failures import Failure
 
-__all__ = ["REPR_BYTES", "Letter", "Letters"]
+__all__ = ["REPR_BYTES", "Letter", "Letters", "cut", "said"]
 
 REPR_BYTES = 1024
 """How much of an item's `repr` is kept."""
@@ -78,8 +78,8 @@ class Letters:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "position": _clean(failure.position),
             "error": type(failure.error).__qualname__,
-            "message": _clean(_said(failure.error, str)),
-            "item": cut(_said(failure.item, repr)),
+            "message": _clean(said(failure.error, str)),
+            "item": cut(said(failure.item, repr)),
             "traceback": _clean(failure.traceback),
         }
 
@@ -164,7 +164,7 @@ def _clean(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _said(thing: object, how: Any) -> str:
+def said(thing: object, how: Any) -> str:
     """Return an object's `repr` or `str`; a user's own may fail, which must not end the run."""
     try:
         return str(how(thing))
