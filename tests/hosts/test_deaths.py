@@ -144,3 +144,26 @@ def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(na
         assert died > 10
 
     on_loop(test)
+
+
+cuts = st.builds(
+    lambda link, at, sent: Cut(link, sent=at) if sent else Cut(link, received=at),
+    st.integers(0, 5),
+    st.integers(0, 12),
+    st.booleans(),
+)
+
+
+@examples(60)
+@given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
+def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[Cut], seed: int) -> None:
+    DICE.seed(seed)
+
+    async def test() -> None:
+        whole = await Run().read(composition.pipeline, sl.Inline())
+        backend = Copying(2, tuple(deaths), max_restarts=10)
+        found = await Run().read(composition.pipeline, backend)
+        Truth(whole.items, composition.chooses).insist_whole("Death", f"{deaths}", [], found.items)
+        assert found.errors == whole.errors
+
+    on_loop(test)
