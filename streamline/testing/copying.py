@@ -7,6 +7,7 @@ that must not be, and what becomes of a stream when a host dies at any moment (`
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from streamline.flow import Site
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
+from streamline.hosts.lane import Care
 from streamline.plan import Plan
 from streamline.tasks import Tasks
 
@@ -137,8 +139,6 @@ class _TaskHost(Host):
         return f"copying host {self.number}"
 
     def connect(self, payload: Spec) -> Link:
-        import threading
-
         lock = threading.Lock()
         near, far = CopyLink(lock), CopyLink(lock)
         near.other, far.other = far, near
@@ -169,6 +169,9 @@ class _TaskHost(Host):
     def kill(self, link: Link) -> None:
         link.close()
 
+    def stacks(self) -> str:
+        return "a task"
+
     def close(self) -> None:
         """It ends with its links."""
 
@@ -195,4 +198,4 @@ class Copying:
         deaths = Deaths(self.cuts)
         self.runnings.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
-        return HostedWorkers(plan, site, hosts, spec, workers, max_restarts=self.max_restarts, own=True)
+        return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=self.max_restarts), own=True)
