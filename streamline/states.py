@@ -209,6 +209,8 @@ class States(Protocol):
 
 def trimmed(states: States, first: int, count: int) -> States:
     """Return states first ... first + count - 1 of a column, without what only the others need: to be sent."""
+    if not count:
+        return ()
     trim = getattr(states, "trimmed", None)
     if trim is not None:
         return cast(States, trim(first, count))

@@ -33,7 +33,7 @@ class Changing:
     """Another backend at each opening, in turn."""
 
     backends: Sequence[Backend]
-    turns: Any = field(init=False)
+    turns: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "turns", cycle(self.backends))
