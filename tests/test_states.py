@@ -22,6 +22,7 @@ from streamline.states import (
     States,
     Tally,
     Tree,
+    trimmed,
 )
 
 
@@ -209,3 +210,8 @@ def test_joined_columns_stand_end_to_end(lengths: list[int]) -> None:
         expected += [{f"column {number}": index} for index in range(length)]
         start += length
     assert [joined[index].json() for index in range(start)] == expected
+
+
+def test_no_states_of_any_column_are_nothing_to_send() -> None:
+    for column in (Picked((At("s", 1),), ()), Picked((At("s", 1),), range(1)), Joined(), Counted("s", 1)):
+        assert trimmed(column, 0, 0) == ()

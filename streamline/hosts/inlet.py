@@ -30,9 +30,13 @@ class Inlet:
         self._name = name
         self._put = 0
         self._freed_items = 0
+        self._closed = False
+        self.channel.inbox.on_closed = self._close
 
     def put(self, message: Feed) -> None:
-        """Take items in."""
+        """Take items in; those that come behind the worker's end are dropped."""
+        if self._closed:
+            return
         try:
             items = self._link.unpack(message.packed)
         except BaseException as failure:
@@ -44,12 +48,15 @@ class Inlet:
 
     def end(self, failure: BaseException | None) -> None:
         """There is no more."""
-        if self.channel.finished:
+        if self._closed or self.channel.finished:
             return
         if failure is None:
             self.channel.finish()
         else:
             self.channel.fail(failure)
+
+    def _close(self) -> None:
+        self._closed = True
 
     def _freed(self) -> None:
         taken = self._put - self.channel.held - self._freed_items

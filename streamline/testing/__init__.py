@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from streamline.testing.checks import LAWS, Jitter, check_failure, check_resume, check_stage
 from streamline.testing.oracle import Oracle, UnknownStageError, oracle
-from streamline.testing.running import BACKENDS
+from streamline.testing.running import LOOPS
 from streamline.testing.sources import PAUSE, YIELD, Abort, Script, scripted
 
 __all__ = [
-    "BACKENDS",
+    "LOOPS",
     "LAWS",
     "PAUSE",
     "YIELD",

@@ -10,6 +10,8 @@ from typing import Any
 
 import anyio.lowlevel
 
+from streamline.backends.base import Backend
+from streamline.backends.inline import Inline
 from streamline.pipeline import Pipeline
 from streamline.testing.laws import bound_law, close_law, failure_law, quiescence_law, resume_law
 from streamline.testing.oracle import Oracle, UnknownStageError
@@ -33,7 +35,8 @@ def check_resume(
     generations: int = 5,
     expected: Sequence[Any] | None = None,
     seed: int = 0,
-    backend: str = "asyncio",
+    loop: str = "asyncio",
+    backend: Backend | None = None,
 ) -> None:
     """Check that a finite pipeline delivers what it should, and that it resumes exactly, wherever it is interrupted.
 
@@ -50,16 +53,17 @@ def check_resume(
       generations: resumes in a row, at random points.
       expected: what an uninterrupted run delivers; None: what the oracle says.
       seed: of the random points.
-      backend: "asyncio", "uvloop" or "trio".
+      loop: "asyncio", "uvloop" or "trio".
+      backend: where workers run; None: `Inline()`. What is delivered is the same wherever they do.
 
     Raises:
       AssertionError: a law is broken; the message begins with its name and says where, what was expected and what came.
     """
-    subject, truth, dice = PipelineSubject(pipeline), _truth_of(pipeline, expected), Random(seed)
+    subject, truth, dice = PipelineSubject(pipeline, backend or Inline()), _truth_of(pipeline, expected), Random(seed)
     script = pipeline.source if isinstance(pipeline.source, Script) else None
-    run(partial(resume_law, subject=subject, truth=truth, generations=generations, dice=dice), backend)
-    run(partial(quiescence_law, subject=subject, dice=dice), backend)
-    run(partial(close_law, subject=subject, script=script, dice=dice), backend)
+    run(partial(resume_law, subject=subject, truth=truth, generations=generations, dice=dice), loop)
+    run(partial(quiescence_law, subject=subject, dice=dice), loop)
+    run(partial(close_law, subject=subject, script=script, dice=dice), loop)
 
 
 def check_failure(
@@ -68,13 +72,15 @@ def check_failure(
     *,
     mended: Pipeline[Any] | None = None,
     seed: int = 0,
-    backend: str = "asyncio",
+    loop: str = "asyncio",
+    backend: Backend | None = None,
 ) -> None:
     """Check that a pipeline delivers what comes before `error`, then `error` itself for ever, and resumes behind a fix.
 
     Args:
       pipeline: fails with `error`.
       mended: the same, without the failure; None: `pipeline` reads a `Script`, which is mended.
+      backend: as `check_resume`; where errors are copied, one of the same type and words must arrive.
 
     Raises:
       AssertionError: as `check_resume`.
@@ -83,9 +89,10 @@ def check_failure(
         mended = replace(pipeline, source=_script_of(pipeline).mended)
     truth = _truth_of(mended, None)
     least = 0 if truth.choosing else _before_failure(pipeline) or 0
-    broken, fixed = PipelineSubject(pipeline), PipelineSubject(mended)
+    where = backend or Inline()
+    broken, fixed = PipelineSubject(pipeline, where), PipelineSubject(mended, where)
     law = partial(failure_law, broken=broken, mended=fixed, error=error, truth=truth, least=least, dice=Random(seed))
-    run(law, backend)
+    run(law, loop)
 
 
 def check_stage(
@@ -96,7 +103,7 @@ def check_stage(
     generations: int = 5,
     behind_choices: bool = True,
     seed: int = 0,
-    backend: str = "asyncio",
+    loop: str = "asyncio",
 ) -> None:
     """Check a stage, or some in a row, against the laws: over a scripted source, pulled directly, and in a pipeline.
 
@@ -114,12 +121,12 @@ def check_stage(
       decides which
         items come out (a running sum): there, comparing multisets of the output's parts says nothing.
       seed: of the random points.
-      backend: "asyncio", "uvloop" or "trio".
+      loop: "asyncio", "uvloop" or "trio".
 
     Raises:
       AssertionError: as `check_resume`.
     """
-    checked = _CheckedStage(stage, tuple(items), Random(seed), backend)
+    checked = _CheckedStage(stage, tuple(items), Random(seed), loop)
     wanted = set(laws)
     if unknown := wanted - LAWS:
         raise ValueError(f"expected some of {sorted(LAWS)}, got {sorted(unknown)}")
@@ -140,11 +147,11 @@ def check_stage(
 class _CheckedStage:
     """One stage (or some) over scripted sources."""
 
-    def __init__(self, stage: Fragment, items: tuple[Any, ...], dice: Random, backend: str) -> None:
+    def __init__(self, stage: Fragment, items: tuple[Any, ...], dice: Random, loop: str) -> None:
         self._fragment = stage
         self._items = items
         self._dice = dice
-        self._backend = backend
+        self._loop = loop
         self._whole = self._expected()
 
     def pipeline(self, *entries: Any) -> Pipeline[Any]:
@@ -212,7 +219,7 @@ class _CheckedStage:
         self._run(bound_law, subject=subject, script=script, allowed=allowed)
 
     def _run(self, law: Callable[..., Awaitable[None]], **about: Any) -> None:
-        run(partial(law, dice=self._dice, **about), self._backend)
+        run(partial(law, dice=self._dice, **about), self._loop)
 
     def _truth(self, items: tuple[Any, ...]) -> Truth:
         return Truth(self._whole, choosing=_chooses(self.pipeline(*items)))
@@ -223,7 +230,7 @@ class _CheckedStage:
             with Oracle(pipe) as truth:
                 return list(truth)
         except UnknownStageError:
-            return _uninterrupted(pipe, self._backend)
+            return _uninterrupted(pipe, self._loop)
 
 
 class Jitter:
@@ -277,7 +284,7 @@ def _before_failure(pipeline: Pipeline[Any]) -> int | None:
     return None
 
 
-def _uninterrupted(pipeline: Pipeline[Any], backend: str) -> list[Any]:
+def _uninterrupted(pipeline: Pipeline[Any], loop: str) -> list[Any]:
     subject = PipelineSubject(pipeline)
 
     async def work(tasks: Any) -> list[Any]:
@@ -290,4 +297,4 @@ def _uninterrupted(pipeline: Pipeline[Any], backend: str) -> list[Any]:
             raise found.failure
         return found.items
 
-    return run(work, backend)
+    return run(work, loop)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 
+from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
+from streamline.backends.threads import Threads
 from streamline.cursor import Reader
 from streamline.envelope import one_line
 from streamline.errors import SnapshotError
@@ -23,16 +26,17 @@ from streamline.opening import Opening
 from streamline.pipeline import Pipeline
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
+from streamline.session import Session
 from streamline.states import State
-from streamline.tasks import Tasks
+from streamline.tasks import Tasks, supervise
 from streamline.transforms.base import Stage
 from streamline.worker import SourceOpener, StageOpener
 
-__all__ = ["BACKENDS", "ChainSubject", "PipelineSubject", "Read", "Subject", "read", "run", "settle"]
+__all__ = ["LOOPS", "ChainSubject", "PipelineSubject", "Read", "Subject", "opened", "read", "run", "settle"]
 
 R = TypeVar("R")
 
-BACKENDS = ("asyncio", "uvloop", "trio")
+LOOPS = ("asyncio", "uvloop", "trio")
 """Event loops that a law may be checked on; all but the first need their package."""
 
 TIMEOUT_S = 20.0
@@ -40,7 +44,14 @@ TIMEOUT_S = 20.0
 
 
 class Subject(ABC):
-    """What a law is checked on."""
+    """What a law is checked on.
+
+    Attributes:
+      hosted: its workers run elsewhere, in what ends with the running.
+      copies: likewise, and what comes from there is copied.
+    """
+
+    hosted = copies = False
 
     @abstractmethod
     def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
@@ -77,6 +88,15 @@ class PipelineSubject(Subject):
     """A whole pipeline, on one rank, through its snapshots."""
 
     pipeline: Pipeline[Any]
+    backend: Backend = field(default_factory=Inline)
+
+    @property
+    def hosted(self) -> bool:  # type: ignore[override]
+        return not isinstance(self.backend, Inline)
+
+    @property
+    def copies(self) -> bool:  # type: ignore[override]
+        return not isinstance(self.backend, Inline | Threads)
 
     def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
         return self._opening(None if text is None else Snapshot.from_json(text)).flow(tasks)
@@ -85,7 +105,7 @@ class PipelineSubject(Subject):
         return _saved(lambda: self._opening(None).snapshot(state, Gate()).to_json())
 
     def _opening(self, resume: Snapshot | None) -> Opening:
-        return prepare(self.pipeline.plan, backend=Inline(), resume=resume, rank=0, world_size=1, epoch=None)
+        return prepare(self.pipeline.plan, backend=self.backend, resume=resume, rank=0, world_size=1, epoch=None)
 
     def __str__(self) -> str:
         return repr(self.pipeline)
@@ -159,7 +179,7 @@ async def read(
     return found
 
 
-def run(work: Callable[[Tasks], Awaitable[R]], backend: str = "asyncio") -> R:
+def run(work: Callable[[Tasks], Awaitable[R]], loop: str = "asyncio") -> R:
     """Run `work` on an event loop, with tasks that end behind it, and return what it returns.
 
     Raises:
@@ -182,11 +202,41 @@ def run(work: Callable[[Tasks], Awaitable[R]], backend: str = "asyncio") -> R:
                 tasks.finished()
             group.cancel_scope.cancel()
 
-    name, options = ("asyncio", {"use_uvloop": backend == "uvloop"}) if backend != "trio" else ("trio", {})
+    name, options = ("asyncio", {"use_uvloop": loop == "uvloop"}) if loop != "trio" else ("trio", {})
     anyio.run(main, backend=name, backend_options=cast("dict[str, Any]", options))
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+@asynccontextmanager
+async def opened(tasks: Tasks, subject: Subject, text: str | None) -> AsyncIterator[Flow[Any]]:
+    """Open a subject as a stream does: with tasks of its own, which all have ended behind it."""
+    ready, stop, ended = anyio.Event(), anyio.Event(), anyio.Event()
+    own: list[Tasks] = []
+
+    def begin(made: Tasks) -> None:
+        own.append(made)
+        ready.set()
+
+    async def supervisor() -> None:
+        try:
+            await supervise(begin, stop, Session())
+        finally:
+            ended.set()
+
+    tasks.start(supervisor, "supervisor", stop.set)
+    try:
+        await ready.wait()
+        flow = subject.open(own[0], text)
+        try:
+            yield flow
+        finally:
+            await flow.aclose()
+    finally:
+        stop.set()
+        with anyio.CancelScope(shield=True):
+            await ended.wait()
 
 
 async def settle(rounds: int = 30) -> None:

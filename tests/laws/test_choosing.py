@@ -18,7 +18,7 @@ import streamline.transforms.map
 import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
 from streamline.tasks import Tasks
-from streamline.testing import BACKENDS, YIELD, Script, check_resume, scripted
+from streamline.testing import LOOPS, YIELD, Script, check_resume, scripted
 from streamline.testing.running import PipelineSubject, read, run
 from streamline.testing.truth import atoms
 from tests.laws.stages import erratic, fan, odd, pairs, twice
@@ -65,11 +65,11 @@ def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> 
     check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_choices_in_choices(seed: int, backend: str) -> None:
+def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)
-    check_resume(best_effort(pipe).shuffle(window=4), seed=seed, backend=backend)
+    check_resume(best_effort(pipe).shuffle(window=4), seed=seed, loop=loop)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

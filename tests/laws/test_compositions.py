@@ -76,9 +76,9 @@ def test_choosing_compositions_hold_where_segments_turn(composition: Composition
 @pytest.mark.timeout(600)
 @examples(15)
 @given(compositions(stages=3, most=12), seeds, st.sampled_from(["uvloop", "trio"]))
-def test_compositions_hold_on_other_event_loops(composition: Composition, seed: int, backend: str) -> None:
+def test_compositions_hold_on_other_event_loops(composition: Composition, seed: int, loop: str) -> None:
     DICE.seed(seed)
-    check_resume(composition.pipeline, seed=seed, backend=backend)
+    check_resume(composition.pipeline, seed=seed, loop=loop)
 
 
 @pytest.mark.timeout(600)

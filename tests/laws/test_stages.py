@@ -16,28 +16,28 @@ import streamline.transforms.unordered
 from streamline.flow import Chunk, Lists, Run
 from streamline.pipeline import Pipeline
 from streamline.states import Picked
-from streamline.testing import BACKENDS, PAUSE, Script, check_failure, check_stage, scripted
+from streamline.testing import LOOPS, PAUSE, Script, check_failure, check_stage, scripted
 from streamline.testing.running import PipelineSubject, run, settle
 from streamline.transforms.base import Stage
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_keeps_the_laws(name: str, backend: str) -> None:
-    check_stage(STAGES[name], range(17), behind_choices=name != "repeat", backend=backend)
+def test_a_stage_keeps_the_laws(name: str, loop: str) -> None:
+    check_stage(STAGES[name], range(17), behind_choices=name != "repeat", loop=loop)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", ORDERED)
-def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, backend: str) -> None:
-    check_stage(ORDERED[name], range(17), behind_choices=False, backend=backend)
+def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> None:
+    check_stage(ORDERED[name], range(17), behind_choices=False, loop=loop)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", THREADS)
-def test_threads_keep_the_laws(name: str, backend: str) -> None:
-    check_stage(THREADS[name], range(13), backend=backend)
+def test_threads_keep_the_laws(name: str, loop: str) -> None:
+    check_stage(THREADS[name], range(13), loop=loop)
 
 
 @pytest.mark.parametrize("items", [[], [7]], ids=["none", "one"])
@@ -90,10 +90,10 @@ FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_ma
 
 
 @pytest.mark.parametrize("name", FAILING)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failing_function_is_resumed_behind_its_fix(name: str, backend: str) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_failing_function_is_resumed_behind_its_fix(name: str, loop: str) -> None:
     error = LookupError("item 1005")
-    check_failure(_failing(name, error), error, mended=_failing(name, None), backend=backend)
+    check_failure(_failing(name, error), error, mended=_failing(name, None), loop=loop)
 
 
 def _failing(name: str, error: BaseException | None) -> Pipeline[Any]:

@@ -18,7 +18,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError, StageError
 from streamline.sources.custom import epoch_number
-from streamline.testing import BACKENDS, check_failure, check_resume
+from streamline.testing import LOOPS, check_failure, check_resume
 
 
 @sl.source(state=dict)
@@ -66,10 +66,10 @@ def test_it_resumes_exactly(name: str) -> None:
     check_resume(SOURCES[name]())
 
 
-@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("loop", LOOPS[1:])
 @pytest.mark.parametrize("name", ["async", "sync sharded"])
-def test_it_resumes_exactly_on_other_loops(name: str, backend: str) -> None:
-    check_resume(SOURCES[name](), backend=backend)
+def test_it_resumes_exactly_on_other_loops(name: str, loop: str) -> None:
+    check_resume(SOURCES[name](), loop=loop)
 
 
 @pytest.mark.parametrize("source", [rows, plain], ids=["async", "sync"])
@@ -172,11 +172,11 @@ def failing(error: BaseException | None, sync: bool) -> sl.Pipeline[int]:
     return plainly(name="feed") if sync else waiting(name="feed")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-def test_what_comes_before_a_failure_is_delivered_and_a_resume_goes_on_behind_a_fix(sync: bool, backend: str) -> None:
+def test_what_comes_before_a_failure_is_delivered_and_a_resume_goes_on_behind_a_fix(sync: bool, loop: str) -> None:
     error = ValueError("line 5")
-    check_failure(failing(error, sync), error, mended=failing(None, sync), backend=backend)
+    check_failure(failing(error, sync), error, mended=failing(None, sync), loop=loop)
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])

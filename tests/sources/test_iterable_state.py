@@ -20,7 +20,7 @@ import streamline as sl
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.sources.stateful import decoded, encoded
-from streamline.testing import BACKENDS, check_failure, check_resume
+from streamline.testing import LOOPS, check_failure, check_resume
 
 DRAWN: list[int] = []
 """What stand-ins were asked for, over all of them."""
@@ -173,9 +173,9 @@ def pipeline(kind: Callable[[int], Any], length: int = 70) -> Pipeline[int]:
     return sl.from_iterable(lambda: kind(length))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_resumes_exactly_on_every_loop(backend: str) -> None:
-    check_resume(pipeline(Dataset, 37), expected=range(37), backend=backend)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_resumes_exactly_on_every_loop(loop: str) -> None:
+    check_resume(pipeline(Dataset, 37), expected=range(37), loop=loop)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -23,7 +23,7 @@ from streamline.merge_state import Log
 from streamline.pipeline import Pipeline
 from streamline.states import Tally
 from streamline.tasks import Tasks
-from streamline.testing import BACKENDS, PAUSE, Abort, Script, check_resume, check_stage, scripted
+from streamline.testing import LOOPS, PAUSE, Abort, Script, check_resume, check_stage, scripted
 from streamline.testing.laws import quiescence_law, resume_law
 from streamline.testing.running import PipelineSubject
 from streamline.testing.truth import Truth
@@ -252,10 +252,10 @@ def test_what_was_dropped_behind_a_late_batch_is_in_its_state() -> None:
     run(work)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_keeps_the_laws_when_it_seldom_waits(backend: str) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_keeps_the_laws_when_it_seldom_waits(loop: str) -> None:
     """No time passes between the items of the kit's script: all batches but the last are full."""
-    check_stage(lambda pipe: pipe.batch(5, collate=None, max_wait_s=60), range(13), backend=backend)
+    check_stage(lambda pipe: pipe.batch(5, collate=None, max_wait_s=60), range(13), loop=loop)
 
 
 # Choices ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,201 @@
+"""A backend that copies: hosts that are tasks of the stream's own event loop, behind links that pickle what crosses.
+
+It shows, without a process and in a reproducible order, what worker processes show: what can't cross, what was shared
+that must not be, and what becomes of a stream when a host dies at any moment (`Cut`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import anyio
+
+from streamline.backends.base import Workers
+from streamline.border.link import Link, LinkClosed
+from streamline.border.messages import Message
+from streamline.border.packed import Packed, PackingError
+from streamline.border.pipe import PipeLink
+from streamline.flow import Site
+from streamline.hosts.far import Spec, serve
+from streamline.hosts.host import Host
+from streamline.hosts.hosted import HostedWorkers
+from streamline.hosts.lane import Care
+from streamline.plan import Plan
+from streamline.tasks import Tasks
+
+__all__ = ["Copying", "CopyLink", "Cut", "Deaths"]
+
+
+class Cut(NamedTuple):
+    """When a host dies.
+
+    Attributes:
+      link: the number of the link, among all that the running makes, at whose end it is.
+      sent: it gets so many messages and no more; None: all.
+      received: so many of its messages arrive and no more; None: all.
+    """
+
+    link: int
+    sent: int | None = None
+    received: int | None = None
+
+
+class Deaths:
+    """When the hosts of one running die.
+
+    Attributes:
+      links: that were made so far.
+      sent: messages that went to each of them, likewise `received`.
+      happened: deaths so far.
+    """
+
+    def __init__(self, cuts: Sequence[Cut] = ()) -> None:
+        self.links = self.happened = 0
+        self.sent: list[int] = []
+        self.received: list[int] = []
+        self._cuts = {cut.link: cut for cut in cuts}
+
+    def cut(self) -> tuple[int, Cut]:
+        """Return the next link's number, and when it is cut."""
+        number = self.links
+        self.links += 1
+        self.sent.append(0)
+        self.received.append(0)
+        return number, self._cuts.get(number, Cut(number))
+
+
+class Pickled(NamedTuple):
+    """Items as bytes."""
+
+    data: bytes
+    count: int  # type: ignore[assignment]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+class CopyLink(PipeLink):
+    """One end of a pipe through which nothing goes but copies."""
+
+    copies: ClassVar[bool] = True
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.allow_send: Callable[[], bool] = lambda: True
+        self.allow_receive: Callable[[], bool] = lambda: True
+
+    def pack(self, items: Sequence[Any]) -> Packed:
+        try:
+            return Pickled(pickle.dumps(list(items), 5), len(items))
+        except Exception:
+            for index, item in enumerate(items):
+                try:
+                    pickle.dumps(item, 5)
+                except Exception as error:
+                    raise PackingError(index, type(item).__name__) from error
+            raise
+
+    def unpack(self, packed: Packed) -> list[Any]:
+        assert isinstance(packed, Pickled)
+        items: list[Any] = pickle.loads(packed.data)
+        return items
+
+    def send(self, message: Message) -> None:
+        copied: Message = pickle.loads(pickle.dumps(message, 5))
+        if self.allow_send():
+            super().send(copied)
+        else:
+            self.close()
+
+    async def receive(self) -> Sequence[Message]:
+        allowed: list[Message] = []
+        for message in await super().receive():
+            if not self.allow_receive():
+                self.close()
+                break
+            allowed.append(message)
+        if not allowed:
+            raise LinkClosed
+        return allowed
+
+
+class _TaskHost(Host):
+    """A host that is a task of the running's own."""
+
+    def __init__(self, number: int, tasks: Tasks, deaths: Deaths) -> None:
+        self.number = number
+        self._tasks = tasks
+        self._deaths = deaths
+
+    @property
+    def name(self) -> str:
+        return f"copying host {self.number}"
+
+    def connect(self, payload: Spec) -> Link:
+        lock = threading.Lock()
+        near, far = CopyLink(lock), CopyLink(lock)
+        near.other, far.other = far, near
+        number, cut = self._deaths.cut()
+        near.allow_send = partial(self._allow, self._deaths.sent, number, cut.sent)
+        near.allow_receive = partial(self._allow, self._deaths.received, number, cut.received)
+
+        async def run() -> None:
+            with anyio.CancelScope(shield=True):  # as elsewhere: it ends when the running says so
+                await serve(far, payload)
+
+        start = partial(self._tasks.start, run, f"copying host {self.number}", far.close)
+        Context().run(start)  # it is none of the movers here
+        return near
+
+    def _allow(self, counts: list[int], number: int, limit: int | None) -> bool:
+        if limit is not None and counts[number] >= limit:
+            if counts[number] == limit:
+                self._deaths.happened += 1
+            counts[number] += 1
+            return False
+        counts[number] += 1
+        return True
+
+    def fell(self, link: Link) -> str:
+        return "a cut"
+
+    def kill(self, link: Link) -> None:
+        link.close()
+
+    def stacks(self) -> str:
+        return "a task"
+
+    def close(self) -> None:
+        """It ends with its links."""
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Worker w runs in host w mod n, and all that comes from there is a copy.
+
+    Args:
+      n: hosts, at least 1.
+      cuts: when hosts die, in every running anew.
+      max_restarts: as of `Processes`.
+      runnings: of all openings so far, their deaths.
+    """
+
+    n: int
+    cuts: tuple[Cut, ...] = ()
+    max_restarts: int = 3
+    runnings: list[Deaths] = field(default_factory=list, compare=False, repr=False)
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
+        session = site.tasks.session
+        spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
+        deaths = Deaths(self.cuts)
+        self.runnings.append(deaths)
+        hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
+        return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=self.max_restarts), own=True)

@@ -1,0 +1,169 @@
+"""A host that dies at any message: its workers go on elsewhere, and the stream is what it would have been.
+
+Hosts here are tasks behind links that copy (`Copying`), so a death strikes between any two messages, in either
+direction, again and again in the same place. Real processes are killed in fewer tests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.copying import Copying, Cut
+from streamline.testing.truth import Truth
+from tests.laws.failing import failing_steps
+from tests.laws.profile import examples
+from tests.running.kit import Pipe, later
+from tests.sources.live_kit import Tape
+
+LENGTH = 20
+"""Items: some lists of each worker's, and all of it in hundredths of a second."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+def items(shards: int = 3) -> Pipe:
+    return sl.from_items(range(LENGTH)).shard(shards)
+
+
+def live(shards: int = 3) -> Pipe:
+    return sl.from_stream(Tape(LENGTH)).shard(shards)
+
+
+def few(pipe: Pipe) -> Pipe:
+    return pipe.filter(lambda item: item % 5 == 0)
+
+
+def fails(item: int) -> int:
+    if item % 4 == 1:
+        raise ValueError(item)
+    return item
+
+
+@sl.stage(state=dict, snapshot_every=3)
+async def pairs(items: Any, *, state: dict[str, Any]) -> Any:
+    async for item in items:
+        state["held"] = [*state.get("held", []), item]
+        if len(state["held"]) == 2:
+            held, state["held"] = state["held"], []
+            yield held
+
+
+PIPES: dict[str, Callable[[], Pipe]] = {
+    "strict": lambda: items().map(str),
+    "best effort": lambda: items().map(str).merge("best_effort"),
+    "filter": lambda: few(items()),
+    "window shuffle": lambda: items().shuffle(window=3),
+    "concurrent map": lambda: items().map(later, concurrency=3),
+    "expanding, batched": lambda: items().flat_map(lambda item: [item] * (item % 3)).batch(2, collate=None),
+    "custom stage": lambda: items().through(pairs),
+    "shuffled behind the merge": lambda: items().map(str).merge("best_effort").shuffle(window=4),
+    "repeat": lambda: items(2).repeat(2),
+    "repeat behind the merge": lambda: items(2).merge().repeat(2),
+    "take": lambda: items().take(2),
+    "skipped items": lambda: items().map(fails, name="fails"),
+    "live": lambda: live().map(str),
+    "live, best effort": lambda: live().map(str).merge("best_effort"),
+    "live, filter": lambda: few(live()),
+    "live, window shuffle": lambda: live().shuffle(window=3),
+    "live, skipped items": lambda: live().map(fails, name="fails"),
+}
+
+SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
+
+
+class Run:
+    """What a consumer sees of one running: items, snapshots, and what was counted as skipped."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.snapshots: list[sl.Snapshot] = []
+        self.errors = 0
+
+    async def read(self, pipe: Pipe, backend: Any, resume: sl.Snapshot | None = None) -> Run:
+        with anyio.fail_after(10):
+            async with pipe.open(backend=backend, resume=resume, **SKIP) as stream:
+                async for item in stream:
+                    self.items.append(item)
+                    self.snapshots.append(await stream.snapshot())
+                self.errors = stream.errors.total
+        return self
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(test, backend="asyncio")
+
+
+def chooses(pipe: Pipe) -> bool:
+    plan = pipe.plan
+    return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
+
+
+async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: Cut, seed: int = 0) -> int:
+    """Run with these deaths, then resume from some of its snapshots; return how many deaths there were."""
+    pipe, backend, dice = make(), Copying(2, cuts), Random(seed)
+    truth = Truth(whole.items, chooses(pipe))
+    found = await Run().read(pipe, backend)
+    truth.insist_whole("Death", f"{cuts}", [], found.items)
+    assert found.errors == whole.errors, cuts
+    if pipe.plan.mode != "shared" and found.items:  # what a live source gave can't be had from another one
+        at = dice.randrange(len(found.items))
+        rest = await Run().read(pipe, Copying(3), sl.Snapshot.from_json(found.snapshots[at].to_json()))
+        truth.insist_whole("Death", f"{cuts}, resumed behind item {at + 1}", found.items[: at + 1], rest.items)
+    return backend.runnings[0].happened
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(name: str) -> None:
+    make = PIPES[name]
+
+    async def test() -> None:
+        whole = await Run().read(make(), sl.Inline())
+        calm = Copying(2)
+        await Run().read(make(), calm)
+        deaths = calm.runnings[0]
+        died = 0
+        for link in range(2):
+            for sent in range(deaths.sent[link]):
+                died += await insist_undisturbed(make, whole, Cut(link, sent=sent), seed=sent)
+            for received in range(deaths.received[link]):
+                died += await insist_undisturbed(make, whole, Cut(link, received=received), seed=received)
+        assert died > 10
+
+    on_loop(test)
+
+
+cuts = st.builds(
+    lambda link, at, sent: Cut(link, sent=at) if sent else Cut(link, received=at),
+    st.integers(0, 5),
+    st.integers(0, 12),
+    st.booleans(),
+)
+
+
+@examples(60)
+@given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
+def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[Cut], seed: int) -> None:
+    DICE.seed(seed)
+
+    async def test() -> None:
+        whole = await Run().read(composition.pipeline, sl.Inline())
+        backend = Copying(2, tuple(deaths), max_restarts=10)
+        found = await Run().read(composition.pipeline, backend)
+        Truth(whole.items, composition.chooses).insist_whole("Death", f"{deaths}", [], found.items)
+        assert found.errors == whole.errors
+
+    on_loop(test)

@@ -1,0 +1,101 @@
+"""One meaning: the same plan gives the same items, order and states wherever its workers run.
+
+Over random compositions, on hosts that copy (`Copying`), on threads, and on another backend at each resume. Processes
+run the same code as `Copying`, behind sockets: they are opened in fewer tests, since each opening starts some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.backends.base import Backend, Workers
+from streamline.flow import Site
+from streamline.pipeline import Pipeline
+from streamline.plan import Plan
+from streamline.testing import Script, check_failure, check_resume, oracle, scripted
+from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.copying import Copying
+from tests.laws.profile import examples
+
+seeds = st.integers(0, 1000)
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Another backend at each opening, in turn."""
+
+    backends: Sequence[Backend]
+    turns: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", cycle(self.backends))
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
+        backend: Backend = next(self.turns)
+        return backend.begin(plan, site, workers)
+
+
+anywhere = st.lists(
+    st.sampled_from([sl.Inline(), Copying(1), Copying(2), Copying(5), sl.Threads(2)]), min_size=2, max_size=5
+).map(Changing)
+
+
+@pytest.mark.timeout(600)
+@examples(40)
+@given(compositions(most=16, stages=3), seeds, st.sampled_from([1, 2, 4]))
+def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition, seed: int, hosts: int) -> None:
+    DICE.seed(seed)
+    check_resume(composition.pipeline, seed=seed, backend=Copying(hosts))
+
+
+@pytest.mark.timeout(600)
+@examples(15)
+@given(compositions(most=12, stages=3), seeds)
+def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Composition, seed: int) -> None:
+    DICE.seed(seed)
+    check_resume(composition.pipeline, seed=seed, backend=Copying(2), loop="trio")
+
+
+@pytest.mark.timeout(600)
+@examples(25)
+@given(compositions(most=12, stages=3), seeds, anywhere)
+def test_a_state_of_one_backend_resumes_on_any_other(
+    composition: Composition, seed: int, backends: Changing
+) -> None:
+    DICE.seed(seed)
+    check_resume(composition.pipeline, seed=seed, backend=backends)
+
+
+@pytest.mark.timeout(600)
+@examples(25)
+@given(compositions(most=16, stages=3, kinds=["script"]), seeds, st.data())
+def test_compositions_fail_on_hosts_that_copy_behind_what_came_before(
+    composition: Composition, seed: int, data: st.DataObject
+) -> None:
+    DICE.seed(seed)
+    error = ValueError("scripted")
+    pipe = composition.pipeline
+    script = pipe.source
+    assert isinstance(script, Script)
+    shard = data.draw(st.integers(0, len(script.shards) - 1))
+    at = data.draw(st.integers(0, len(script.shards[shard])))
+    broken = replace(pipe, source=script.failing(error, shard=shard, at=at))
+    assume(_fails(broken))
+    check_failure(broken, error, seed=seed, backend=data.draw(st.sampled_from([Copying(2), sl.Threads(2)])))
+
+
+def _fails(pipe: Pipeline[Any]) -> bool:
+    """Whether the failure is reached: a take may stop before it."""
+    try:
+        oracle(pipe)
+    except ValueError:
+        return True
+    return False
