@@ -28,7 +28,7 @@ from streamline.border.messages import (
     Release,
     Taken,
 )
-from streamline.errors import WorkerDied
+from streamline.errors import ClosedError, WorkerDied
 from streamline.gate import resting
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
@@ -176,6 +176,8 @@ class Lane:
         assert link is not None
         link.close()
         self._rested()
+        if self.host.closed:
+            raise ClosedError("the pool of hosts that this stream's workers ran in was closed")
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
         for worker in lost:
             worker.lost()
