@@ -1,8 +1,8 @@
 """Hosts that stay: what the backends with hosts have in common, and a pool of their hosts that serves many runnings.
 
 Success: the first running that needs k hosts starts those that aren't there yet; they stay when it ends. Failure of a
-host: each running that it served has another one take its place. Close: hosts are asked to end, all at once, then waited
-for; a running that is still open fails with a `ClosedError`.
+host: each running that it served has another one take its place. Close: hosts are asked to end, all at once, then
+waited for; a running that is still open fails with a `ClosedError`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ logger = logging.getLogger("streamline.hosts")
 
 @dataclass(frozen=True)
 class Hosting(ABC):
-    """A backend whose workers run in hosts. Its hosts end with each running; those of the `Pool` that `with` makes stay.
-
-    Attributes:
-      n: hosts, at the most; None: as many as this rank has cores for.
-    """
+    """A backend whose workers run in hosts. They end with each running; those of the `Pool` that `with` makes stay."""
 
     _pools: list[Pool] = field(default_factory=list, init=False, repr=False, compare=False)
 

@@ -53,7 +53,7 @@ def cpus_of(cpus: int, environ: Mapping[str, str]) -> int:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Return how many tasks of a SLURM step run on this node: "2(x3),1" is 2 on each of three nodes, and 1 on another."""
+    """Return how many tasks of a SLURM step run on this node: "2(x3),1" is 2 on each of three nodes, 1 on a fourth."""
     tasks, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(environ.get("SLURM_NODEID"))
     counts: list[int] = []
     for part in tasks.split(","):

@@ -50,8 +50,9 @@ class ThreadHost(Host):
             self._waiting.append((far, payload))
             if self._thread is None:
                 name = f"streamline host {self.number}"
-                self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._main, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._notify()
         return near
 
