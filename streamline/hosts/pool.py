@@ -74,15 +74,24 @@ class Hosting(ABC):
         most = self.most
         if most is None or most <= workers:
             return
-        here = "" if site.num_shards == 1 else f" on each of the {site.num_shards} ranks"
+        on_each = "" if site.num_shards == 1 else f" on each of the {site.num_shards} ranks"
         logger.warning(
-            "%r: only %d of the %d would have work, since there are %d workers%s (one a shard), and the others aren't "
-            "started: write .shard(%d) or more, or give it %d",
-            self, workers, most, workers, here, most * site.num_shards, workers,
+            "%s: there are %d workers%s, one a shard, so %d of these would be idle, and aren't started: write "
+            ".shard(%d) or more, or %s",
+            self.short, workers, on_each, most - workers, most * site.num_shards, f"{type(self).__name__}({workers})",
         )  # fmt: skip
 
+    @property
+    def short(self) -> str:
+        """How messages call it: "Processes(8)"."""
+        return f"{type(self).__name__}({'' if self.most is None else self.most})"
+
+    def pool(self, *, hints: bool = False) -> Pool:
+        """Return a pool of its hosts, to be closed; see `Pool`."""
+        return Pool(self, hints=hints)
+
     def __enter__(self) -> Pool:
-        pool = Pool(self)
+        pool = self.pool()
         self._pools.append(pool)
         return pool
 
@@ -119,8 +128,8 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise ClosedError(
-                    f"the pool of {hosting!r} is closed: open the pipeline inside its `with` block, or with "
-                    f"backend={hosting!r}"
+                    f"the pool of {hosting.short} is closed: open the pipeline inside its `with` block, or with "
+                    f"backend={hosting.short}"
                 )
             hints, self._hints = self._hints, False
             while len(self._hosts) < count:
@@ -137,7 +146,7 @@ class Pool:
         self._end()
 
     def __repr__(self) -> str:
-        return f"<pool of {self.hosting!r}: {'closed' if self._closed else f'{len(self._hosts)} begun'}>"
+        return f"<pool of {self.hosting.short}: {'closed' if self._closed else f'{len(self._hosts)} begun'}>"
 
 
 def _end(hosts: Sequence[Host], owner: int) -> None:

@@ -48,7 +48,7 @@ def passes_of(
     backend = options.get("backend")
     pool = None
     if stay and isinstance(backend, Hosting):
-        pool = Pool(backend, hints=True)
+        pool = backend.pool(hints=True)
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, Hosting | Pool)
     again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
