@@ -175,6 +175,8 @@ class Engine(Generic[T]):
         finally:
             with anyio.CancelScope(shield=True):
                 await flow.aclose()
+        if end is None and self._session.spent is not None:  # a take may have had enough before the workers' ends
+            self._session.spent()
         self._border.put(end)
 
     def _hand_over(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Generic, TypedDict, TypeVar
 
@@ -169,13 +169,19 @@ class Opened(Generic[T]):
         """Return an async iterator that begins when it is first asked for an item."""
         return Stream(self.opening)
 
-    def sync_stream(self, most_ahead: int | None = None) -> SyncStream[T]:
+    def sync_stream(
+        self, most_ahead: int | None = None, *, spent: Callable[[], None] | None = None, ahead: bool = False
+    ) -> SyncStream[T]:
         """Return a plain iterator, begun.
 
         Args:
           most_ahead: items that each channel may hold, at the most; None: as many as the plan says.
+          spent: as in `Session`.
+          ahead: as in `SyncStream`.
         """
-        return SyncStream(self.opening, Session(most_ahead=most_ahead))
+        session = Session(most_ahead=most_ahead)
+        session.spent = spent
+        return SyncStream(self.opening, session, ahead=ahead)
 
     async def __aenter__(self) -> Stream[T]:
         self._stream = self.stream()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
@@ -10,6 +10,7 @@ from typing import Any
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
+from streamline.channel import Inbox
 from streamline.driver import behind_channel
 from streamline.failing.failures import Policy
 from streamline.failing.letters import Letters
@@ -28,6 +29,7 @@ from streamline.sources.feed import Feed
 from streamline.sources.live import Live
 from streamline.states import Json, State, Tree
 from streamline.tasks import Tasks
+from streamline.transforms.repeat import Repeat
 from streamline.watching.progress import Progress
 from streamline.watching.trace import Trace
 from streamline.watching.watchdog import Watched
@@ -230,6 +232,8 @@ class _MergeOpener:
         if feed is not None:
             feed.watch(inboxes)
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
+        elif not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
+            _tell_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
 
@@ -251,6 +255,21 @@ class _MergeOpener:
 
     def at(self, site: Site) -> _MergeOpener:
         return replace(self, site=site)
+
+
+def _tell_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
+    """Tell the session when all workers have come to their ends. If one fails, that is never."""
+    left = len(inboxes)
+
+    def ended(failed: bool) -> None:
+        nonlocal left
+        left -= not failed
+        if not left and session.spent is not None:
+            session.spent()
+
+    if session.spent is not None:
+        for inbox in inboxes:
+            inbox.on_end = ended
 
 
 def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:

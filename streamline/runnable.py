@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from os import PathLike
 from typing import Generic, TypeVar, Unpack
@@ -14,6 +13,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
+from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
 from streamline.opened import Opened, RunOptions, prepare
 from streamline.options import check_int
@@ -159,6 +159,7 @@ class Runnable(ABC, Generic[T]):
         fixed_epoch: bool = False,
         epoch: int | None = None,
         resume: Snapshot | None = None,
+        persistent: bool = True,
         **options: Unpack[RunOptions],
     ) -> Loader[T]:
         """Return what trainers hold: it can be iterated again and again, one epoch each time, saved and loaded.
@@ -170,6 +171,8 @@ class Runnable(ABC, Generic[T]):
           epoch: of the first iteration; by default the snapshot's, or 0.
           resume: go on behind this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
             known: with `steps_per_epoch`, an epoch begins there.
+          persistent: threads and processes stay between epochs, and read ahead into the next one; `close`, or dropping
+            the loader, ends them. False: each epoch has its own, and begins when it is asked for.
           options: those of `open`; each epoch is opened with them.
 
         Raises:
@@ -178,7 +181,7 @@ class Runnable(ABC, Generic[T]):
           As `open`, here and at each `iter()`.
         """
         return Loader(
-            partial(self.open, **options),
+            passes_of(self.open, options, self.plan.source, steps_per_epoch, stay=persistent),
             epoch=epoch,
             steps_per_epoch=steps_per_epoch,
             fixed_epoch=fixed_epoch,

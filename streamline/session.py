@@ -55,6 +55,8 @@ class Session:
       awaited: tells, in the event loop's thread, which workers the merge waits for; None: there is no merge yet.
       journal: of a live source; None for any other.
       errors: items that are left out because of an error.
+      spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
+        of them; perhaps more than once. None: nobody wants to know.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
@@ -70,6 +72,7 @@ class Session:
         self.journal: Journal | None = None
         self.errors = Errors()
         self.awaited: Callable[[], Sequence[Awaited]] | None = None
+        self.spent: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
         self._at_edges: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []

@@ -32,9 +32,13 @@ T = TypeVar("T")
 
 
 class SyncStream(Running[T]):
-    """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`."""
+    """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`.
 
-    def __init__(self, opening: Opening, session: Session | None = None) -> None:
+    Args:
+      ahead: its consumer comes later, and then it is to be told so: `begin`.
+    """
+
+    def __init__(self, opening: Opening, session: Session | None = None, *, ahead: bool = False) -> None:
         super().__init__(opening, session)
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
@@ -44,7 +48,13 @@ class SyncStream(Running[T]):
         self._trace: TracebackType | None = None
         self._ended = False
         self._begin_at(self._engine.start())
-        opening.show(self._session)
+        if not ahead:
+            opening.show(self._session)
+
+    def begin(self) -> None:
+        """Begin to show and to time a stream that was opened ahead: its consumer has come."""
+        self._session.meters.consumer.opened_at = perf_counter()
+        self._opening.show(self._session)
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamline.backends.base import Workers
-from streamline.flow import Site
 from streamline.hosts.far import Spec
-from streamline.hosts.hosted import HostedWorkers
 from streamline.hosts.lane import Care
+from streamline.hosts.pool import Hosting
 from streamline.hosts.thread import ThreadHost
 from streamline.options import check_int
 from streamline.plan import Plan
+from streamline.session import Session
 
 __all__ = ["Threads"]
 
+CARE = Care(max_restarts=1)
+"""A thread doesn't die by itself: when its event loop has ended, something is wrong that would come again."""
+
 
 @dataclass(frozen=True)
-class Threads:
+class Threads(Hosting):
     """Worker w runs in thread w mod n, in an event loop of its own.
 
+    `with sl.Threads(4) as pool:` makes a pool of threads that stay between pipelines, and serve several at once.
+
     Args:
-      n: threads, at least 1.
+      n: threads, at least 1, and no more than there are workers; None: as many as this rank has cores.
     """
 
-    n: int
+    n: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("Threads(n)", self.n, 1)
+        if self.n is not None:
+            check_int("Threads(n)", self.n, 1)
 
-    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
-        session = site.tasks.session
-        spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
-        hosts = [ThreadHost(number) for number in range(min(self.n, workers))]
-        return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=1), own=True)
+    @property
+    def most(self) -> int | None:
+        return self.n
+
+    @property
+    def care(self) -> Care:
+        return CARE
+
+    def host(self, number: int) -> ThreadHost:
+        return ThreadHost(number)
+
+    def payload(self, plan: Plan, session: Session) -> Spec:
+        return Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)

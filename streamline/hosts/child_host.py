@@ -28,11 +28,11 @@ class ProcessHost(Host):
 
     def __init__(self, number: int, env: Mapping[str, str]) -> None:
         self.number = number
+        self.closed = False
         self._env = env
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
         self._process: HostProcess | None = None
         self._behind: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
-        self._closed = False
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class ProcessHost(Host):
 
     def connect(self, payload: Shipped) -> Link:
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise ClosedError(f"process {self.number} was closed with its pool")
             if self._process is None or self._process.exit is not None:
                 process = HostProcess(self.number, self._env)
@@ -74,9 +74,18 @@ class ProcessHost(Host):
         process = self._process
         return 0 if process is None else process.resident_bytes()
 
-    def close(self) -> None:
+    def leave(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
+            process = self._process
+        if process is not None:
+            process.leave()
+        for link in list(self._behind):  # else it would wait for its runnings to end by themselves
+            link.close()
+
+    def close(self) -> None:
+        self.leave()
+        with self._lock:
             process, self._process = self._process, None
         if process is not None:
             process.close()

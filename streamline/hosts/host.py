@@ -15,9 +15,11 @@ class Host(ABC):
 
     Attributes:
       number: among its backend's, from 0 on.
+      closed: it was asked to end, and connects no more.
     """
 
     number: int
+    closed: bool
 
     @property
     @abstractmethod
@@ -30,6 +32,9 @@ class Host(ABC):
 
         Args:
           payload: what `streamline.hosts.far.serve` is given at the far end.
+
+        Raises:
+          ClosedError: it is closed.
         """
 
     @abstractmethod
@@ -46,6 +51,10 @@ class Host(ABC):
     @abstractmethod
     def stacks(self) -> str:
         """Return what its threads are at, as Python prints it; or why that can't be told. May take a moment."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Ask the host to end, with all that it runs; don't wait. Idempotent."""
 
     @abstractmethod
     def close(self) -> None:

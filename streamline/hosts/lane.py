@@ -28,7 +28,7 @@ from streamline.border.messages import (
     Release,
     Taken,
 )
-from streamline.errors import WorkerDied
+from streamline.errors import ClosedError, WorkerDied
 from streamline.gate import resting
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
@@ -85,6 +85,7 @@ class Lane:
         self._wanted: set[int] = set()
         self._mover = self._gate.mover(host.name)
         self._begun = False
+        self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
             Items: lambda message: self._to(message, RemoteWorker.items),
@@ -117,7 +118,9 @@ class Lane:
         """Start a worker."""
         self._wanted.add(worker.number)
         self.begin()
-        if self._link is not None:
+        if self._failure is not None:
+            self._fail_all(self._failure)
+        elif self._link is not None:
             worker.open(self._link)
 
     def _running(self) -> Collection[RemoteWorker[Any]]:
@@ -176,6 +179,8 @@ class Lane:
         assert link is not None
         link.close()
         self._rested()
+        if self.host.closed:
+            raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
         for worker in lost:
             worker.lost()
@@ -242,6 +247,7 @@ class Lane:
             self.host.close()
 
     def _fail_all(self, failure: BaseException) -> None:
+        self._failure = failure
         for worker in self._workers.values():
             worker.fail(failure)
             worker.gone()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from functools import partial
 
 import anyio
-from anyio.abc import TaskGroup
 
 from streamline.border.link import Link
 from streamline.border.pipe import PipeLink, pipe
+from streamline.errors import ClosedError
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
 from streamline.threads import waker
 
 __all__ = ["ThreadHost"]
+
+logger = logging.getLogger("streamline.hosts")
 
 EXIT_S = 1.0
 """How long to wait for a thread that is stuck in user code; it is a daemon, and ends with the interpreter."""
@@ -29,11 +31,11 @@ class ThreadHost(Host):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._lock = threading.Lock()
+        self.closed = False
+        self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
         self._waiting: list[tuple[PipeLink, Spec]] = []
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._news: anyio.Event | None = None
-        self._closed = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -43,11 +45,14 @@ class ThreadHost(Host):
     def connect(self, payload: Spec) -> Link:
         near, far = pipe()
         with self._lock:
+            if self.closed:
+                raise ClosedError(f"{self.name} is closed, and runs no more workers")
             self._waiting.append((far, payload))
             if self._thread is None:
                 name = f"streamline host {self.number}"
-                self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._main, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._notify()
         return near
 
@@ -62,11 +67,14 @@ class ThreadHost(Host):
         frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
         return "it runs no more" if frame is None else "".join(traceback.format_stack(frame))
 
-    def close(self) -> None:
+    def leave(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._notify()
-            thread = self._thread
+
+    def close(self) -> None:
+        self.leave()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(EXIT_S)
 
@@ -83,17 +91,25 @@ class ThreadHost(Host):
     async def _serve(self) -> None:
         self._wake = waker()
         async with anyio.create_task_group() as group:
-            while not self._closed:
+            while True:
                 with self._lock:
                     self._news = news = anyio.Event()
                     waiting, self._waiting = self._waiting, []
-                    closed = self._closed
+                    closed = self.closed
                 for link, spec in waiting:
-                    self._begin(group, link, spec)
-                if not closed:
-                    await news.wait()
+                    if closed:
+                        link.close()
+                    else:
+                        group.start_soon(_serve_safely, link, spec, name="streamline running")
+                if closed:
+                    break
+                await news.wait()
             group.cancel_scope.cancel()
 
-    @staticmethod
-    def _begin(group: TaskGroup, link: PipeLink, spec: Spec) -> None:
-        group.start_soon(partial(serve, link, spec), name="streamline running")
+
+async def _serve_safely(link: PipeLink, spec: Spec) -> None:
+    """Serve one running; should that fail, which it must not, then without the others that this thread serves."""
+    try:
+        await serve(link, spec)
+    except Exception:
+        logger.exception("a running in %s has failed", threading.current_thread().name)

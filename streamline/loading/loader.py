@@ -15,12 +15,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
+from streamline.backends.inline import Inline
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.failing.failures import ErrorReport
+from streamline.loading.ahead import Passes
 from streamline.loading.epochs import Epochs, Phase, Place
 from streamline.loading.length import num_items
 from streamline.loading.loader_state import Inside, LoaderState
-from streamline.loading.passes import Iteration, Now, OpenAt, Run
+from streamline.loading.passes import Iteration, Now, Run
 from streamline.meters.stats import Stats
 from streamline.options import check_int
 from streamline.snapshot import Snapshot
@@ -42,7 +44,7 @@ class Loader(Generic[T]):
 
     def __init__(
         self,
-        open_at: OpenAt[T],
+        passes: Passes[T],
         *,
         epoch: int | None,
         steps_per_epoch: int | None,
@@ -50,8 +52,10 @@ class Loader(Generic[T]):
         resume: Snapshot | None,
     ) -> None:
         _check(epoch, steps_per_epoch, fixed_epoch, resume)
-        self._open_at = open_at
-        self._opening = open_at(resume=resume, epoch=None if resume is not None and steps_per_epoch else epoch).opening
+        self._passes = passes
+        weakref.finalize(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
+        at = None if resume is not None and steps_per_epoch else epoch
+        self._opening = passes.open_at(resume=resume, epoch=at).opening
         self._loaded = resume
         self._unknown = resume is not None and steps_per_epoch is None
         self._closed = False
@@ -100,6 +104,7 @@ class Loader(Generic[T]):
             self._drop(after)
         else:
             self._now = Now(after, run)
+            self._passes.expect(after.behind.epoch)
 
     def __len__(self) -> int:
         """Return the items in an epoch, on this rank.
@@ -156,7 +161,9 @@ class Loader(Generic[T]):
         take = run.stream.__next__ if self._now.epochs.steps is None else partial(self._take_step, token)
         iteration = Iteration(take, partial(self._over, token), partial(self._insist_on, token))
         weakref.finalize(iteration, self._dropped, token).atexit = False
-        self._now = Now(self._now.epochs.begin(), run)
+        epochs = self._now.epochs.begin()
+        self._now = Now(epochs, run)
+        self._passes.expect(epochs.behind.epoch, run)
         return iteration
 
     def close(self) -> None:
@@ -166,6 +173,7 @@ class Loader(Generic[T]):
         epochs, run = self._now
         if run is not None:
             self._now = Now(epochs, run.stopped())
+        self._passes.close()
 
     def __enter__(self) -> Loader[T]:
         return self
@@ -196,7 +204,7 @@ class Loader(Generic[T]):
                 f"the pipeline gave no item in epoch {run.epoch}, so steps_per_epoch={self._now.epochs.steps} can't be "
                 "reached"
             )
-        following = replace(self._opened(None, run.epoch + 1), offset=run.taken)
+        following = replace(self._passes.open(None, run.epoch + 1), offset=run.taken)
         self._now = Now(self._now.epochs, following)
         return following
 
@@ -245,12 +253,7 @@ class Loader(Generic[T]):
             return replace(run, offset=-run.stream.count)
         if run is not None:
             run.stream.close()
-        return self._opened(None if place.fresh else self._position, place.epoch)
-
-    def _opened(self, begin: Snapshot | None, epoch: int) -> Run[T]:
-        """Open the pipeline at a snapshot, or at the beginning of one of its epochs."""
-        opened = self._open_at(resume=begin, epoch=epoch if begin is None else None)
-        return Run(opened.sync_stream(), begin, opened.opening.epoch)
+        return self._passes.open(None if place.fresh else self._position, place.epoch)
 
     def _drop(self, after: Epochs) -> None:
         """Forget where the pipeline stands: it begins anew."""
@@ -339,7 +342,8 @@ class Loader(Generic[T]):
         state = LoaderState.from_dict(state_dict)
         state.insist_on(epochs.steps)
         snapshot = state.parsed()
-        self._open_at(resume=snapshot, epoch=None if snapshot is not None else state.epoch)  # refuses what doesn't fit
+        epoch = None if snapshot is not None else state.epoch
+        self._passes.open_at(resume=snapshot, epoch=epoch)  # refuses what doesn't fit
         self._drop(replace(epochs, place=Place(state.epoch, state.step, fresh=state.at == "begin")))
         self._loaded, self._unknown = snapshot, state.at == "unknown"
 
@@ -352,7 +356,8 @@ class Loader(Generic[T]):
         position = self._position
         if position is not None:
             return position
-        with self._open_at(resume=None, epoch=self._now.epochs.upcoming.epoch) as stream:
+        epoch = self._now.epochs.upcoming.epoch
+        with self._passes.open_at(resume=None, epoch=epoch, backend=Inline()) as stream:  # nothing is read
             return stream.snapshot()
 
     def __reduce__(self) -> NoReturn:

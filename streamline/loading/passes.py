@@ -1,18 +1,20 @@
-"""What a loader iterates: the stream that items come from, and the iteration that hands them out."""
+"""What a loader iterates: a pass over its pipeline, and the iteration that hands out its items."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from streamline.backends.base import Backend
 from streamline.errors import ClosedError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 
-__all__ = ["Iteration", "Now", "OpenAt", "Run"]
+__all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent"]
 
 T = TypeVar("T")
 
@@ -20,7 +22,32 @@ T = TypeVar("T")
 class OpenAt(Protocol[T]):
     """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Runnable.open` with its other options."""
 
-    def __call__(self, *, resume: Snapshot | None, epoch: int | None) -> Opened[T]: ...
+    def __call__(self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ...) -> Opened[T]: ...
+
+
+class Spent:
+    """Whether the workers of a pass have given all that they have. Told and asked in different threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told = False
+        self._work: Callable[[], None] | None = None
+
+    def tell(self) -> None:
+        """They have. Idempotent."""
+        with self._lock:
+            self._told = True
+            work, self._work = self._work, None
+        if work is not None:
+            work()
+
+    def then(self, work: Callable[[], None]) -> None:
+        """Do `work` as soon as they have, once; at once, if they have already."""
+        with self._lock:
+            self._work = None if self._told else work
+            now = self._told
+        if now:
+            work()
 
 
 @dataclass(frozen=True)
@@ -30,6 +57,7 @@ class Run(Generic[T]):
     Attributes:
       begin: what it was opened at; None: at the beginning of `epoch`.
       epoch: the pipeline's; with `steps_per_epoch` it isn't the loader's.
+      spent: whether its workers have given all that they have.
       offset: less the items that it had given when the present iteration began, plus those of that from before it.
       alive: it can still be asked for items.
     """
@@ -37,6 +65,7 @@ class Run(Generic[T]):
     stream: SyncStream[T]
     begin: Snapshot | None
     epoch: int
+    spent: Spent
     offset: int = 0
     alive: bool = True
 

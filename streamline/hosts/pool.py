@@ -1,0 +1,159 @@
+"""Hosts that stay: what the backends with hosts have in common, and a pool of their hosts that serves many runnings.
+
+Success: the first running that needs k hosts starts those that aren't there yet; they stay when it ends. Failure of a
+host: each running that it served has another one take its place. Close: hosts are asked to end, all at once, then
+waited for; a running that is still open fails with a `ClosedError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamline.errors import ClosedError
+from streamline.flow import Site
+from streamline.hosts.host import Host
+from streamline.hosts.hosted import HostedWorkers
+from streamline.hosts.lane import Care
+from streamline.hosts.sizing import cpus_here
+from streamline.plan import Plan
+from streamline.session import Session
+
+__all__ = ["Hosting", "Pool"]
+
+logger = logging.getLogger("streamline.hosts")
+
+
+@dataclass(frozen=True)
+class Hosting(ABC):
+    """A backend whose workers run in hosts. They end with each running; those of the `Pool` that `with` makes stay."""
+
+    _pools: list[Pool] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    @abstractmethod
+    def most(self) -> int | None:
+        """Hosts, at the most; None: as many as this rank has cores for."""
+
+    @property
+    @abstractmethod
+    def care(self) -> Care:
+        """What is borne of a host."""
+
+    @abstractmethod
+    def host(self, number: int) -> Host:
+        """Return a new host, which starts at its first link."""
+
+    @abstractmethod
+    def payload(self, plan: Plan, session: Session) -> Any:
+        """Return what each host is given of a running."""
+
+    def hosts_for(self, workers: int) -> int:
+        """Return how many hosts so many workers run in."""
+        return min(workers, cpus_here() if self.most is None else self.most)
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
+        """Return what opens the workers of a running, in hosts that end with it; see `Backend`."""
+        self.hint(site, workers)
+        hosts = [self.host(number) for number in range(self.hosts_for(workers))]
+        return self.dealt(plan, site, workers, hosts, own=True)
+
+    def dealt(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
+        """Return the workers of a running, dealt to hosts."""
+        payload = self.payload(plan, site.tasks.session)
+        return HostedWorkers(plan, site, hosts, payload, workers, self.care, own=own)
+
+    def hint(self, site: Site, workers: int) -> None:
+        """Say in the log that there are more hosts than workers, if so."""
+        most = self.most
+        if most is None or most <= workers:
+            return
+        on_each = "" if site.num_shards == 1 else f" on each of the {site.num_shards} ranks"
+        logger.warning(
+            "%s: there are %d workers%s, one a shard, so %d of these would be idle, and aren't started: write "
+            ".shard(%d) or more, or %s",
+            self.short, workers, on_each, most - workers, most * site.num_shards, f"{type(self).__name__}({workers})",
+        )  # fmt: skip
+
+    @property
+    def short(self) -> str:
+        """How messages call it: "Processes(8)"."""
+        return f"{type(self).__name__}({'' if self.most is None else self.most})"
+
+    def pool(self, *, hints: bool = False) -> Pool:
+        """Return a pool of its hosts, to be closed; see `Pool`."""
+        return Pool(self, hints=hints)
+
+    def __enter__(self) -> Pool:
+        pool = self.pool()
+        self._pools.append(pool)
+        return pool
+
+    def __exit__(self, *_: object) -> None:
+        self._pools.pop().close()
+
+
+class Pool:
+    """Hosts that stay between runnings, and serve several at once, in whatever event loops and threads.
+
+    Made by `with sl.Threads(4) as pool:`; it is a backend. Dropping it, and the interpreter's exit, close it, too.
+
+    Args:
+      hosting: the backend that it is made of.
+      hints: say once that there are more hosts than workers. Where several pipelines share a pool, one of them may well
+        have fewer.
+    """
+
+    def __init__(self, hosting: Hosting, *, hints: bool = False) -> None:
+        self.hosting = hosting
+        self._hints = hints
+        self._hosts: list[Host] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._end = weakref.finalize(self, _end, self._hosts, os.getpid())
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
+        """Return what opens the workers of a running, in hosts of this pool; see `Backend`.
+
+        Raises:
+          ClosedError: the pool is closed.
+        """
+        hosting, count = self.hosting, self.hosting.hosts_for(workers)
+        with self._lock:
+            if self._closed:
+                raise ClosedError(
+                    f"the pool of {hosting.short} is closed: open the pipeline inside its `with` block, or with "
+                    f"backend={hosting.short}"
+                )
+            hints, self._hints = self._hints, False
+            while len(self._hosts) < count:
+                self._hosts.append(hosting.host(len(self._hosts)))
+            hosts = self._hosts[:count]
+        if hints:
+            hosting.hint(site, workers)
+        return hosting.dealt(plan, site, workers, hosts, own=False)
+
+    def close(self) -> None:
+        """End all hosts, and wait for that; what is stuck in user code is waited for a while only. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+    def __repr__(self) -> str:
+        return f"<pool of {self.hosting.short}: {'closed' if self._closed else f'{len(self._hosts)} begun'}>"
+
+
+def _end(hosts: Sequence[Host], owner: int) -> None:
+    """End hosts side by side. In a fork of the process that they belong to, they are somebody else's."""
+    if os.getpid() != owner:
+        return
+    for host in hosts:
+        host.leave()
+    for host in hosts:
+        host.close()

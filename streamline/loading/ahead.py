@@ -1,0 +1,171 @@
+"""A loader's passes over its pipeline, and the hosts that stay between them: the next pass is opened ahead.
+
+When the workers of a pass have given all that they have, the trainer still has what lies in the channels. In that
+moment the next epoch is opened, in the same hosts, and its workers fill channels of their own: at the boundary neither
+they nor the trainer wait. What was opened ahead is used if it is what the next `iter()` would open, and otherwise
+closed. So it changes nothing but when things are read.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from streamline.errors import PlanTypeError
+from streamline.hosts.pool import Hosting, Pool
+from streamline.loading.passes import OpenAt, Run, Spent
+from streamline.opened import Opened, RunOptions
+from streamline.opening import Opening
+from streamline.options import given
+from streamline.snapshot import Snapshot
+from streamline.sources.live import Live
+from streamline.sync import SyncStream
+
+__all__ = ["Passes", "passes_of"]
+
+T = TypeVar("T")
+
+
+def passes_of(
+    open_at: Callable[..., Opened[T]], options: RunOptions, source: object, steps_per_epoch: int | None, *, stay: bool
+) -> Passes[T]:
+    """Return what opens the passes of a loader.
+
+    Nothing is opened ahead where it would be noticed: workers that run here would take the trainer's time, a live feed
+    is read once, an epoch of steps may end anywhere, and a file of dead letters is one epoch's at a time.
+
+    Args:
+      open_at: `Runnable.open`.
+      options: for it.
+      source: of the plan.
+      stay: whether hosts stay between passes.
+    """
+    if not isinstance(stay, bool):
+        raise PlanTypeError(f".loader(persistent=) is True or False, got {given(stay)}")
+    backend = options.get("backend")
+    pool = None
+    if stay and isinstance(backend, Hosting):
+        pool = backend.pool(hints=True)
+        options = {**options, "backend": pool}
+    hosted = stay and isinstance(backend, Hosting | Pool)
+    again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
+    return Passes(partial(open_at, **options), pool, ahead=hosted and again)
+
+
+class Passes(Generic[T]):
+    """Opens the passes of one loader.
+
+    Args:
+      open_at: opens the pipeline.
+      pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
+      ahead: whether passes may be opened ahead.
+    """
+
+    def __init__(self, open_at: OpenAt[T], pool: Pool | None = None, *, ahead: bool = False) -> None:
+        self.open_at = open_at
+        self.ahead = ahead
+        self._pool = pool
+        self._lock = threading.RLock()  # Ctrl-C may come while it is held
+        self._epoch = 0
+        self._current: weakref.ref[SyncStream[T]] | None = None
+        self._next: _Next[T] | None = None
+        self._closed = False
+
+    def open(self, begin: Snapshot | None, epoch: int) -> Run[T]:
+        """Open the pipeline at a snapshot, or at the beginning of one of its epochs; or return what was opened ahead.
+
+        Raises:
+          What `Pipeline.open` raises; also where the pass is there already.
+        """
+        opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
+        coming, self._next = self._next, None
+        if coming is not None:
+            ready = coming.wait()
+            if ready is not None and begin is None and _same(coming.opening, opened.opening):
+                self._current = weakref.ref(ready.stream)
+                ready.stream.begin()
+                return ready
+            coming.drop()
+        spent = Spent()
+        stream = opened.sync_stream(spent=spent.tell)
+        self._current = weakref.ref(stream)
+        return Run(stream, begin, opened.opening.epoch, spent)
+
+    def expect(self, epoch: int, behind: Run[T] | None = None) -> None:
+        """Open `epoch` ahead when its time comes.
+
+        Args:
+          behind: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
+        """
+        self._epoch = epoch
+        if self.ahead and behind is not None:
+            behind.spent.then(self._begin_next)
+
+    def close(self) -> None:
+        """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""
+        with self._lock:
+            self._closed = True
+            coming, self._next = self._next, None
+        stream = None if self._current is None else self._current()
+        if stream is not None:
+            stream.close()
+        if coming is not None:
+            coming.drop()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _begin_next(self) -> None:
+        """Open the next epoch. In the event loop's thread of the present one, or in the trainer's."""
+        with self._lock:
+            if self._next is None and not self._closed:
+                self._next = _Next(self.open_at, self._epoch)
+
+
+class _Next(Generic[T]):
+    """A pass that is being opened, in a thread: looking at files may take a while.
+
+    Attributes:
+      opening: what was settled; None: it isn't open, or couldn't be opened.
+    """
+
+    def __init__(self, open_at: OpenAt[T], epoch: int) -> None:
+        self.opening: Opening | None = None
+        self._open_at = open_at
+        self._epoch = epoch
+        self._run: Run[T] | None = None
+        thread = threading.Thread(target=self._open, name="streamline ahead", daemon=True)
+        self._thread: threading.Thread | None = thread
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
+            self._thread = None
+
+    def wait(self) -> Run[T] | None:
+        """Wait until it is open, and return it; None if it couldn't be opened: whoever opens it is told why."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._run
+
+    def drop(self) -> None:
+        """Close it."""
+        run = self.wait()
+        if run is not None:
+            run.stream.close()
+
+    def _open(self) -> None:
+        spent = Spent()
+        try:
+            opened = self._open_at(resume=None, epoch=self._epoch)
+            stream = opened.sync_stream(spent=spent.tell, ahead=True)
+        except Exception:
+            return
+        self.opening = opened.opening
+        self._run = Run(stream, None, opened.opening.epoch, spent)
+
+
+def _same(one: Opening | None, other: Opening) -> bool:
+    """Whether two openings of one pipeline, with the same options, give the same items."""
+    return one is not None and (one.epoch, one.rank, one.listing) == (other.epoch, other.rank, other.listing)
