@@ -7,7 +7,7 @@ from time import perf_counter
 import streamline as sl
 from bench import harness, steady
 from bench.steady import steady_tally
-from bench.suite import Case, Suite, Tally, at_least, peer, per_second
+from bench.suite import Case, Suite, Tally, at_least, items_per_second, peer
 from bench.tiny_items import FEW, MANY, SOME, add_one, expected
 
 
@@ -64,7 +64,7 @@ def _torch(n: int, batch_size: int | None, read: steady.Read) -> Tally:
 
 
 BATCHES, ITEMS = "torch DataLoader, 1 worker, batch_size=64", "torch DataLoader, 1 worker, batch_size=None"
-TARGETS = (per_second(1e6), at_least(5, BATCHES), at_least(30, ITEMS))
+TARGETS = (items_per_second(1e6), at_least(5, BATCHES), at_least(30, ITEMS))
 
 SUITES = (
     Suite(

@@ -92,9 +92,8 @@ def _met(suite: Suite, target: Target, mine: Result, results: Mapping[str, Resul
 
 def _quantity(suite: Suite, target: Target, value: float) -> str:
     if target.of is None:
-        return (
-            f"{value:.3g} {suite.unit}" if suite.unit in ("ms", "MB") else f"{figure(value, suite.unit)} {suite.unit}"
-        )
+        short = f"{value:.3g}" if target.unit in ("ms", "MB") else figure(value, target.unit)
+        return f"{short} {target.unit}"
     return f"{value:.3g} {TIMES} {'floor' if target.of == suite.floor else target.of}"
 
 

@@ -43,11 +43,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a case: absolute on its median, or on its ratio to another case of the same run."""
+    """A bound on a case: absolute on its median, in `unit`, or on its ratio to another case of the same run."""
 
     sense: Literal["≥", "≤"]
     bound: float
     of: str | None
+    unit: Unit = "ms"
 
     def holds(self, reached: float) -> bool:
         return reached >= self.bound if self.sense == "≥" else reached <= self.bound
@@ -66,11 +67,11 @@ def within_ms(bound: float) -> Target:
 
 
 def within_mb(bound: float) -> Target:
-    return Target("≤", bound, None)
+    return Target("≤", bound, None, "MB")
 
 
-def per_second(bound: float) -> Target:
-    return Target("≥", bound, None)
+def items_per_second(bound: float) -> Target:
+    return Target("≥", bound, None, "items/s")
 
 
 @dataclass(frozen=True)
