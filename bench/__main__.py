@@ -9,11 +9,18 @@ from bench import (
     async_map,
     batch_arrays,
     harness,
+    host_memory,
     metering,
+    process_arrays,
+    process_batches,
+    process_tiny,
+    process_transform,
     report,
     resume,
     resumed_samples,
     snapshot_cost,
+    start_up,
+    thread_decode,
     tiny_items,
 )
 from bench.suite import Suite
@@ -25,6 +32,13 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "snapshot_cost": snapshot_cost.SUITES,
     "resume": resume.SUITES,
     "metering": metering.SUITES,
+    "process_transform": process_transform.SUITES,
+    "process_arrays": process_arrays.SUITES,
+    "process_batches": process_batches.SUITES,
+    "process_tiny": process_tiny.SUITES,
+    "thread_decode": thread_decode.SUITES,
+    "start_up": start_up.SUITES,
+    "host_memory": host_memory.SUITES,
 }
 NAMES = (*SUITES, "resumed_samples")
 PAGE = Path(__file__).parent.parent / "BENCHMARKS.md"

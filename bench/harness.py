@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
@@ -65,6 +65,8 @@ def run_once(suite: Suite, case: Case, items: int, use_uvloop: bool) -> float:
     tally = _timed_on_loop(case.run, items, use_uvloop) if _is_async(case) else _timed(case.run, items)
     if suite.expected is not None:
         tally.check(suite.expected(items))
+    if tally.mb is not None:
+        return tally.mb
     assert tally.seconds is not None
     return tally.seconds * 1e3 if suite.unit == "ms" else items / tally.seconds
 
@@ -90,7 +92,7 @@ def _timed_on_loop(run: Callable[[int], Any], items: int, use_uvloop: bool) -> T
 
 
 def _with_seconds(tally: Tally, seconds: float) -> Tally:
-    return tally if tally.seconds is not None else Tally(tally.count, tally.checksum, seconds)
+    return tally if tally.seconds is not None else replace(tally, seconds=seconds)
 
 
 def serve(suite: Suite, case: Case, use_uvloop: bool, calls: Connection) -> None:

@@ -11,7 +11,19 @@ from statistics import median
 
 from bench.suite import Case, Result, Suite, Target, Unit
 
-LIBRARIES = ("streamline", "anyio", "uvloop", "numpy", "torch", "torchdata", "grain", "spdl", "aiostream", "datasets")
+LIBRARIES = (
+    "streamline",
+    "anyio",
+    "uvloop",
+    "numpy",
+    "torch",
+    "torchdata",
+    "grain",
+    "spdl",
+    "aiostream",
+    "datasets",
+    "pillow",
+)
 DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 
@@ -46,7 +58,7 @@ def checklist(suite: Suite, results: Mapping[str, Result]) -> str:
 
 def figure(value: float, unit: Unit) -> str:
     """Write a number with about three significant digits, as a reader of a table wants it."""
-    if unit == "ms":
+    if unit in ("ms", "MB"):
         return f"{value:.3g}" if value < 10 else f"{value:.1f}"
     if value >= 1e6:
         return f"{value / 1e6:.2f} M"
@@ -80,7 +92,8 @@ def _met(suite: Suite, target: Target, mine: Result, results: Mapping[str, Resul
 
 def _quantity(suite: Suite, target: Target, value: float) -> str:
     if target.of is None:
-        return f"{value:.3g} ms"
+        short = f"{value:.3g}" if target.unit in ("ms", "MB") else figure(value, target.unit)
+        return f"{short} {target.unit}"
     return f"{value:.3g} {TIMES} {'floor' if target.of == suite.floor else target.of}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-Unit = Literal["items/s", "samples/s", "calls/s", "ms"]
+Unit = Literal["items/s", "samples/s", "calls/s", "ms", "MB"]
 
 
 class WrongItemsError(Exception):
@@ -24,11 +24,13 @@ class Tally:
       count: items that reached the consumer.
       checksum: of their values; exact (integers, or floats that add up without rounding).
       seconds: what is reported, where that is not the whole run (None: the whole run is).
+      mb: what is reported, where it is no time at all.
     """
 
     count: int
     checksum: float
     seconds: float | None = None
+    mb: float | None = None
 
     def check(self, expected: Tally) -> None:
         """Raise WrongItemsError unless the same items were delivered; times don't count."""
@@ -41,11 +43,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a case: absolute on its median, or on its ratio to another case of the same run."""
+    """A bound on a case: absolute on its median, in `unit`, or on its ratio to another case of the same run."""
 
     sense: Literal["≥", "≤"]
     bound: float
     of: str | None
+    unit: Unit = "ms"
 
     def holds(self, reached: float) -> bool:
         return reached >= self.bound if self.sense == "≥" else reached <= self.bound
@@ -61,6 +64,14 @@ def at_most(ratio: float, of: str) -> Target:
 
 def within_ms(bound: float) -> Target:
     return Target("≤", bound, None)
+
+
+def within_mb(bound: float) -> Target:
+    return Target("≤", bound, None, "MB")
+
+
+def items_per_second(bound: float) -> Target:
+    return Target("≥", bound, None, "items/s")
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class Suite:
 
     Args:
       question: what the table answers.
-      unit: of the reported figures; everything but ms is a rate.
+      unit: of the reported figures; everything but ms and MB (1e6 bytes) is a rate.
       cases: in the table's order.
       smoke_items: per run, when only correctness is asked.
       floor: name of the case that the ratio column refers to.
@@ -120,7 +131,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one case: its measured rounds (rates, or ms), or why there are none."""
+    """What came out of one case: its measured rounds (rates, ms, or MB), or why there are none."""
 
     rounds: tuple[float, ...] = ()
     problem: str = ""

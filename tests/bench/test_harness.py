@@ -7,7 +7,19 @@ import os
 import pytest
 
 from bench import harness, report
-from bench.suite import Case, Result, Suite, Tally, Target, Unit, at_least, at_most, within_ms
+from bench.suite import (
+    Case,
+    Result,
+    Suite,
+    Tally,
+    Target,
+    Unit,
+    at_least,
+    at_most,
+    items_per_second,
+    within_mb,
+    within_ms,
+)
 
 
 def right(n: int) -> Tally:
@@ -56,6 +68,16 @@ def test_every_case_gets_its_row_whatever_became_of_it() -> None:
     assert "not measured" in rows[2]
 
 
+def memory(n: int) -> Tally:
+    return Tally(n, n * 2, mb=12.5)
+
+
+def test_what_is_no_time_is_reported_as_it_is() -> None:
+    subject = Suite("Which?", "MB", (Case("mine", memory, 100),), smoke_items=10, expected=expected)
+
+    assert harness.run_once(subject, subject.cases[0], 100, use_uvloop=False) == 12.5
+
+
 def test_a_smoke_test_leaves_peers_out_and_fails_on_wrong_items() -> None:
     subject = suite(Case("right", right, 100), Case("short", one_short, 100), Case("peer", dies, 100, peers=("os",)))
     results = harness.smoke(subject, harness.Options(smoke=True))
@@ -73,6 +95,8 @@ def test_a_smoke_test_leaves_peers_out_and_fails_on_wrong_items() -> None:
         (at_least(1, "absent"), "no figure of absent"),
         (within_ms(50), "yes"),
         (within_ms(49), "**no: 50 ms**"),
+        (within_mb(49), "**no: 50 MB**"),
+        (items_per_second(5e4), "**no: 50 items/s**"),
     ],
 )
 def test_a_target_is_judged_within_its_run(target: Target, verdict: str) -> None:
@@ -101,6 +125,7 @@ def test_a_target_that_refers_to_no_case_is_refused() -> None:
         (224_800, "items/s", "224.8 k"),
         (4157.2, "items/s", "4157"),
         (0.1312, "ms", "0.131"),
+        (43.26, "MB", "43.3"),
     ],
 )
 def test_figures_are_short(value: float, unit: Unit, text: str) -> None:
