@@ -129,6 +129,8 @@ class CopyLink(PipeLink):
 class _TaskHost(Host):
     """A host that is a task of the running's own."""
 
+    closed = False
+
     def __init__(self, number: int, tasks: Tasks, deaths: Deaths) -> None:
         self.number = number
         self._tasks = tasks
@@ -172,8 +174,11 @@ class _TaskHost(Host):
     def stacks(self) -> str:
         return "a task"
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """It ends with its links."""
+
+    def close(self) -> None:
+        """Likewise."""
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,19 @@ class Crossed:
     dice: Random = field(default_factory=lambda: Random(0))
     deaths: int = 0
 
-    def open_worker(self, plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
-        flow = Crossing(plan, site, state, self.dice, self.deaths)
-        return behind_channel(flow, site, "near end", plan.worker_capacity(site.num_shards))
+    def begin(self, plan: Plan, site: Site, workers: int) -> _CrossedWorkers:
+        return _CrossedWorkers(plan, self.dice, self.deaths)
+
+
+@dataclass(frozen=True)
+class _CrossedWorkers:
+    plan: Plan
+    dice: Random
+    deaths: int
+
+    def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
+        flow = Crossing(self.plan, site, state, self.dice, self.deaths)
+        return behind_channel(flow, site, "near end", self.plan.worker_capacity(site.num_shards))
 
 
 @dataclass(frozen=True)

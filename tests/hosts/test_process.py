@@ -186,7 +186,9 @@ def test_a_fork_of_the_parent_neither_keeps_nor_kills_its_children(new_echo: New
 
 def test_no_interpreter_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(HostError, match=r"process 4 can't be started: there is no Python at sys.executable = '/nowhere"):
+    with pytest.raises(
+        HostError, match=r"process 4 can't be started: there is no Python at sys.executable = '/nowhere"
+    ):
         HostProcess(4).start()
 
 

@@ -67,9 +67,7 @@ def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Comp
 @pytest.mark.timeout(600)
 @examples(25)
 @given(compositions(most=12, stages=3), seeds, anywhere)
-def test_a_state_of_one_backend_resumes_on_any_other(
-    composition: Composition, seed: int, backends: Changing
-) -> None:
+def test_a_state_of_one_backend_resumes_on_any_other(composition: Composition, seed: int, backends: Changing) -> None:
     DICE.seed(seed)
     check_resume(composition.pipeline, seed=seed, backend=backends)
 
