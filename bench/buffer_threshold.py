@@ -72,7 +72,7 @@ async def _unpack_one(link: wire.SocketLink, messages: list[Message]) -> list[An
 
 def measure(arrays: int, nbytes: int, way: str) -> tuple[float, float]:
     """Run one case, with a process at the other end; as `receive`."""
-    lists = max(200, min(2000, (256 << 20) // (arrays * nbytes)))
+    lists = max(100, min(600, (64 << 20) // (arrays * nbytes)))
     here, there = socket.socketpair(socket.AF_UNIX)
     arguments = [str(there.fileno()), str(arrays), str(nbytes), str(lists), way]
     with subprocess.Popen([sys.executable, "-m", __spec__.name, *arguments], pass_fds=[there.fileno()]):

@@ -139,7 +139,10 @@ class _Into:
 
     def __init__(self) -> None:
         self.pickled = Pickled([], [])
-        self.write = self.pickled.pieces.append
+
+    def write(self, piece: bytes | bytearray | pickle.PickleBuffer) -> None:
+        """Keep a piece: a frame of the pickle, or a large object that a frame would have to copy."""
+        self.pickled.pieces.append(piece if type(piece) is bytes else bytes(piece))
 
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
         """Keep a large buffer, beside the pickle; True: it's small, and part of it."""

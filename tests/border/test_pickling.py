@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from streamline.border import pickling
 from streamline.border.packed import PackingError
 from streamline.border.pickling import BESIDE, Pickling
 
@@ -192,7 +193,15 @@ def test_large_bytes_are_not_copied() -> None:
     large = bytes(200_000)
     pieces, _ = Pickling().dumps([1, large, "a" * 100_000, [large]])
     assert sum(piece is large for piece in pieces) == 1
-    assert there([1, large, "a" * 100_000, [large]]) == [1, large, "a" * 100_000, [large]]
+    sent = [1, large, "a" * 100_000, [large], bytearray(200_000)]
+    assert there(sent) == sent
+
+
+def test_buffers_that_stay_in_the_pickle_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "BESIDE", 1 << 30)
+    (got,) = there([np.ones(50_000)])
+    assert got.flags.writeable
+    assert got.tolist() == [1.0] * 50_000
 
 
 def test_an_array_sent_twice_in_one_list_is_one_array_there() -> None:
@@ -231,21 +240,21 @@ def test_a_class_is_defined_once_a_link() -> None:
     class Local:
         pass
 
-    pickling = Pickling()
-    pickling.dumps([Local()])
-    assert len(pickling.fresh()) == 1
-    (data,), _ = pickling.dumps([Local(), Local()])
-    assert not pickling.fresh()
+    one = Pickling()
+    one.dumps([Local()])
+    assert len(one.fresh()) == 1
+    (data,), _ = one.dumps([Local(), Local()])
+    assert not one.fresh()
     assert len(data) < 400
 
 
 def test_once_it_is_needed_cloudpickle_stays_for_that_link() -> None:
-    pickling: Any = Pickling()
-    pickling.dumps([1])
-    assert not pickling.fresh()
-    pickling.dumps([lambda: 1])
-    assert type(pickling._told).__name__ == "Told"
-    assert there([1, np.ones(3), "a"], pickling)[2] == "a"
+    one: Any = Pickling()
+    one.dumps([1])
+    assert not one.fresh()
+    one.dumps([lambda: 1])
+    assert type(one._told).__name__ == "Told"
+    assert there([1, np.ones(3), "a"], one)[2] == "a"
 
 
 SCRIPT = """
