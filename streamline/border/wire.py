@@ -89,8 +89,8 @@ class SocketLink(Link):
 
     Args:
       sock: owned by the link from now on.
-      pool_bytes: of shared memory, at the most, for what this end sends; beyond it items cross through the socket, as
-        private copies. What is larger than an eighth of it gets memory of its own, not counted here.
+      pool_bytes: of shared memory that is used again, at the most, for what this end sends. Beyond it items cross
+        through the socket, as private copies; large ones in memory of their own, as does what is larger than an eighth.
     """
 
     copies: ClassVar[bool] = True
