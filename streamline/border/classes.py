@@ -64,7 +64,7 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(
         self,
-        file: io.BytesIO,
+        file: Any,
         told: Told,
         table: Mapping[Any, Any],
         callback: Callback | None,

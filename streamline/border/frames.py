@@ -68,13 +68,16 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return list(accumulate(((size + ALIGN - 1) // ALIGN * ALIGN for size in sizes), initial=0))
 
 
-def lay_out(parts: Sequence[bytes | memoryview], memory: memoryview) -> None:
-    """Copy the parts to where they belong."""
+def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memoryview) -> None:
+    """Copy the parts to where they belong; the first one comes in pieces."""
     start = 0
-    for part in parts:
-        size = len(part)
-        memory[start : start + size] = part
-        start += (size + ALIGN - 1) // ALIGN * ALIGN
+    for piece in pieces:
+        memory[start : start + len(piece)] = piece
+        start += len(piece)
+    for buffer in buffers:
+        start = (start + ALIGN - 1) // ALIGN * ALIGN
+        memory[start : start + len(buffer)] = buffer
+        start += len(buffer)
 
 
 class Frames:

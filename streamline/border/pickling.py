@@ -6,13 +6,14 @@ takes over for the rest of the link: a link's items are mostly of one kind.
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from streamline.border.packed import PackingError
 from streamline.border.reducers import reducers
@@ -20,14 +21,32 @@ from streamline.border.reducers import reducers
 if TYPE_CHECKING:
     from streamline.border.classes import Told
 
-__all__ = ["BESIDE", "Pickling"]
+__all__ = ["BESIDE", "Pickled", "Pickling"]
 
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: for smaller ones copying costs less than keeping
 count (measured by bench/buffer_threshold.py)."""
 
+SEARCHED = 1 << 14
+"""Bytes of a pickle that is searched for the names of modules; a longer one costs more than asking the pickler."""
+
+BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
+"""Types of most of what a pickler remembers; they are everywhere."""
+
 DEPTH = 8
 """Containers within containers that are searched for what can't be pickled."""
+
+
+class Pickled(NamedTuple):
+    """Items as bytes.
+
+    Attributes:
+      pieces: of the pickle. A large `bytes` among the items is a piece, itself: nothing was copied.
+      buffers: beside it; the items' own memory.
+    """
+
+    pieces: list[bytes]
+    buffers: list[memoryview]
 
 
 class Pickling:
@@ -38,8 +57,8 @@ class Pickling:
         self._definitions: dict[str, bytes] = {}
         self._classes: dict[str, type] = {}
 
-    def dumps(self, items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
-        """Return the pickle, and the buffers beside it: they are the items' own memory.
+    def dumps(self, items: Sequence[Any]) -> Pickled:
+        """Return the pickle, and the buffers beside it.
 
         Raises:
           PackingError: one of them can't be pickled.
@@ -47,13 +66,10 @@ class Pickling:
         if type(items) is not list:
             items = list(items)
         if self._told is None:
-            try:
-                data, buffers = _plain(items)
-            except Exception:  # whatever a class's own code raises: the second try, or the search, says what it is
-                pass
-            else:
-                if not _speaks_of_others(data):
-                    return data, buffers
+            with suppress(Exception):  # whatever a class's own code raises: the second try, or the search, says what
+                pickled, memo = _plain(items)
+                if not _speaks_of_others(pickled, memo):
+                    return pickled
         try:
             return self._by_value(items)
         except Exception as error:
@@ -85,14 +101,14 @@ class Pickling:
 
         return recalling(self._definitions, self._classes)
 
-    def _by_value(self, items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
+    def _by_value(self, items: Sequence[Any]) -> Pickled:
         from streamline.border.classes import ByValue, Told
 
         told = self._told or Told()
-        file, beside = io.BytesIO(), _Beside()
-        ByValue(file, told, reducers(), beside.takes).dump(items)
+        into = _Into()
+        ByValue(into, told, reducers(), into.takes).dump(items)
         self._told = told
-        return file.getvalue(), beside.buffers
+        return into.pickled
 
     def _blame(self, items: Sequence[Any]) -> None:
         """Raise for the first item that can't be pickled."""
@@ -118,37 +134,45 @@ class Pickling:
         return thing, error
 
 
-class _Beside:
-    """Which buffers travel beside a pickle."""
+class _Into:
+    """What a pickler writes into."""
 
     def __init__(self) -> None:
-        self.buffers: list[memoryview] = []
+        self.pickled = Pickled([], [])
+
+    def write(self, piece: bytes | bytearray | pickle.PickleBuffer) -> None:
+        """Keep a piece: a frame of the pickle, or a large object that a frame would have to copy."""
+        self.pickled.pieces.append(piece if type(piece) is bytes else bytes(piece))
 
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a large one; True: it's small, and part of the pickle."""
+        """Keep a large buffer, beside the pickle; True: it's small, and part of it."""
         raw = buffer.raw()
         if raw.nbytes < BESIDE:
             return True
-        self.buffers.append(raw)
+        self.pickled.buffers.append(raw)
         return False
 
 
-def _plain(items: Sequence[Any]) -> tuple[bytes, list[memoryview]]:
-    file, beside = io.BytesIO(), _Beside()
-    pickler = pickle.Pickler(file, 5, buffer_callback=beside.takes)
+def _plain(items: Sequence[Any]) -> tuple[Pickled, Callable[[], dict[int, tuple[int, Any]]]]:
+    into = _Into()
+    pickler = pickle.Pickler(into, 5, buffer_callback=into.takes)
     pickler.dispatch_table = reducers()
     pickler.dump(items)
-    return file.getvalue(), beside.buffers
+    return into.pickled, pickler.memo.copy
 
 
-def _speaks_of_others(data: bytes) -> bool:
-    """Whether a pickle names a module that only this process has: its script, or one registered with cloudpickle.
+def _speaks_of_others(pickled: Pickled, memo: Callable[[], dict[int, tuple[int, Any]]]) -> bool:
+    """Whether a pickle refers to a module that only this process has: its script, or one registered with cloudpickle.
 
-    It may be no more than a text that contains the name: then cloudpickle does what pickle would have.
+    A short pickle is searched for the name; if it is no more than a text that contains it, cloudpickle does what pickle
+    would have. That is slow for a long one: 1 ns a byte. There, what the pickler remembers is looked at.
     """
     cloudpickle = sys.modules.get("cloudpickle")
-    names = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
-    return b"__main__" in data or any(name.encode() in data for name in names)
+    names = ["__main__", *(cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ())]
+    if len(pickled.pieces) == 1 and len(pickled.pieces[0]) <= SEARCHED:
+        return any(name.encode() in pickled.pieces[0] for name in names)
+    modules = {getattr(thing, "__module__", None) for _, thing in memo().values() if type(thing) not in BUILT_IN}
+    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
 def _parts(thing: Any) -> Iterator[Any]:

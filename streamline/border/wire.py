@@ -20,7 +20,7 @@ from streamline.border.frames import Frame, Frames, head, lay_out, offsets
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import Message
 from streamline.border.packed import Packed
-from streamline.border.pickling import Pickling
+from streamline.border.pickling import Pickled, Pickling
 from streamline.border.slabs import ONCE, Lent, Pool, Slab
 
 __all__ = ["POOL_BYTES", "SLAB_BYTES", "SocketLink"]
@@ -47,14 +47,12 @@ _SEND = getattr(socket, "MSG_NOSIGNAL", 0)
 
 @dataclass(slots=True)
 class Outgoing:
-    """Items packed by this end: a pickle, and beside it the memory of the items themselves, copied when they are sent.
-
-    So they must not be written to in between.
-    """
+    """Items packed by this end: their memory is copied when they are sent, so it must not be written to in between."""
 
     count: int
     nbytes: int
-    parts: Sequence[bytes | memoryview]
+    sizes: Sequence[int]
+    pickled: Pickled
 
 
 @dataclass(slots=True)
@@ -91,8 +89,8 @@ class SocketLink(Link):
 
     Args:
       sock: owned by the link from now on.
-      pool_bytes: of shared memory, at the most, for what this end sends; beyond it items cross through the socket, as
-        private copies. What is larger than an eighth of it gets memory of its own, not counted here.
+      pool_bytes: of shared memory that is used again, at the most, for what this end sends. Beyond it items cross
+        through the socket, as private copies; large ones in memory of their own, as does what is larger than an eighth.
     """
 
     copies: ClassVar[bool] = True
@@ -123,8 +121,9 @@ class SocketLink(Link):
     # Items
 
     def pack(self, items: Sequence[Any]) -> Packed:
-        data, buffers = self._pickling.dumps(items)
-        return Outgoing(len(items), len(data) + sum(map(len, buffers)), (data, *buffers))
+        pickled = self._pickling.dumps(items)
+        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
+        return Outgoing(len(items), sum(sizes), sizes, pickled)
 
     def unpack(self, packed: Packed) -> list[Any]:
         assert isinstance(packed, Arrived)
@@ -148,17 +147,17 @@ class SocketLink(Link):
         self._send_items(pickle.dumps(rest._replace(packed=None), 5), packed)
 
     def _send_items(self, message: bytes, packed: Outgoing) -> None:
-        sizes = list(map(len, packed.parts))
+        sizes = packed.sizes
         whole = offsets(sizes)[-1]
         slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
         if slab is None:
             inline = bytearray(whole)
-            lay_out(packed.parts, memoryview(inline))
+            lay_out(*packed.pickled, memoryview(inline))
             self._post(head(message, packed.count, sizes) + inline)
             return
         if dropped := self._pool.dropped():
             self._post(head(pickle.dumps(_Dropped(dropped), 5)))
-        lay_out(packed.parts, slab.memory)
+        lay_out(*packed.pickled, slab.memory)
         new = slab if slab.fd is not None else None
         self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
 

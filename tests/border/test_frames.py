@@ -27,7 +27,7 @@ def written(frames: list[Sent]) -> bytes:
     for message, count, parts in frames:
         sizes = list(map(len, parts))
         memory = bytearray(offsets(sizes)[-1])
-        lay_out(parts, memoryview(memory))
+        lay_out(parts[:1], [memoryview(part) for part in parts[1:]], memoryview(memory))
         data += head(message, count, sizes) + memory
     return data
 

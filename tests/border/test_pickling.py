@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from streamline.border import pickling
 from streamline.border.packed import PackingError
 from streamline.border.pickling import BESIDE, Pickling
 
@@ -27,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 def there(items: list[Any], near: Pickling | None = None, far: Pickling | None = None) -> list[Any]:
     """Return items as they arrive over memory that is nobody else's."""
     near, far = near or Pickling(), far or Pickling()
-    data, buffers = near.dumps(items)
+    pieces, buffers = near.dumps(items)
     far.define(near.fresh())
-    return far.loads(data, [memoryview(bytearray(buffer)) for buffer in buffers])
+    return far.loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
 
 
 def same(left: Any, right: Any) -> bool:
@@ -132,7 +133,7 @@ def test_the_memory_of_large_arrays_travels_beside_the_pickle_without_a_copy() -
         records,
         read_only,
     ]
-    data, buffers = Pickling().dumps(sent)
+    (data,), buffers = Pickling().dumps(sent)
     assert len(data) < 2000
     assert [len(buffer) for buffer in buffers] == [array.nbytes for array in sent]
     for array, buffer in zip(sent, buffers, strict=True):
@@ -188,6 +189,21 @@ def test_arrays_of_objects_and_of_strings_of_any_length_arrive() -> None:
     assert got[1].tolist() == texts.tolist()
 
 
+def test_large_bytes_are_not_copied() -> None:
+    large = bytes(200_000)
+    pieces, _ = Pickling().dumps([1, large, "a" * 100_000, [large]])
+    assert sum(piece is large for piece in pieces) == 1
+    sent = [1, large, "a" * 100_000, [large], bytearray(200_000)]
+    assert there(sent) == sent
+
+
+def test_buffers_that_stay_in_the_pickle_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "BESIDE", 1 << 30)
+    (got,) = there([np.ones(50_000)])
+    assert got.flags.writeable
+    assert got.tolist() == [1.0] * 50_000
+
+
 def test_an_array_sent_twice_in_one_list_is_one_array_there() -> None:
     array = np.zeros(BESIDE)
     first, second = there([array, {"again": array}])
@@ -224,21 +240,21 @@ def test_a_class_is_defined_once_a_link() -> None:
     class Local:
         pass
 
-    pickling = Pickling()
-    pickling.dumps([Local()])
-    assert len(pickling.fresh()) == 1
-    data, _ = pickling.dumps([Local(), Local()])
-    assert not pickling.fresh()
+    one = Pickling()
+    one.dumps([Local()])
+    assert len(one.fresh()) == 1
+    (data,), _ = one.dumps([Local(), Local()])
+    assert not one.fresh()
     assert len(data) < 400
 
 
 def test_once_it_is_needed_cloudpickle_stays_for_that_link() -> None:
-    pickling: Any = Pickling()
-    pickling.dumps([1])
-    assert pickling._told is None
-    pickling.dumps([lambda: 1])
-    assert pickling._told is not None
-    assert there([1, np.ones(3), "a"], pickling)[2] == "a"
+    one: Any = Pickling()
+    one.dumps([1])
+    assert not one.fresh()
+    one.dumps([lambda: 1])
+    assert type(one._told).__name__ == "Told"
+    assert there([1, np.ones(3), "a"], one)[2] == "a"
 
 
 SCRIPT = """
@@ -283,21 +299,22 @@ from streamline.border.pickling import Pickling
 work, fed, definitions = pickle.load(sys.stdin.buffer)
 pickling = Pickling()
 pickling.define(definitions)
-(sample,) = pickling.loads(fed, [])
+sample, _ = pickling.loads(fed, [])
 assert type(sample) is work.__globals__["Sample"], type(sample)
 lists = [pickling.dumps(work(n)) for n in (1, 2)]
 pickle.dump((pickling.fresh(), lists), sys.stdout.buffer)
 '''
+PAD = "x" * int(sys.argv[1])
 near = Pickling()
-fed = near.dumps([Sample(0)])[0]
+fed = b"".join(near.dumps([Sample(0), PAD])[0])
 payload = cloudpickle.dumps((work, fed, near.fresh()))
 done = subprocess.run([sys.executable, "-c", CHILD], input=payload, capture_output=True)
 assert done.returncode == 0, done.stderr.decode()
 definitions, lists = pickle.loads(done.stdout)
 near.define(definitions)
 method = Base.count
-for data, _ in lists:
-    sample, odd, inner, other, colour = near.loads(data, [])
+for pieces, _ in lists:
+    sample, odd, inner, other, colour = near.loads(b"".join(pieces), [])
     assert type(sample) is Sample and type(sample.x) is Sample and sample.colour is Colour.RED
     assert type(odd) is Odd and type(odd.sample) is Sample and odd.args == (1, 2)
     assert isinstance(inner, Sample) and colour is Colour.RED
@@ -310,12 +327,13 @@ print("well")
 """
 
 
-def test_a_scripts_own_classes_come_back_as_its_own_and_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pad", [0, 100_000], ids=["short", "long"])
+def test_a_scripts_own_classes_come_back_as_its_own_and_untouched(tmp_path: Path, pad: int) -> None:
     """Instances, nested ones, exceptions, members of an enum, subclasses made in the child."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), str(pad)],
         capture_output=True,
         text=True,
         timeout=50,
@@ -365,7 +383,7 @@ def test_a_list_too_deep_to_pickle_is_an_error_like_any_other() -> None:
 
 
 def test_what_unpickling_raises_is_raised() -> None:
-    data, _ = Pickling().dumps([OrderedDict()])
+    (data,), _ = Pickling().dumps([OrderedDict()])
     with pytest.raises((ImportError, AttributeError)):
         Pickling().loads(data.replace(b"OrderedDict", b"OrderedLost"), [])
 

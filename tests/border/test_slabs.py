@@ -123,6 +123,15 @@ def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views()
     assert view[end] == 7
 
 
+def test_when_all_are_taken_what_is_large_gets_one_of_its_own() -> None:
+    pool = Pool(16 * MIB)
+    held = []
+    while (slab := taken(pool, MIB)).number != ONCE:
+        held.append(slab)
+    assert len(held) * MIB <= pool.nbytes <= 16 * MIB
+    assert [pool.take(MIB // 2) for _ in range(4)][-1] is None
+
+
 def test_free_slabs_make_room_for_other_sizes() -> None:
     pool = Pool(64 * SMALLEST)
     small = [taken(pool, 1000) for _ in range(64)]

@@ -13,8 +13,8 @@ from streamline.border.reducers import reducers
 
 
 def there(*items: Any) -> list[Any]:
-    data, buffers = Pickling().dumps(items)
-    return Pickling().loads(data, [memoryview(bytearray(buffer)) for buffer in buffers])
+    pieces, buffers = Pickling().dumps(items)
+    return Pickling().loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
 
 
 def test_there_are_tensors_only_where_somebody_has_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_real_tensors_keep_what_training_needs_and_share_no_more_than_they_show(
     labelled = torch.zeros(3)
     labelled.label = "a"
     sparse = torch.eye(3).to_sparse()
-    data, buffers = Pickling().dumps([weight, parameter, rows, labelled, sparse])
+    (data,), buffers = Pickling().dumps([weight, parameter, rows, labelled, sparse])
     assert [len(buffer) for buffer in buffers] == [4 * BESIDE, 4 * BESIDE, 32_000]
     got = Pickling().loads(data, [memoryview(bytearray(buffer)) for buffer in buffers])
     assert got[0].requires_grad

@@ -180,25 +180,26 @@ def test_drain_writes_by_itself_where_nobody_else_does(run: Run) -> None:
     run(test)
 
 
-def test_a_consumer_that_hoards_gets_private_copies_and_is_never_stuck() -> None:
+@pytest.mark.parametrize("nbytes", [LARGE // 2, 2 * LARGE])
+def test_a_consumer_that_hoards_gets_private_copies_and_is_never_stuck(nbytes: int) -> None:
     async def test() -> None:
-        with linked(pool_bytes=8 * LARGE) as (near, far):
+        with linked(pool_bytes=16 * nbytes) as (near, far):
             kept = []
             async with anyio.create_task_group() as group:
                 group.start_soon(near.flush)
-                for n in range(30):
-                    put(near, np.full(LARGE // 4, n, np.uint8), np.full(LARGE // 4, n + 1, np.uint8))
+                for n in range(40):
+                    put(near, np.full(nbytes // 2, n, np.uint8), np.full(nbytes // 2, n + 1, np.uint8))
                     kept.append(await got(far))
                 group.cancel_scope.cancel()
-            assert near._pool.nbytes <= 8 * LARGE
-            assert [(pair[0][-1], pair[1][-1]) for pair in kept] == [(n, n + 1) for n in range(30)]
+            assert near._pool.nbytes <= 16 * nbytes
+            assert [(pair[0][-1], pair[1][-1]) for pair in kept] == [(n, n + 1) for n in range(40)]
             for pair in kept:
                 pair[0][:] = 99
             assert all(pair[1][0] == n + 1 for n, pair in enumerate(kept))
             kept.clear()
             held = near._pool.nbytes
-            for n in range(30):
-                put(near, np.full(LARGE // 2, n, np.uint8))
+            for n in range(40):
+                put(near, np.full(nbytes, n, np.uint8))
                 assert (await got(far))[0][0] == n
             assert near._pool.nbytes == held
 
