@@ -22,7 +22,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 __all__ = ["HANDED", "STACKS_SIGNAL", "Handed", "main"]
@@ -117,7 +116,7 @@ async def _work(control: socket.socket, attend: str, talk: Any) -> None:
     run = _found(attend)
     async with anyio.create_task_group() as runnings:
         with control:
-            await _take(control, partial(runnings.start_soon, _attend, run, talk))
+            await _take(control, lambda handed: runnings.start_soon(_attend, run, talk, handed))
 
 
 async def _take(control: socket.socket, start: Callable[[Handed], object]) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import Shipped, ship
+from streamline.hosts.shipping import Shipped, dumps, ship
 
 SIZE = struct.Struct("<I")
 
@@ -26,11 +25,7 @@ class Echo:
         self.sock: socket.socket = host.link(shipped, answer)
 
     def send(self, call: Callable[[], Any]) -> None:
-        cloudpickle.register_pickle_by_value(module := __import__("sys").modules[call.__module__])
-        try:
-            data = cloudpickle.dumps(call)
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
+        data = dumps(call)
         self.sock.sendall(SIZE.pack(len(data)) + data)
 
     def call(self, call: Callable[[], Any]) -> Any:
@@ -38,19 +33,23 @@ class Echo:
         (size,) = SIZE.unpack(self.sock.recv(SIZE.size, socket.MSG_WAITALL))
         return pickle.loads(self.sock.recv(size, socket.MSG_WAITALL))
 
+    def close(self) -> None:
+        self.sock.close()
+        self.host.close()
+
 
 ECHO = "echo_far:attend"
 
 
 @pytest.fixture(scope="session")
-def _echo_importable() -> Iterator[None]:
+def echo_importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parent)
         yield
 
 
 @pytest.fixture
-def new_host(_echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
+def new_host(echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
     """Makes hosts that are closed behind the test."""
     made: list[HostProcess] = []
 
