@@ -54,7 +54,7 @@ class HostProcess:
     Args:
       number: tells it from the others, in messages.
       env: of its environment, what is to be other than here. By default it sees no GPU, and BLAS runs one thread.
-      attend: what runs a running's workers there, as "module:function"; see `streamline.hosts.child.attend`.
+      attend: what runs a running's workers there, as "module:function"; see `streamline.hosts.attending`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        attend: str = "streamline.hosts.child:attend",
+        attend: str = "streamline.hosts.attending:attend",
     ) -> None:
         self.number = number
         self._env = dict(env)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamline.hosts.talk import asker
+from tests.hosts.echo_near import Echo
 
 NewEcho = Callable[..., Any]
 
@@ -132,8 +133,6 @@ def test_a_question_is_answered_in_the_parent(new_echo: NewEcho) -> None:
 
 
 def test_each_running_has_its_own_answers(new_echo: NewEcho, shipped: Any) -> None:
-    from conftest import Echo  # type: ignore[import-not-found]
-
     echo = new_echo(0, lambda _: "first")
     second = Echo(echo.host, shipped, lambda _: "second")
     third = Echo(echo.host, shipped)
