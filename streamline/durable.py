@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def replace_file(target: Path, content: bytes) -> None:
       OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
     """
     make_directory(target.parent)
-    temporary = target.with_name(f".streamline-{secrets.token_hex(8)}.tmp")  # its own: two may save at once
+    temporary = target.with_name(f".streamline-{os.urandom(8).hex()}.tmp")  # its own: two may save at once
     try:
         _write(temporary, content)
         temporary.replace(target)

@@ -180,7 +180,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
     program = (
         "import sys, time\n"
         "began = time.perf_counter()\n"
-        "import streamline\n"
+        "import streamline.pipeline, streamline.start, streamline.backends.processes\n"
         "print(f'import streamline: {1000 * (time.perf_counter() - began):.0f} ms')\n"
         f"print('heavy:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
@@ -188,3 +188,28 @@ def test_importing_it_imports_nothing_heavy() -> None:
     took, heavy = done.stdout.splitlines()
     print(took)  # for information: `pytest -s`
     assert heavy == "heavy:"
+
+
+def test_what_users_import_is_where_it_is_said_to_be() -> None:
+    """For type checkers and editors the imports stand in the text; a program imports each name when it uses it."""
+    guarded = {
+        alias.name: node.module
+        for node in ast.walk(tree("streamline"))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamline")
+        for alias in node.names
+    }
+    assert guarded.pop("errors") == "streamline"
+    assert guarded == streamline._WHERE
+    assert set(streamline.__all__) == {*guarded, "errors", "__version__"}
+    assert set(streamline.__all__) <= set(dir(streamline))
+    assert all(getattr(streamline, name).__name__ == name for name in guarded)
+    with pytest.raises(AttributeError, match="module 'streamline' has no attribute 'from_item'"):
+        streamline.from_item  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_it_imports_none_of_it_yet() -> None:
+    program = (
+        "import streamline, sys; print(*(name for name in sys.modules if name.startswith(('streamline', 'numpy'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout.split() == ["streamline"]

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import math
 import os
 import pickle
 import select
@@ -22,7 +23,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 __all__ = ["HANDED", "STACKS_SIGNAL", "Handed", "main"]
@@ -60,8 +60,9 @@ def main(number: int, attend: str, control: int, side: int, lifeline: int, stack
     try:
         import anyio
 
+        run, handed = _found(attend), socket.socket(fileno=control)
         gc.freeze()  # what is there by now stays: the collector need not look at it
-        anyio.run(_work, socket.socket(fileno=control), attend, talk, backend_options={"use_uvloop": _has_uvloop()})
+        anyio.run(_work, handed, run, talk, backend_options={"use_uvloop": _has_uvloop()})
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -110,14 +111,16 @@ def _show_stacks(file: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
 
 
-async def _work(control: socket.socket, attend: str, talk: Any) -> None:
+async def _work(control: socket.socket, run: Attend, talk: Any) -> None:
     """Run what is handed over, until the parent hangs up and every running has ended."""
+    import asyncio
+
     import anyio
 
-    run = _found(attend)
+    asyncio.get_running_loop().slow_callback_duration = math.inf  # in debug mode it would tell of each slow item
     async with anyio.create_task_group() as runnings:
         with control:
-            await _take(control, partial(runnings.start_soon, _attend, run, talk))
+            await _take(control, lambda handed: runnings.start_soon(_attend, run, talk, handed))
 
 
 async def _take(control: socket.socket, start: Callable[[Handed], object]) -> None:
@@ -177,22 +180,3 @@ async def _attend(run: Attend, talk: Any, handed: Handed) -> None:
     finally:
         handed.sock.close()
         talk.over(handed.number)
-
-
-async def attend(sock: socket.socket, payload: int) -> None:
-    """Run the workers of a running whose plan was shipped; the default of `HostProcess`."""
-    from streamline.border.failures import carry
-    from streamline.border.messages import Broken
-    from streamline.border.wire import SocketLink
-    from streamline.hosts.far import serve
-    from streamline.hosts.shipping import load
-
-    link = SocketLink(sock)
-    try:
-        loaded = load(payload)
-    except BaseException as error:
-        link.send(Broken(carry(error)))
-        await link.drain()
-        link.close()
-        return
-    await serve(link, loaded)

@@ -33,13 +33,11 @@ def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple
     return _mapped, (place, look)
 
 
-def _root(array: Any) -> Any:
+def _root(array: np.ndarray[Any, Any]) -> Any:
     """Return the memory map that `array` looks at, as it was opened."""
-    while isinstance(array, np.ndarray):
-        if isinstance(array.base, mmap.mmap):
-            return array if isinstance(array, np.memmap) else None
+    while isinstance(array.base, np.ndarray):
         array = array.base
-    return None
+    return array if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) else None
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

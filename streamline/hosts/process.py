@@ -1,8 +1,9 @@
 """A host that is a process of its own: started, handed links, asked for its stacks, killed, waited for.
 
-Success: `start` returns while the child is still importing, and a link may be handed over at once. Failure: a child that
-dies closes its links, so each running reads the end of its own; `exit` says what it died of. Ends: `close` lets it finish,
-then kills it; a host that nobody holds kills its child; when this process dies, however, the kernel kills the child.
+Success: `start` returns while the child is still importing, and a link may be handed over at once. Failure: a child
+that dies closes its links, so each running reads the end of its own; `exit` says what it died of. Ends: `close` lets it
+finish, then kills it; a host that nobody holds kills its child; when this process dies, however, the kernel kills the
+child.
 
 The child is a new interpreter, not a fork (this process has threads, and locks that they hold), and not one of
 `multiprocessing`'s, which imports the user's main module again: scripts without a guard and notebooks would not work.
@@ -36,9 +37,8 @@ __all__ = ["HostProcess"]
 GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Empty in a child: a context on a GPU costs half a gigabyte, and none is needed to load data."""
 
-THREADS = tuple(f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")) + (
-    "VECLIB_MAXIMUM_THREADS",
-)
+LIBRARIES = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "BLIS_NUM", "NUMEXPR_NUM", "VECLIB_MAXIMUM")
+THREADS = tuple(f"{library}_THREADS" for library in LIBRARIES)
 """1 in a child: there are as many of those as there are cores."""
 
 STACKS_S = 1.0
@@ -54,7 +54,7 @@ class HostProcess:
     Args:
       number: tells it from the others, in messages.
       env: of its environment, what is to be other than here. By default it sees no GPU, and BLAS runs one thread.
-      attend: what runs a running's workers there, as "module:function"; see `streamline.hosts.child.attend`.
+      attend: what runs a running's workers there, as "module:function"; see `streamline.hosts.attending`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        attend: str = "streamline.hosts.child:attend",
+        attend: str = "streamline.hosts.attending:attend",
     ) -> None:
         self.number = number
         self._env = dict(env)

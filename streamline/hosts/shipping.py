@@ -1,8 +1,8 @@
 """How a plan travels to the hosts: pickled once, into a file in memory that all of them map.
 
-Arrays stand in the file as they are, and a host maps them copy-on-write: a dataset in the plan costs its memory once, not
-once a host. Memory maps of files travel as path and place, at no cost. Functions and classes that a child couldn't import
-(of the main module, a notebook, a test) travel by value.
+Arrays stand in the file as they are, and a host maps them copy-on-write: a dataset in the plan costs its memory once,
+not once a host. Memory maps of files travel as path and place, at no cost. Functions and classes that a child couldn't
+import (of the main module, a notebook, a test) travel by value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import pickle
 import struct
 import sys
-import tempfile
 import threading
 import types
 import warnings
@@ -30,7 +29,7 @@ from streamline.errors import PlanError
 from streamline.hosts.maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
-__all__ = ["Shipped", "importable", "load", "memory_file", "ship"]
+__all__ = ["Shipped", "dumps", "importable", "load", "memory_file", "ship"]
 
 MOST_BYTES = 64 << 20
 """What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
@@ -112,6 +111,8 @@ def memory_file(name: str) -> int:
     """Return a descriptor of a new file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

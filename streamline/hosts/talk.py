@@ -1,8 +1,8 @@
 """What a host process says besides items: prints, logging records, and questions that the parent answers.
 
-All of it crosses one socket, in the order in which it was said, each as one frame. The child writes from any thread, and
-waits until it is written: so what was said before a crash arrives. The parent reads in one thread a process, never in an
-event loop: a loop that is busy would keep the child waiting.
+All of it crosses one socket, in the order in which it was said, each as one frame. The child writes from any thread,
+and waits until it is written: so what was said before a crash arrives. The parent reads in one thread a process, never
+in an event loop: a loop that is busy would keep the child waiting.
 """
 
 from __future__ import annotations

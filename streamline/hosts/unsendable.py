@@ -21,8 +21,8 @@ def unsendable(payload: object, dumps: Dumps, error: Exception) -> str:
     where = "".join(f"{step}: " for step in trail)
     return (
         f"this plan can't be sent to another process: {where}a {_kind(culprit)} can't be pickled "
-        f"({type(error).__name__}: {error}). Make it inside the function that needs it, once a process, or run the plan "
-        "where nothing is sent: backend=Inline() or Threads(n)"
+        f"({type(error).__name__}: {error}). Make it inside the function that needs it, once a process, or run the "
+        "plan where nothing is sent: backend=Inline() or Threads(n)"
     )
 
 

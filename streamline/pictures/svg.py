@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from unicodedata import east_asian_width
-from xml.sax.saxutils import escape
 
 __all__ = ["Arrow", "Box", "Group", "column"]
 
@@ -184,4 +184,4 @@ def _cut(words: str, most: int) -> str:
 
 def _safe(words: str) -> str:
     """Return text as XML takes it: escaped, and without characters that XML has no place for."""
-    return escape("".join(char if char.isprintable() else "·" for char in words))
+    return escape("".join(char if char.isprintable() else "·" for char in words), quote=False)

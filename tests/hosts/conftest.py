@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped, ship
-
-SIZE = struct.Struct("<I")
-
-
-class Echo:
-    """A host process, and a link over which it calls what it is sent."""
-
-    def __init__(self, host: HostProcess, shipped: Shipped, answer: Callable[[Any], Any] | None = None) -> None:
-        self.host = host
-        self.sock: socket.socket = host.link(shipped, answer)
-
-    def send(self, call: Callable[[], Any]) -> None:
-        cloudpickle.register_pickle_by_value(module := __import__("sys").modules[call.__module__])
-        try:
-            data = cloudpickle.dumps(call)
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
-        self.sock.sendall(SIZE.pack(len(data)) + data)
-
-    def call(self, call: Callable[[], Any]) -> Any:
-        self.send(call)
-        (size,) = SIZE.unpack(self.sock.recv(SIZE.size, socket.MSG_WAITALL))
-        return pickle.loads(self.sock.recv(size, socket.MSG_WAITALL))
-
+from tests.hosts.echo_near import Echo
 
 ECHO = "echo_far:attend"
 
 
 @pytest.fixture(scope="session")
-def _echo_importable() -> Iterator[None]:
+def echo_importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parent)
         yield
 
 
 @pytest.fixture
-def new_host(_echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
+def new_host(echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
     """Makes hosts that are closed behind the test."""
     made: list[HostProcess] = []
 

@@ -6,6 +6,8 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import cloudpickle
@@ -27,7 +29,7 @@ async def attend(sock: socket.socket, payload: int) -> None:
         sock.setblocking(False)
 
 
-async def receive(sock: socket.socket) -> object:
+async def receive(sock: socket.socket) -> Callable[[], Any] | None:
     data = bytearray()
     while len(data) < SIZE.size or len(data) < SIZE.size + SIZE.unpack_from(data)[0]:
         await anyio.wait_readable(sock)
@@ -37,4 +39,5 @@ async def receive(sock: socket.socket) -> object:
         except ConnectionError:
             return None
         data += more
-    return pickle.loads(data[SIZE.size :])
+    call: Callable[[], Any] = pickle.loads(data[SIZE.size :])
+    return call

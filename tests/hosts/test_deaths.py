@@ -7,7 +7,6 @@ direction, again and again in the same place. Real processes are killed in fewer
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any

@@ -1,0 +1,232 @@
+"""What is shipped arrives: by value what a child can't import, arrays once, memory maps for nothing."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import mmap
+import os
+import pickle
+import socket
+import sys
+import threading
+import types
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamline as sl
+from streamline.errors import PlanError
+from streamline.hosts.shipping import MOST_BYTES, dumps, importable, load, ship
+
+NewEcho = Callable[..., Any]
+
+
+def there_and_back(payload: Any) -> Any:
+    shipped = ship(payload)
+    try:
+        return load(os.dup(shipped.fileno()))
+    finally:
+        shipped.close()
+
+
+def doubled(n: int) -> int:
+    return 2 * n
+
+
+class Scale:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def times(self, n: int) -> int:
+        return n * self.by
+
+
+def zoo() -> list[Callable[[int], int]]:
+    factor = 2
+
+    class Local:
+        def __call__(self, n: int) -> int:
+            return n * factor
+
+    exec_module = types.ModuleType("made_by_exec")
+    sys.modules["made_by_exec"] = exec_module
+    exec("TWO = 2\ndef by_two(n):\n    return n * TWO", exec_module.__dict__)
+    return [
+        doubled,
+        lambda n: n * factor,
+        Local(),
+        functools.partial(lambda factor, n: n * factor, 2),
+        Scale(2).times,
+        exec_module.by_two,
+    ]
+
+
+def test_functions_that_a_child_can_not_import_go_by_value(new_echo: NewEcho) -> None:
+    try:
+        functions = zoo()
+        results = new_echo().call(lambda: [function(21) for function in functions])
+    finally:
+        del sys.modules["made_by_exec"]
+    assert results == [42] * len(functions)
+
+
+@sl.source(state=dict)
+async def rows(*, state: dict[str, int], shard: int, num_shards: int) -> AsyncIterator[int]:
+    for n in range(state.get("n", 0), 4):
+        state["n"] = n + 1
+        yield n
+
+
+@sl.stage(state=dict)
+async def negated(items: AsyncIterator[int], *, state: dict[str, int]) -> AsyncIterator[int]:
+    async for item in items:
+        yield -item
+
+
+def test_a_plan_of_custom_stages_goes_by_value(new_echo: NewEcho) -> None:
+    plan = rows().through(negated).map(lambda n: n + 1).plan
+    costly = ("xml", "urllib.request", "http", "rich", "aiohttp", "aiofiles")
+    seen = new_echo().call(lambda: (plan.names, [name for name in costly if name in sys.modules]))
+    assert seen == (plan.names, [])
+
+
+def test_a_module_is_importable_where_a_new_interpreter_finds_the_same(tmp_path: Path) -> None:
+    assert all(map(importable, (os, sys, np, np.linalg, sl, socket)))
+    lost = tmp_path / "lost.py"
+    lost.write_text("x = 1")
+    other = tmp_path / "json.py"
+    other.write_text("x = 1")
+    for path, name in ((lost, "lost"), (lost, "streamline.lost"), (other, "pytest")):
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        before = sys.modules.get(name)
+        sys.modules[name] = module
+        try:
+            assert not importable(module)
+        finally:
+            del sys.modules[name]
+            if before is not None:
+                sys.modules[name] = before
+
+
+def test_functions_of_importable_modules_go_by_name() -> None:
+    assert len(dumps(socket.create_connection)) < 100
+    assert b"create_connection" in dumps(socket.create_connection)
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_arrive_as_views_that_one_host_can_write_to_alone() -> None:
+    array = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
+    frozen = np.ones(5000)
+    frozen.flags.writeable = False
+    shipped = ship({"a": array, "f": frozen, "tiny": np.arange(3)})
+    first, second = (load(os.dup(shipped.fileno())) for _ in range(2))
+    shipped.close()
+    shipped.close()
+    assert shipped.nbytes < array.nbytes + frozen.nbytes + 20_000
+    first["a"][:] = -1
+    np.testing.assert_array_equal(second["a"], array)
+    np.testing.assert_array_equal(second["f"], frozen)
+    assert not second["f"].flags.writeable
+    assert second["a"].ctypes.data % mmap.PAGESIZE == 0
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda a: a,
+    "slice": lambda a: a[3:20],
+    "columns": lambda a: a[:, 5:7],
+    "strided": lambda a: a[::3, ::2],
+    "backwards": lambda a: a[::-1, ::-2],
+    "transposed": lambda a: a.T,
+    "reshaped": lambda a: a.reshape(-1)[7:],
+    "element": lambda a: a[3:4, 2:3],
+    "other type": lambda a: a.view(np.uint8),
+    "plain": lambda a: np.asarray(a)[4:],
+    "0-d": lambda a: a[1, 2, ...],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_memory_map_travels_as_a_path(tmp_path: Path, mode: Any, view: str) -> None:
+    path = tmp_path / "array.bin"
+    np.arange(512 * 1024, dtype=np.int32).tofile(path)
+    array = VIEWS[view](np.memmap(path, np.int32, mode, offset=4096 + 8, shape=(500, 1000)))
+    shipped = ship(array)
+    arrived = load(os.dup(shipped.fileno()))
+    shipped.close()
+    assert shipped.nbytes < 2000
+    np.testing.assert_array_equal(arrived, array)
+    assert (type(arrived), arrived.dtype, arrived.strides) == (type(array), array.dtype, array.strides)
+    assert arrived.flags.writeable == array.flags.writeable
+
+
+def test_a_memory_map_that_may_differ_from_its_file_travels_as_data(tmp_path: Path) -> None:
+    path = tmp_path / "array.npy"
+    np.save(path, np.zeros(10_000))
+    array = np.load(path, mmap_mode="c")
+    array[0] = 1
+    assert there_and_back(array)[0] == 1
+    gone = np.load(path, mmap_mode="r")
+    path.unlink()
+    assert there_and_back(gone).sum() == 0
+
+
+def test_much_data_is_warned_of_where_the_user_called() -> None:
+    with pytest.warns(UserWarning, match=r"67,1\d\d,\d{3} bytes .* np.memmap") as caught:
+        ship(bytes(MOST_BYTES)).close()
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+# What can't be pickled ------------------------------------------------------------------------------------------------
+
+
+def unsendable_functions() -> dict[str, tuple[Callable[[int], int], str]]:
+    sock = socket.socket()
+    sock.close()
+
+    names: dict[str, Any] = {"__name__": "of_no_file", "LOCK": threading.Lock()}
+    exec("def uses_global(n):\n    with LOCK:\n        return n", names)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def call(self, n: int) -> int:
+            return n
+
+    return {
+        "closure": (lambda n: n + sock.fileno(), "variable sock: a socket.socket can't"),
+        "global": (names["uses_global"], "global variable LOCK: a _thread.lock can't"),
+        "partial": (functools.partial(lambda sock, n: n, sock), "argument 0 of the partial: a socket.socket can't"),
+        "method": (Holder().call, r"\.lock: a _thread.lock can't"),
+    }
+
+
+@pytest.mark.parametrize("kind", list(unsendable_functions()))
+def test_what_can_not_be_sent_is_named(kind: str) -> None:
+    function, said = unsendable_functions()[kind]
+    with pytest.raises(PlanError, match=rf"sent to another process: .*stage 'culprit' \(\.map\).*{said}") as caught:
+        ship({"plan": sl.from_items([1]).map(doubled).map(function, name="culprit").plan})
+    assert "backend=Inline()" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_an_open_file_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, pytest.raises(PlanError, match=r"variable log: a _io.TextIOWrapper"):
+        ship(sl.from_items([1]).map(lambda n: log.write(str(n))).plan)
+
+
+def test_nothing_stays_registered_by_value() -> None:
+    import cloudpickle
+
+    before = cloudpickle.list_registry_pickle_by_value()
+    assert pickle.loads(dumps(doubled))(2) == 4
+    assert cloudpickle.list_registry_pickle_by_value() == before
