@@ -16,11 +16,13 @@ from streamline.border.dumping import Dumper
 from streamline.choices import Stretch
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import Chunk, Site
+from streamline.merge_state import Log
 from streamline.states import At, Counted, Over, Since, State, Tally, Tree
 from streamline.tasks import Tasks
 from streamline.testing.running import run
 from streamline.testing.steps import erratic
 from streamline.transforms import unordered
+from streamline.transforms.batch_wait import BatchState
 from streamline.transforms.unordered import Segment, UnorderedState
 from streamline.worker import open_worker
 from tests.border.crossing_kit import Crossing
@@ -186,6 +188,27 @@ def test_the_log_is_as_long_as_the_way_from_a_mark_and_no_longer(
         await flow.aclose()
 
     run(work)
+
+
+def test_choices_given_at_a_restart_count_until_they_are_made() -> None:
+    """A mark from before it needs them, also if a state from behind it has not come as far."""
+
+    def behind(log: Log, count: int) -> State:
+        return BatchState("batch", At("items", 0), log, count, True)
+
+    columns, dumper = Columns(True), Dumper(True)
+    mark = columns.load_state(dumper.dump_state(behind(Log(0, [], 0, "batch"), 0)))
+    assert mark.json() == {"items": 0, "batch": {"replay": []}}
+    columns.restarted(mark)
+    again, dumper = Log(0, [2, 1, 2], 3, "batch"), Dumper(True)
+    assert columns.load_state(dumper.dump_state(behind(again, 0))) is mark
+    states, _ = columns.load(dumper.dump(Chunk([1], [behind(again, 1)])), 1)
+    assert states[0].json()["batch"] == {"replay": [1, 2]}
+    assert mark.json(states[0])["batch"] == {"replay": [2, 1, 2]}
+    later = again.later = Log(3, [7], 3, "batch")
+    states, _ = columns.load(dumper.dump(Chunk([1], [behind(later, 1)])), 1)
+    assert mark.json(states[0])["batch"] == {"replay": [2, 1, 2, 7]}
+    assert mark.json() == {"items": 0, "batch": {"replay": []}}
 
 
 class Hidden(State):
