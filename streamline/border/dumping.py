@@ -10,8 +10,7 @@ from io import BytesIO
 from itertools import count
 from typing import Any
 
-import cloudpickle
-
+from streamline.border.origins import ValuePickler
 from streamline.choices import Stretch
 from streamline.errors import PlanTypeError
 from streamline.flow import Chunk
@@ -73,7 +72,11 @@ class Dumper:
     def _pickled(self, body: Body | State) -> bytes:
         if self._log is not None:
             return self._log.dump(body, partial(_ValuePickler if self._by_value else _Pickler, protocol=5))
-        return bytes(cloudpickle.dumps(body, 5)) if self._by_value else pickle.dumps(body, 5)
+        if not self._by_value:
+            return pickle.dumps(body, 5)
+        buffer = BytesIO()
+        ValuePickler(buffer, 5).dump(body)
+        return buffer.getvalue()
 
 
 class _Known(weakref.ref[Stretch]):
@@ -191,7 +194,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _ValuePickler(ValuePickler):
     """The same, and classes by value that the other end can't import."""
 
     key_of: Callable[[Stretch], int]
@@ -232,7 +235,7 @@ def _parts(thing: Any) -> Iterator[Any]:
 
 def _picklable(thing: Any) -> bool:
     try:
-        cloudpickle.dumps(thing, 5)
+        ValuePickler(BytesIO(), 5).dump(thing)
     except Exception:
         return False
     return True

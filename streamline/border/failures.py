@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
-from types import FunctionType
 from typing import Any, NamedTuple, cast
 
-from streamline.border.parts import Parts, by_name, dumped, parts_of, rebuilt
+from streamline.border.parts import Parts, dumped, parts_of, rebuilt
 from streamline.errors import StageError
 from streamline.failing.failures import Failure, trace_of
 from streamline.failing.letters import REPR_BYTES, cut, said
@@ -43,7 +42,7 @@ class _One(NamedTuple):
       notes: as they are.
       pickled: None if it can't be, or doesn't come back as it was.
       parts: None if that isn't needed, or not even its class can be sent.
-      call: what `replay` calls: the function's name, and it with its item. None: it has none, or it is too large.
+      call: what `replay` calls, and the item; None: it has none, or it is too large.
       called: whether it has one.
       members: of a group, the numbers of its members.
       cause, context: their numbers; None: there is none.
@@ -55,7 +54,7 @@ class _One(NamedTuple):
     notes: list[str]
     pickled: bytes | None
     parts: Parts | None
-    call: tuple[str, str, bytes] | None
+    call: bytes | None
     called: bool
     members: list[int] | None
     cause: int | None
@@ -136,7 +135,7 @@ def _one(error: BaseException, members: list[int] | None, cause: int | None, con
         notes=notes,
         pickled=pickled,
         parts=parts,
-        call=_carried_call(call) if isinstance(call, Call) else None,
+        call=dumped((call.fn, call.given, call.outputs)) if isinstance(call, Call) else None,
         called=KEY in vars(error),
         members=members,
         cause=cause,
@@ -164,13 +163,6 @@ def _parts(error: BaseException) -> Parts | None:
     except BaseException:
         return None
     return parts
-
-
-def _carried_call(call: Call) -> tuple[str, str, bytes] | None:
-    blob = dumped((call.fn, call.given, call.outputs))
-    if blob is None:
-        return None
-    return getattr(call.fn, "__module__", None) or "", getattr(call.fn, "__qualname__", None) or "", blob
 
 
 def _message(error: BaseException) -> str:
@@ -220,7 +212,7 @@ def _loaded(one: _One, members: list[BaseException] | None) -> BaseException:
     if one.notes:
         vars(error)["__notes__"] = one.notes
     if one.called:
-        vars(error)[KEY] = None if one.call is None else _call(*one.call)
+        vars(error)[KEY] = None if one.call is None else _call(one.call)
     return error
 
 
@@ -235,16 +227,11 @@ def _attempt(one: _One, members: list[BaseException] | None) -> BaseException | 
         return None
 
 
-def _call(module: str, qualname: str, blob: bytes) -> Call | None:
-    """Return the call, of the program's own function where it has gone to the host by value."""
+def _call(pickled: bytes) -> Call | None:
     try:
-        fn, given, outputs = pickle.loads(blob)
-    except Exception:
+        return Call(*pickle.loads(pickled))
+    except Exception:  # methods of the item's
         return None
-    own = by_name(module, qualname)
-    if isinstance(fn, FunctionType) and isinstance(own, FunctionType) and own.__code__ == fn.__code__:
-        fn = own
-    return Call(fn, given, outputs)
 
 
 # Items that were left out ---------------------------------------------------------------------------------------------

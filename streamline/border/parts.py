@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Iterator
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
-import cloudpickle
+from streamline.border.origins import ValuePickler
 
-__all__ = ["MOST_BYTES", "Parts", "by_name", "dumped", "parts_of", "rebuilt"]
+__all__ = ["MOST_BYTES", "Parts", "dumped", "parts_of", "rebuilt"]
 
 DESCRIPTORS = MemberDescriptorType, GetSetDescriptorType
 
@@ -37,7 +36,7 @@ def dumped(thing: Any, *, bounded: bool = True) -> bytes | None:
     Args:
       bounded: None, too, if it is more than `MOST_BYTES`.
     """
-    for pickler in (pickle.Pickler, cloudpickle.Pickler):
+    for pickler in (pickle.Pickler, ValuePickler):
         buffer = _Bounded() if bounded else io.BytesIO()
         try:
             pickler(buffer, 5).dump(thing)
@@ -50,30 +49,16 @@ def dumped(thing: Any, *, bounded: bool = True) -> bytes | None:
     return None
 
 
-def by_name(module: str, qualname: str) -> Any:
-    """Return what has this name in a module that is there; None: nothing.
-
-    What was defined in the main program, or in a notebook, has gone to a host by value: the one by this name is the
-    original.
-    """
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 class Parts(NamedTuple):
     """An exception in parts.
 
     Attributes:
-      kind: its class, pickled; `module` and `qualname` are its name.
+      kind: its class, pickled.
       args: pickled; text in the place of those that can't be.
       attributes: by name, pickled.
       left: what was left behind: "conn (a socket)".
     """
 
-    module: str
-    qualname: str
     kind: bytes
     args: tuple[bytes, ...]
     attributes: dict[str, bytes]
@@ -105,7 +90,7 @@ def parts_of(error: BaseException, without: frozenset[str]) -> Parts | None:
             left.append(f"{name} ({_a(value)})")
         else:
             attributes[name] = blob
-    return Parts(cls.__module__, cls.__qualname__, kind, tuple(args), attributes, left)
+    return Parts(kind, tuple(args), attributes, left)
 
 
 def rebuilt(parts: Parts, message: str = "", members: list[BaseException] | None = None) -> BaseException:
@@ -114,9 +99,7 @@ def rebuilt(parts: Parts, message: str = "", members: list[BaseException] | None
     Raises:
       Whatever the user's own methods raise.
     """
-    cls = by_name(parts.module, parts.qualname)
-    if not (isinstance(cls, type) and issubclass(cls, BaseException)):
-        cls = pickle.loads(parts.kind)
+    cls = pickle.loads(parts.kind)
     base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
     args = [pickle.loads(blob) for blob in parts.args] if members is None else [message, members]
     error: BaseException = base.__new__(cls, *args)

@@ -19,13 +19,12 @@ from streamline.border.dumping import Dumper
 from streamline.flow import Site
 from streamline.states import State
 from streamline.tasks import Tasks
-from streamline.testing.checks import _truth_of
+from streamline.testing import check_resume
 from streamline.testing.compositions import DICE, Composition, compositions
-from streamline.testing.laws import quiescence_law, resume_law
 from streamline.testing.running import run
 from streamline.testing.steps import Step, customs, erratic, shuffles, steps
 from streamline.worker import open_worker
-from tests.border.crossing_kit import Crossed, CrossedSubject, chooses, tally_of
+from tests.border.crossing_kit import Crossed, chooses, tally_of
 from tests.laws.profile import examples
 from tests.laws.test_compositions import short
 
@@ -57,7 +56,7 @@ TIMED = [
 @st.composite
 def choosing_workers(draw: st.DrawFn) -> Composition:
     """Pipelines of few shards whose workers choose, once or twice, with stages behind the merge that read again."""
-    length, shards = draw(st.integers(6, 24)), draw(st.integers(1, 2))
+    length, shards = draw(st.integers(5, 14)), draw(st.integers(1, 2))
     made = Composition(sl.from_items(range(length)).shard(shards), f"items of {length}.shard({shards})", length)
     chooser = st.sampled_from([*CALLS, *CALLS, *TIMED])
     worker = [*draw(st.lists(steps(), max_size=1)), draw(chooser), *draw(st.lists(steps(), max_size=1))]
@@ -110,14 +109,11 @@ def test_what_has_crossed_says_what_it_said_before(composition: Composition, see
 
 
 @pytest.mark.timeout(600)
-@examples(40)
+@examples(20)
 @given(choosing_workers(), seeds, lists, st.sampled_from([0, 1, 3]))
 def test_choices_are_known_across_the_border_also_when_hosts_die(
     composition: Composition, seed: int, most: int, deaths: int
 ) -> None:
     DICE.seed(seed)
-    subject = CrossedSubject(composition.pipeline, Crossed(Random(seed), deaths))
-    truth = _truth_of(composition.pipeline, None)
     with short(SEGMENT_ITEMS=3, AHEAD=2, WAITING_ITEMS=2, LIST_ITEMS=most):
-        run(partial(resume_law, subject=subject, truth=truth, generations=5, dice=Random(seed)))
-        run(partial(quiescence_law, subject=subject, dice=Random(seed)))
+        check_resume(composition.pipeline, generations=2, seed=seed, backend=Crossed(Random(seed), deaths))

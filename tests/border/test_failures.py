@@ -449,7 +449,8 @@ def insist_like(found: BaseException, error: BaseException) -> None:
             insist_like(inner, other)
 
 
-@examples(150)
+@pytest.mark.timeout(600)
+@examples(100)
 @given(exceptions())
 def test_any_exception_arrives_with_all_that_can_be_sent(error: BaseException) -> None:
     insist_like(delivered(carry(error)), error)

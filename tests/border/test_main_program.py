@@ -1,0 +1,134 @@
+"""What a script defines itself goes to its children by value, and comes back as what it was: in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CHILD = """
+import pickle, sys
+from streamline.border.dumping import Dumper
+from streamline.border.failures import carry, carry_left_out
+from streamline.failing.failures import Failure, trace_of
+from streamline.failing.replay import Call
+
+
+
+def failed(fn, item):
+    try:
+        fn(item)
+    except BaseException as error:
+        Call(fn, item).attach(error)
+        return error
+
+
+def answer(fn, item):
+    error, record = failed(fn, item), None
+    if isinstance(error, Exception):
+        about = {"stage": "s", "kind": "map", "shard": 0, "position": "", "trace": trace_of(error)}
+        record = carry_left_out(Failure(item=item, error=error, **about), "process 2")
+    return carry(error, "process 2"), record
+
+
+fns, item, state = pickle.load(sys.stdin.buffer)
+states = [Dumper(choosing).dump_state(state) for choosing in (False, True)]
+pickle.dump(([answer(fn, item) for fn in fns], states), sys.stdout.buffer)
+"""
+
+SCRIPT = """
+import pickle, subprocess, sys, threading
+import cloudpickle
+import streamline as sl
+from streamline.border.columns import Columns
+from streamline.border.failures import delivered, left_out
+from streamline.states import At
+
+print("the script runs")
+calls = []
+
+
+class Mine(Exception):
+    made = 0
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.lock = threading.Lock()
+
+
+class Item:
+    def __init__(self, number):
+        self.number = number
+
+
+class Position(At):
+    pass
+
+
+def fails(item):
+    calls.append(item)
+    raise Mine(item.number, "bad")
+
+
+def groups(item):
+    raise ExceptionGroup("both", [Mine(1, "a"), ValueError(item.number)])
+
+
+def leaves(item):
+    raise SystemExit(item.number)
+
+
+def local():
+    class Local(Exception):
+        def __init__(self, *, number):
+            self.number = number
+
+    def fails(item):
+        raise Local(number=item.number)
+
+    return Local, fails
+
+
+Local, fails_locally = local()
+sent = cloudpickle.dumps(([fails, groups, leaves, fails_locally], Item(3), Position("source", 7)))
+Mine.made = 6  # the child has 0
+child = subprocess.run([sys.executable, "-c", CHILD], input=sent, capture_output=True, check=False)
+assert not child.stderr, child.stderr.decode()
+[(data, record), (group, _), (leaving, _), (of_local, _)], (state, chosen) = pickle.loads(child.stdout)
+
+error = delivered(data)
+assert type(error) is Mine, type(error)
+assert (str(error), error.code, Mine.made) == ("3: bad", 3, 6), Mine.made
+left, trace = error.__notes__
+assert "lock (a lock)" in left, left
+assert trace.startswith("the traceback in process 2 (pid ") and "raise Mine(item.number" in trace, trace
+try:
+    sl.replay(error)
+except Mine as again:
+    assert [item.number for item in calls] == [3] and type(calls[0]) is Item
+assert sl.replay(error, fn=lambda item: item.number) == 3
+
+failure = left_out(record)
+assert type(failure.error) is Mine and type(failure.item) is Item and failure.item.number == 3
+assert "raise Mine(item.number" in failure.traceback
+
+assert type(Columns(False).load_state(state)) is Position
+assert Columns(True).load_state(chosen).json() == {"source": 7}
+
+group = delivered(group)
+assert type(group) is ExceptionGroup and type(group.exceptions[0]) is Mine, group
+leaving = delivered(leaving)
+assert type(leaving) is SystemExit and leaving.code == 3
+found = delivered(of_local)
+assert type(found) is Local and found.number == 3, type(found)
+assert Mine.made == 6
+print("all is well")
+"""
+
+
+def test_classes_of_a_script_come_back_as_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"CHILD = {CHILD!r}\n{SCRIPT}")
+    done = subprocess.run([sys.executable, "-X", "dev", str(script)], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.stderr) == ("the script runs\nall is well\n", "")
