@@ -74,8 +74,10 @@ class RemoteWorker(Generic[T]):
         self._capacity = self.channel.capacity
         self.channel.on_freed = self._freed
         self._parcels: deque[tuple[int, int]] = deque()  # that are held here: items, bytes
-        self._held = 0  # items that have arrived and for which there was no credit yet
+        self._held = 0  # items that have arrived and are not dealt with
         self._held_bytes = 0
+        self._owed = 0  # items that have been dealt with, and for which there was no credit yet
+        self._owed_bytes = 0
         self._leaving = False
 
     def wire(self, start: Callable[[], None], session_name: str) -> Inbox[T]:
@@ -105,6 +107,7 @@ class RemoteWorker(Generic[T]):
             state = behind.json()
             self._states.restarted(behind)
         self.link = link
+        self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
         self.heard_at = perf_counter()
         self.calls.clear()
         self._careful_items = CAREFUL_ITEMS if self.deaths else 0
@@ -173,31 +176,26 @@ class RemoteWorker(Generic[T]):
 
     def _freed(self) -> None:
         """Give credit for what was dealt with; not for every list."""
-        freed = self._held - self.channel.held
-        size = 0
-        parcels = list(self._parcels) if freed > 0 else []
-        left = freed
-        for count, nbytes in parcels:
-            size += nbytes if count <= left else nbytes * left // count
-            left -= min(count, left)
-            if not left:
-                break
-        if not freed or (self.channel.held and freed < self._capacity // 4 and size < self._size // 4):
+        self._settle(self._held - self.channel.held)
+        items, size = self._owed, self._owed_bytes
+        if not items or (self.channel.held and items < self._capacity // 4 and size < self._size // 4):
             return
-        self._settle(freed)
+        self._owed = self._owed_bytes = 0
         if self.link is not None and not self.over:
-            self.link.send(Credit(self.number, freed, size))
+            self.link.send(Credit(self.number, items, size))
 
     def _settle(self, items: int) -> None:
+        """Take note that so many more items have been dealt with: a parcel's bytes are its items', in equal parts."""
         self._held -= items
+        self._owed += items
         while items:
             count, nbytes = self._parcels.popleft()
             if count > items:
                 share = nbytes * items // count
-                self._held_bytes -= share
                 self._parcels.appendleft((count - items, nbytes - share))
-                return
+                count, nbytes = items, share
             self._held_bytes -= nbytes
+            self._owed_bytes += nbytes
             items -= count
 
     # What the host says -----------------------------------------------------------------------------------------------
