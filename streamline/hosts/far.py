@@ -178,8 +178,8 @@ class _Hosting:
 
     # Pauses -----------------------------------------------------------------------------------------------------------
 
-    def _hold(self, _: Hold) -> None:
-        self._pausing = self._tasks.start(partial(_pause, self._tasks.gate, self._link), "pause", lambda: None)
+    def _hold(self, message: Hold) -> None:
+        self._pausing = self._tasks.start(partial(_pause, self._tasks.gate, self._link, message.pause), "pause", lambda: None)
 
     def _release(self, _: Release) -> None:
         if self._pausing is not None:
@@ -188,12 +188,12 @@ class _Hosting:
         self._tasks.gate.resume()
 
 
-async def _pause(gate: Gate, link: Link) -> None:
+async def _pause(gate: Gate, link: Link, number: int) -> None:
     """Let nothing move, say what doesn't rest yet, and then that everything does."""
     if names := gate.at_work:
-        link.send(AtWork(names))
+        link.send(AtWork(number, names))
     await gate.pause()
-    link.send(AtWork(()))
+    link.send(AtWork(number, ()))
 
 
 class _Worker:
