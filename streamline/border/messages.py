@@ -142,10 +142,15 @@ class Leave(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A worker stands at this state."""
+    """A worker stands at this state.
+
+    Attributes:
+      items: that are on their way at the most, if its last stage allows less than `Open` does.
+    """
 
     worker: int
     begin: Carried
+    items: int
 
 
 class Items(NamedTuple):
