@@ -228,6 +228,7 @@ class Inbox(Flow[T]):
         self.on_closed: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
+        self.keeps = False  # what was taken is held until `free` is called: asking for more says nothing
 
     @property
     def capacity(self) -> int:
@@ -337,7 +338,7 @@ class Inbox(Flow[T]):
             await self._channel.gate.passage()
 
     def release(self) -> None:
-        if self._unreleased:
+        if self._unreleased and not self.keeps:
             self.free(self._unreleased, self._unreleased_bytes)
 
     def free(self, items: int, size: int) -> None:

@@ -121,7 +121,13 @@ class FeedEnd(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Let nothing move; `AtWork` is the answer, again and again until nothing is."""
+    """Let nothing move; `AtWork` is the answer, once while something does and once when nothing is.
+
+    Attributes:
+      pause: its number: what is said of an earlier one may still be on its way.
+    """
+
+    pause: int
 
 
 class Release(NamedTuple):
@@ -136,10 +142,15 @@ class Leave(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A worker stands at this state."""
+    """A worker stands at this state.
+
+    Attributes:
+      items: that are on their way at the most, if its last stage allows less than `Open` does.
+    """
 
     worker: int
     begin: Carried
+    items: int
 
 
 class Items(NamedTuple):
@@ -189,8 +200,9 @@ class LeftOut(NamedTuple):
 
 
 class AtWork(NamedTuple):
-    """What doesn't rest yet, by name; nothing: everything does."""
+    """What doesn't rest yet in a pause, by name; nothing: everything does."""
 
+    pause: int
     names: tuple[str, ...]
 
 

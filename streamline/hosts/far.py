@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
@@ -30,6 +30,7 @@ from streamline.border.messages import (
     Opened,
     Release,
 )
+from streamline.channel import Inbox
 from streamline.driver import drive
 from streamline.failing.failures import Failure, Policy
 from streamline.failing.skipping import Errors
@@ -135,7 +136,9 @@ class _Hosting:
             outlet.fail(failure)
             return
         outlet.filler = flow.meter
-        link.send(Opened(message.worker, states.state(flow.state)))
+        own = isinstance(flow, Inbox) and not (message.fed and not plan.worker)  # then it is the feed's end
+        room = outlet.keep(cast("Inbox[Any]", flow)) if own else message.items
+        link.send(Opened(message.worker, states.state(flow.state), room))
         name = f"worker of shard {message.shard}"
         work = partial(tasks.gate.moves, name, partial(drive, flow, outlet, tasks.gate))
         worker.job = tasks.start(work, name, outlet.abandon)
@@ -178,8 +181,10 @@ class _Hosting:
 
     # Pauses -----------------------------------------------------------------------------------------------------------
 
-    def _hold(self, _: Hold) -> None:
-        self._pausing = self._tasks.start(partial(_pause, self._tasks.gate, self._link), "pause", lambda: None)
+    def _hold(self, message: Hold) -> None:
+        self._pausing = self._tasks.start(
+            partial(_pause, self._tasks.gate, self._link, message.pause), "pause", lambda: None
+        )
 
     def _release(self, _: Release) -> None:
         if self._pausing is not None:
@@ -188,12 +193,12 @@ class _Hosting:
         self._tasks.gate.resume()
 
 
-async def _pause(gate: Gate, link: Link) -> None:
+async def _pause(gate: Gate, link: Link, number: int) -> None:
     """Let nothing move, say what doesn't rest yet, and then that everything does."""
     if names := gate.at_work:
-        link.send(AtWork(names))
+        link.send(AtWork(number, names))
     await gate.pause()
-    link.send(AtWork(()))
+    link.send(AtWork(number, ()))
 
 
 class _Worker:

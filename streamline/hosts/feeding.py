@@ -22,6 +22,7 @@ from streamline.channel import Inbox
 from streamline.errors import TransportError
 from streamline.flow import LIST_ITEMS
 from streamline.gate import resting
+from streamline.hosts.parcels import Parcels
 from streamline.states import Tree
 from streamline.tasks import Job, Tasks
 
@@ -55,7 +56,7 @@ class Feeding:
         self._first = 0  # the number of the first one kept
         self._taken = 0  # the number behind the last one that the worker has dealt with
         self._freed = 0  # likewise, and that the feed was told of
-        self._sizes: deque[tuple[int, int]] = deque()  # of lists that the feed has not been told of: items, bytes
+        self._parcels = Parcels()  # that the feed has not been told of
         self._trim_at = TRIM_ITEMS
         self._over: tuple[BaseException | None] | None = None
         self._room: anyio.Event | None = None
@@ -99,10 +100,9 @@ class Feeding:
     def taken(self, message: Taken) -> None:
         """The worker has dealt with some."""
         self._taken += message.items
-        while self._sizes and self._freed + self._sizes[0][0] <= self._taken:
-            items, size = self._sizes.popleft()
+        if (items := self._taken - self._freed) > 0:  # else an earlier host had dealt with them, too
             self._freed += items
-            self._inbox.free(items, size)
+            self._inbox.free(items, self._parcels.take(items))
         if self._room is not None:
             self._room.set()
 
@@ -131,7 +131,8 @@ class Feeding:
                     await inbox.wait()
                     continue
                 after = inbox.unreleased
-                self._sizes.append((after[0] - before[0], after[1] - before[1]))
+                if chunk.items:
+                    self._parcels.add(after[0] - before[0], after[1] - before[1])
                 first = self._first + len(self._kept)
                 self._kept.extend(chunk.items)
                 self._send(chunk.items, first)

@@ -29,7 +29,7 @@ from streamline.border.messages import (
     Taken,
 )
 from streamline.errors import ClosedError, WorkerDied
-from streamline.gate import resting
+from streamline.gate import Phase, resting
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
 from streamline.hosts.stuck import watch_stuck
@@ -85,6 +85,7 @@ class Lane:
         self._wanted: set[int] = set()
         self._mover = self._gate.mover(host.name)
         self._begun = False
+        self._pause = 0
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
@@ -156,20 +157,20 @@ class Lane:
         """Connect, and open the workers that are wanted."""
         link = self._link = self.host.connect(self._payload)
         self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
+        if self._gate.holding:
+            self._hold()
         for number in sorted(self._wanted):
             worker = self._workers[number]
             if not worker.over:
                 worker.open(link)
-        if self._gate.holding:
-            self._hold()
 
     async def _listen(self) -> None:
         link = self._link
         assert link is not None
         while True:
             for message in await resting(link.receive()):
-                if self._gate.holding and type(message) is Items:
-                    await self._gate.passage()
+                if self._gate.phase is Phase.PAUSED and type(message) is Items:
+                    await self._gate.passage()  # a call that went on too long; what comes before all rests is let in
                 self._handlers[type(message)](message)
                 del message
 
@@ -292,7 +293,8 @@ class Lane:
 
     def _hold(self) -> None:
         if self._link is not None:
-            self._link.send(Hold())
+            self._pause += 1
+            self._link.send(Hold(self._pause))
             if self._mover.rests:
                 self._mover.wake()
 
@@ -302,6 +304,8 @@ class Lane:
             self._link.send(Release())
 
     def _at_work(self, message: AtWork) -> None:
+        if message.pause != self._pause:
+            return
         if message.names:
             self._mover.name = f"{', '.join(message.names)} in {self.host.name}"
         else:

@@ -14,9 +14,11 @@ from streamline.border.crossing import StatesOut, failure_out
 from streamline.border.link import Link
 from streamline.border.messages import Ended, Items
 from streamline.border.packed import Packed, PackingError
+from streamline.channel import Inbox
 from streamline.errors import TransportError
 from streamline.flow import Chunk
 from streamline.gate import resting
+from streamline.hosts.parcels import Parcels
 from streamline.meters.figures import label
 from streamline.meters.stage_meter import StageMeter
 
@@ -61,6 +63,18 @@ class Outlet(Generic[T]):
         self._item_bytes = float(size)
         self._freed: anyio.Event | None = None
         self._over = False
+        self._kept: Inbox[T] | None = None
+        self._pulled = Parcels()  # from there, and on their way
+        self._foreign = held  # items on their way that aren't from there
+
+    def keep(self, inbox: Inbox[T]) -> int:
+        """Let what is pulled from `inbox`, the worker's own channel, count there until it has been dealt with.
+
+        So its bounds hold, in items and bytes, and nothing is added to them. Returns the items that may be on their way.
+        """
+        inbox.keeps, self._kept = True, inbox
+        self._capacity = min(self._capacity, inbox.capacity)
+        return self._capacity
 
     @property
     def room(self) -> int:
@@ -86,6 +100,9 @@ class Outlet(Generic[T]):
           TransportError: an item can't cross; those before it have been sent.
         """
         start, count = 0, len(chunk.items)
+        if self._kept is not None and count:
+            items, size = self._kept.unreleased
+            self._pulled.add(items - self._pulled.items, size - self._pulled.size)
         while start < count or not count:
             part = chunk.part(start, count - start) if start else chunk
             part, packed, failure = self._parcel(part)
@@ -114,9 +131,17 @@ class Outlet(Generic[T]):
         """Take note that so many items have been dealt with at the other end."""
         self._held -= items
         self._held_bytes -= size
+        if self._kept is not None:
+            self._free(self._kept, items)
         if self._freed is not None and (self._held <= self._capacity * 3 // 4 or not self._held):
             self._freed.set()
             self._freed = None
+
+    def _free(self, inbox: Inbox[T], items: int) -> None:
+        foreign = min(items, self._foreign)
+        self._foreign -= foreign
+        if items > foreign:
+            inbox.free(items - foreign, self._pulled.take(items - foreign))
 
     def _end(self, failure: BaseException | None) -> None:
         if not self._over:

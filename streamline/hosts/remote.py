@@ -6,7 +6,6 @@ the host dies, the worker is opened anew behind the last item that arrived.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -21,6 +20,7 @@ from streamline.errors import TransportError
 from streamline.flow import Chunk, Site
 from streamline.hosts.begin import BeginState
 from streamline.hosts.feeding import Feeding
+from streamline.hosts.parcels import Parcels
 from streamline.plan import Plan
 from streamline.states import Reference, Tree
 
@@ -73,9 +73,9 @@ class RemoteWorker(Generic[T]):
         self.channel.join(site.tasks.session)
         self._capacity = self.channel.capacity
         self.channel.on_freed = self._freed
-        self._parcels: deque[tuple[int, int]] = deque()  # that are held here: items, bytes
-        self._held = 0  # items that have arrived and for which there was no credit yet
-        self._held_bytes = 0
+        self._parcels = Parcels()  # that have arrived and are not dealt with
+        self._owed = 0  # items that have been dealt with, and for which there was no credit yet
+        self._owed_bytes = 0
         self._leaving = False
 
     def wire(self, start: Callable[[], None], session_name: str) -> Inbox[T]:
@@ -105,6 +105,7 @@ class RemoteWorker(Generic[T]):
             state = behind.json()
             self._states.restarted(behind)
         self.link = link
+        self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
         self.heard_at = perf_counter()
         self.calls.clear()
         self._careful_items = CAREFUL_ITEMS if self.deaths else 0
@@ -113,7 +114,7 @@ class RemoteWorker(Generic[T]):
         link.send(
             Open(
                 self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
-                self._capacity, self._size, self._held, self._held_bytes, fed,
+                self._capacity, self._size, self._parcels.items, self._parcels.size, fed,
                 self.deaths > 0, self.culprit,
             )
         )  # fmt: skip
@@ -173,37 +174,22 @@ class RemoteWorker(Generic[T]):
 
     def _freed(self) -> None:
         """Give credit for what was dealt with; not for every list."""
-        freed = self._held - self.channel.held
-        size = 0
-        parcels = list(self._parcels) if freed > 0 else []
-        left = freed
-        for count, nbytes in parcels:
-            size += nbytes if count <= left else nbytes * left // count
-            left -= min(count, left)
-            if not left:
-                break
-        if not freed or (self.channel.held and freed < self._capacity // 4 and size < self._size // 4):
+        freed = self._parcels.items - self.channel.held
+        self._owed += freed
+        self._owed_bytes += self._parcels.take(freed)
+        items, size = self._owed, self._owed_bytes
+        if not items or (self.channel.held and items < self._capacity // 4 and size < self._size // 4):
             return
-        self._settle(freed)
+        self._owed = self._owed_bytes = 0
         if self.link is not None and not self.over:
-            self.link.send(Credit(self.number, freed, size))
-
-    def _settle(self, items: int) -> None:
-        self._held -= items
-        while items:
-            count, nbytes = self._parcels.popleft()
-            if count > items:
-                share = nbytes * items // count
-                self._held_bytes -= share
-                self._parcels.appendleft((count - items, nbytes - share))
-                return
-            self._held_bytes -= nbytes
-            items -= count
+            self.link.send(Credit(self.number, items, size))
 
     # What the host says -----------------------------------------------------------------------------------------------
 
     def opened(self, message: Opened) -> None:
         """It stands at its beginning, or behind the last item that has arrived."""
+        self._capacity = self.channel.capacity = min(self._capacity, message.items)
+        self.channel.inbox.fit(self._capacity)
         begin = self._states.state(message.begin)
         if self._behind is None:
             self._begin.actual = begin
@@ -225,10 +211,7 @@ class RemoteWorker(Generic[T]):
         chunk = Chunk[T](items, states, after)
         self._behind = chunk.behind
         if items:
-            self._held += len(items)
-            self._held_bytes += packed.nbytes
-            self._parcels.append((len(items), packed.nbytes))
-            self._calm_down(len(items))
+            self._parcels.add(len(items), packed.nbytes)
             self.channel.reserve(len(items))
         self.channel.post(chunk)
         if self.feeding is not None:

@@ -147,6 +147,7 @@ class Feed:
         """Learn from the workers' own channels when they end."""
         for queue, worker in zip(self.turns.queues, workers, strict=True):
             worker.on_end = partial(self._worker_over, queue)
+            queue.worker = worker
 
     def worker_ended(self, index: int, produced: int) -> None:
         """The merge has taken all that a worker gives; unless the feed has ended, it has ended by itself."""

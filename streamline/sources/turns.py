@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from streamline.channel import Channel
+from streamline.channel import Channel, Inbox
 from streamline.errors import WorkerStarved
 from streamline.gate import resting
 from streamline.sources.live import Live
@@ -33,6 +33,7 @@ class Queue:
       index: of the worker on its rank.
       given: items that the worker was handed since the feed began.
       closed: the worker reads no more: it has ended, it has failed, or nobody knows yet.
+      worker: what it gives; None: that isn't known yet.
       over: the worker has ended; a failed one has not: a resume behind a fix needs its items where they were.
     """
 
@@ -42,8 +43,14 @@ class Queue:
         self.given = done
         self.closed = False
         self.over = False
+        self.worker: Inbox[Any] | None = None
         self.channel = Channel[Any](At(name, done), capacity)
         self._full = False
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the worker needs another item to give one: it has dealt with all, and what it gave was taken."""
+        return self.channel.inbox.hungry and (self.worker is None or self.worker.idle)
 
     def has_room(self) -> bool:
         """Whether it may be filled; one that was full, only when it is down to three quarters."""
@@ -146,7 +153,7 @@ class Turns:
     def starving(self) -> Queue | None:
         """A worker that starves: the merge waits, and nothing that it waits for can come without another item."""
         queues = [self.queues[index] for index in self.awaited]
-        if queues and all(queue.channel.inbox.hungry for queue in queues):
+        if queues and all(queue.hungry for queue in queues):
             return queues[0]
         return None
 
