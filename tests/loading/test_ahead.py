@@ -85,7 +85,7 @@ def test_hosts_stay_between_epochs_unless_told_otherwise(stay: bool, hosts: int)
     with pipe.loader(backend=sl.Threads(2), persistent=stay) as loader:
         for _ in range(4):
             assert list(loader) == list(range(8))
-        assert bool(threads()) == stay
+        assert any("host" in name for name in threads()) == stay
     assert len(calls.threads) == hosts
     assert (sum(calls.counts.values()) == 32) == (not stay), "what doesn't stay reads nothing ahead"
 
