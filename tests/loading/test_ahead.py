@@ -315,6 +315,11 @@ def test_a_pool_of_the_users_is_left_open() -> None:
             for epoch, whole in enumerate(epochs_of(PIPE.loader(), 3)):
                 assert list(train) == whole, epoch
                 assert list(valid) == first
+        last = PIPE.loader(backend=pool)
+        assert list(last) == first
+    assert not threads(), "what was opened ahead ends with the pool"
+    with pytest.raises(ClosedError, match="the pool of Threads"):
+        iter(last)
 
 
 def test_close_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +333,8 @@ def test_close_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Opening, "errors", slow)
     loader = PIPE.loader(backend=sl.Threads(2))
-    next(iter(loader))
+    iteration = iter(loader)
+    next(iteration)
     assert reached.wait(WAIT_S)
     closing = threading.Thread(target=loader.close)
     closing.start()
