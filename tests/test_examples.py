@@ -48,6 +48,10 @@ EXPECTED: dict[str, list[str]] = {
         r"in both: 0\n",
         r"in one of them: 30 of 30",
     ],
+    "shared_pool": [
+        r"processes, in all epochs: 2\ntraining and validation share them: True\n",
+        r"validation is the same each time: True\n$",
+    ],
     "skip_bad_items": [
         r"crashed behind 300 saved and 50 lost; \d+ skipped by then",
         r"log: 147 items were skipped: mean 143, read_jsonl 4; see .*bad\.jsonl\n",

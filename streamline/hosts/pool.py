@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,7 @@ class Pool:
         self._hosts: list[Host] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._end = weakref.finalize(self, _end, self._hosts, os.getpid())
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
@@ -143,7 +144,17 @@ class Pool:
         """End all hosts, and wait for that; what is stuck in user code is waited for a while only. Idempotent."""
         with self._lock:
             self._closed = True
+            at_close, self._at_close = self._at_close, []
+        for work in at_close:
+            if (call := work()) is not None:
+                call()
         self._end()
+
+    def at_close(self, work: Callable[[], None]) -> None:
+        """Do `work`, a method of an object that others keep, before this closes, if that object is still there."""
+        with self._lock:
+            self._at_close = [known for known in self._at_close if known() is not None]
+            self._at_close.append(weakref.WeakMethod(work))
 
     def __repr__(self) -> str:
         return f"<pool of {self.hosting.short}: {'closed' if self._closed else f'{len(self._hosts)} begun'}>"

@@ -52,7 +52,10 @@ def passes_of(
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, Hosting | Pool)
     again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
-    return Passes(partial(open_at, **options), pool, ahead=hosted and again)
+    passes = Passes(partial(open_at, **options), pool, ahead=hosted and again)
+    if isinstance(backend, Pool):
+        backend.at_close(passes.drop_next)
+    return passes
 
 
 class Passes(Generic[T]):
@@ -72,7 +75,6 @@ class Passes(Generic[T]):
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
         self._next: _Next[T] | None = None
-        self._closed = False
 
     def open(self, begin: Snapshot | None, epoch: int) -> Run[T]:
         """Open the pipeline at a snapshot, or at the beginning of one of its epochs; or return what was opened ahead.
@@ -81,7 +83,8 @@ class Passes(Generic[T]):
           What `Pipeline.open` raises; also where the pass is there already.
         """
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
-        coming, self._next = self._next, None
+        with self._lock:
+            coming, self._next = self._next, None
         if coming is not None:
             ready = coming.wait()
             if ready is not None and begin is None and _same(coming.opening, opened.opening):
@@ -106,21 +109,25 @@ class Passes(Generic[T]):
 
     def close(self) -> None:
         """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""
-        with self._lock:
-            self._closed = True
-            coming, self._next = self._next, None
         stream = None if self._current is None else self._current()
         if stream is not None:
             stream.close()
-        if coming is not None:
-            coming.drop()
+        self.drop_next()
         if self._pool is not None:
             self._pool.close()
+
+    def drop_next(self) -> None:
+        """Close what was opened ahead, and open nothing more so. From any thread."""
+        with self._lock:
+            self.ahead = False
+            coming, self._next = self._next, None
+        if coming is not None:
+            coming.drop()
 
     def _begin_next(self) -> None:
         """Open the next epoch. In the event loop's thread of the present one, or in the trainer's."""
         with self._lock:
-            if self._next is None and not self._closed:
+            if self._next is None and self.ahead:
                 self._next = _Next(self.open_at, self._epoch)
 
 
