@@ -95,9 +95,9 @@ def test_messages_arrive_in_order_both_ways(run: Run) -> None:
             sent: list[Message] = [Credit(1, n, 2 * n) for n in range(500)]
             for message in sent:
                 near.send(message)
-            far.send(Hold())
+            far.send(Hold(1))
             assert await received(far, 500) == sent
-            assert await received(near, 1) == [Hold()]
+            assert await received(near, 1) == [Hold(1)]
 
     run(test)
 
@@ -290,8 +290,8 @@ def test_closing_wakes_whoever_waits_on_either_side(run: Run) -> None:
                     group.start_soon(link.flush)
                 await anyio.wait_all_tasks_blocked()
                 near.close()
-                far.send(Hold())
-                near.send(Hold())
+                far.send(Hold(1))
+                near.send(Hold(1))
                 await near.drain()
                 near.close()
 
@@ -323,7 +323,7 @@ def test_a_sender_that_is_stuck_notices_that_the_other_end_is_gone(run: Run) -> 
                 group.start_soon(near.drain)
                 await anyio.wait_all_tasks_blocked()
                 far.close()
-            near.send(Hold())
+            near.send(Hold(1))
             assert not near._unsent
 
     run(test)
@@ -334,7 +334,7 @@ def test_what_was_sent_before_hanging_up_is_received(run: Run) -> None:
         with linked() as (near, far):
             put(near, np.zeros(LARGE))
             near.send(Close(1))
-            far.send(Hold())  # never read: Linux tells the other end of a reset
+            far.send(Hold(1))  # never read: Linux tells the other end of a reset
             near.close()
             assert [type(message) for message in await closed(far)] == [Items, Close]
 
@@ -447,8 +447,8 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
 
     async def test() -> None:
         with linked() as (near, far):
-            near.send(Hold())
-            assert await received(far, 1) == [Hold()]
+            near.send(Hold(1))
+            assert await received(far, 1) == [Hold(1)]
             put(near, np.zeros(LARGE))
             with pytest.raises(LinkClosed, match="as many open as it may"):
                 await far.receive()
