@@ -1,0 +1,62 @@
+"""Items that are left out in a host: who decides, and who counts.
+
+Both happen at the running's end: an `on_error` handler is the user's function, which may append to a list; and what is
+left out counts when it would have been consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from streamline.border.crossing import left_out_in, left_out_out
+from streamline.border.failures import carry_left_out
+from streamline.border.link import Link
+from streamline.border.messages import LeftOut
+from streamline.failing.failures import Decision, Failure, Policy
+from streamline.failing.skipping import Errors
+from streamline.hosts.talk import asker
+
+__all__ = ["Ask", "FarErrors", "answers", "far_policy"]
+
+Ask: TypeAlias = Callable[[Failure], object]
+
+
+def far_policy(policy: Policy) -> Policy:
+    """Return the policy that a host is given: a handler stays where it is, and is asked."""
+    return policy if isinstance(policy.on_error, str) else replace(policy, on_error=_elsewhere)
+
+
+def _elsewhere(failure: Failure) -> Decision:
+    raise AssertionError("the running decides")
+
+
+def answers(errors: Errors) -> Callable[[object], object]:
+    """Return what answers the questions of a host that is another process."""
+    return lambda question: errors.decide(left_out_in(question))
+
+
+class FarErrors(Errors):
+    """What is left out in a host.
+
+    Attributes:
+      ask: decides; None: whoever this process works for is asked.
+    """
+
+    def __init__(self, policy: Policy, link: Link) -> None:
+        super().__init__(policy)
+        self.ask: Ask | None = None
+        self._link = link
+
+    def decide(self, failure: Failure) -> object:
+        if isinstance(self.policy.on_error, str) or (self.ask is None and asker() is None):
+            return super().decide(failure)
+        if self.ask is not None:
+            return self.ask(failure)
+        ask = asker()
+        assert ask is not None
+        return ask(carry_left_out(failure))
+
+    def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+        self._link.send(LeftOut(key, left_out_out(self._link, failure), epoch, number))
