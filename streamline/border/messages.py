@@ -157,7 +157,7 @@ class Hold(NamedTuple):
       number: of the pause.
     """
 
-    number: int
+    number: int = 0
 
 
 class Release(NamedTuple):
