@@ -40,23 +40,27 @@ def answers(errors: Errors) -> Callable[[object], object]:
 class FarErrors(Errors):
     """What is left out in a host.
 
+    Args:
+      answer: as of `streamline.hosts.far.serve`.
+
     Attributes:
-      ask: decides; None: whoever this process works for is asked.
+      ask: decides, where objects are handed over; None: the answer to a question does.
     """
 
-    def __init__(self, policy: Policy, link: Link) -> None:
+    def __init__(self, policy: Policy, link: Link, answer: Callable[[object], object] | None) -> None:
         super().__init__(policy)
         self.ask: Ask | None = None
         self._link = link
+        self._answer = answer
 
     def decide(self, failure: Failure) -> object:
-        if isinstance(self.policy.on_error, str) or (self.ask is None and asker() is None):
+        if isinstance(self.policy.on_error, str):
             return super().decide(failure)
         if self.ask is not None:
             return self.ask(failure)
-        ask = asker()
-        assert ask is not None
-        return ask(carry_left_out(failure))
+        answer = self._answer or asker()
+        assert answer is not None, "a handler is the running's, and nobody here can ask it"
+        return answer(carry_left_out(failure))
 
     def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         self._link.send(LeftOut(key, left_out_out(self._link, failure), epoch, number))

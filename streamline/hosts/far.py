@@ -69,10 +69,14 @@ class Spec:
         return cls(plan=plan, policy=policy, most_ahead=session.most_ahead, metered=session.meters.on)
 
 
-async def serve(link: Link, spec: Spec) -> None:
-    """Run workers as the other end of the link says, until it says no more; then leave nothing behind."""
+async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = None) -> None:
+    """Run workers as the other end of the link says, until it says no more; then leave nothing behind.
+
+    Args:
+      answer: answers what is asked of the other end; None: as the process was told, see `talk.asker`.
+    """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered)
-    errors = session.errors = FarErrors(spec.policy, link)
+    errors = session.errors = FarErrors(spec.policy, link, answer)
     telling = Telling(link, session) if spec.metered and link.copies else None
     try:
         stop = anyio.Event()
