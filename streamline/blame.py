@@ -39,9 +39,8 @@ def blame(
     at = position.where() if position is not None else ""
     if isinstance(error, WorkerDied):
         error.position = at
-    error.add_note(
-        f"in {stage}, shard {site.shard} of {site.num_shards} (pid {os.getpid()})" + (f", at {at}" if at else "")
-    )
+    where = site.tasks.session.where or f"pid {os.getpid()}"
+    error.add_note(f"in {stage}, shard {site.shard} of {site.num_shards} ({where})" + (f", at {at}" if at else ""))
     return error
 
 

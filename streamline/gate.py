@@ -66,11 +66,13 @@ class Gate:
 
     Attributes:
       holding: whether items must not move. Whoever passes for every list looks at it before it awaits a passage.
+      on_rest: called whenever a mover comes to rest; None: nobody wants to know.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.RUNNING
         self.holding = False
+        self.on_rest: Callable[[], None] | None = None
         self._opened: anyio.Event | None = None  # made where somebody waits: outside of a loop they are slow
         self._rested: anyio.Event | None = None
         self._pausing: object = None
@@ -120,10 +122,8 @@ class Gate:
         Raises:
           RuntimeError: a stream that doesn't run; ClosedError where it is closed. Nothing has changed.
         """
-        self.on(Event.QUIESCE)
-        mine = self._pausing = object()
-        for hold in self._holders:
-            hold()
+        self.hold()
+        mine = self._pausing
         try:
             with anyio.move_on_after(within_s):
                 while self._at_work and self.phase is Phase.QUIESCING:
@@ -136,6 +136,17 @@ class Gate:
                 self.resume()
         return at_work
 
+    def hold(self) -> None:
+        """Let nothing move any more, and wait for nothing.
+
+        Raises:
+          RuntimeError, ClosedError: as `pause`.
+        """
+        self.on(Event.QUIESCE)
+        self._pausing = object()
+        for hold in list(self._holders):
+            hold()
+
     def insist(self) -> None:
         """Let the pause hold although some movers may still be at work; they find the gate closed when they come."""
         if self.phase is Phase.QUIESCING:
@@ -145,14 +156,14 @@ class Gate:
     def resume(self) -> None:
         """End a pause, or the wait for one. Nothing to do for a stream that has been closed."""
         if self.holding:
-            for release in self._holders.values():
+            for release in list(self._holders.values()):
                 release()
             self.on(Event.RESUME)
 
     @property
     def at_work(self) -> tuple[str, ...]:
         """The movers that are not at rest, by name, with how many there are of each. May be read from any thread."""
-        names = Counter(mover.name for mover in list(self._movers) if not mover.rests)
+        names = Counter(name for mover in list(self._movers) if not mover.rests for name in mover.names)
         return tuple(name if count == 1 else f"{name} ({count} calls)" for name, count in sorted(names.items()))
 
     async def moves(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -194,6 +205,8 @@ class Gate:
 
     def _one_rests(self) -> None:
         self._at_work -= 1
+        if self.on_rest is not None:
+            self.on_rest()
         if not self._at_work:
             self._wake_pause()
 
@@ -203,13 +216,16 @@ class Gate:
 
 
 class Mover:
-    """A task that moves items; `rests` counts its waits for others (a custom stage may have tasks of its own)."""
+    """A task that moves items; `rests` counts its waits for others (a custom stage may have tasks of its own).
 
-    __slots__ = ("gate", "name", "rests")
+    What stands for several of them elsewhere has several names.
+    """
+
+    __slots__ = ("gate", "names", "rests")
 
     def __init__(self, gate: Gate, name: str) -> None:
         self.gate = gate
-        self.name = name
+        self.names: tuple[str, ...] = (name,)
         self.rests = 0
 
     def rest(self) -> None:

@@ -57,6 +57,7 @@ class Session:
       errors: items that are left out because of an error.
       spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
         of them; perhaps more than once. None: nobody wants to know.
+      where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the running itself.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
@@ -71,6 +72,7 @@ class Session:
         self.meters = Meters(perf_counter(), on=metered)
         self.journal: Journal | None = None
         self.errors = Errors()
+        self.where = ""
         self.awaited: Callable[[], Sequence[Awaited]] | None = None
         self.spent: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []

@@ -14,9 +14,11 @@ import pytest
 from streamline.blame import blame, cancellation_requested, function_name
 from streamline.errors import StageError
 from streamline.flow import Site
+from streamline.session import Session
 from streamline.states import At
+from streamline.tasks import Tasks
 
-SITE = Site(tasks=None, shard=3, num_shards=8)  # type: ignore[arg-type]
+SITE = Site(Tasks(None, Session()), shard=3, num_shards=8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, KeyboardInterrupt, SystemExit, RecursionError, MemoryError])

@@ -60,5 +60,4 @@ class Processes(Hosting):
         return ProcessHost(number, self.env)
 
     def payload(self, plan: Plan, session: Session) -> Shipped:
-        spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
-        return ship(spec)
+        return ship(Spec.of(plan, session))

@@ -46,4 +46,4 @@ class Threads(Hosting):
         return ThreadHost(number)
 
     def payload(self, plan: Plan, session: Session) -> Spec:
-        return Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
+        return Spec.of(plan, session)

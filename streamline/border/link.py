@@ -17,7 +17,7 @@ class LinkClosed(Exception):  # noqa: N818 - no error where both ends know that 
 
 
 class Link(ABC):
-    """One end. Its methods are called in its own event loop; `close` may be called in any thread."""
+    """One end. Its methods are called in its own event loop; `close` and `tell` may be called in any thread."""
 
     copies: ClassVar[bool]
     """Whether what crosses is copied; else both ends see the same objects."""
@@ -41,6 +41,10 @@ class Link(ABC):
     @abstractmethod
     def send(self, message: Message) -> None:
         """Send a message, in order; never waits, nor fails: where the other end is gone, it is dropped."""
+
+    def tell(self, message: Message) -> None:
+        """Send a message without items, from any thread. Here: for links whose `send` may be called in any thread."""
+        self.send(message)
 
     @abstractmethod
     async def receive(self) -> Sequence[Message]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from streamline.border.packed import Packed
+from streamline.meters.stage_meter import Counted, Doing
 from streamline.states import Tree
 
 __all__ = [
@@ -25,14 +26,17 @@ __all__ = [
     "Ended",
     "Feed",
     "FeedEnd",
+    "Hello",
     "Hold",
     "Items",
     "Leave",
     "LeftOut",
     "Message",
+    "Observe",
     "Open",
     "Opened",
     "Release",
+    "Span",
     "Taken",
 ]
 
@@ -40,7 +44,33 @@ Carried: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
 
 
+Span: TypeAlias = "tuple[tuple[str, int], Doing, float, float]"
+"""A stretch of work or of waiting: of the stage of this name in the worker of this shard, what, began, ended."""
+
+
 # From the running to the host -----------------------------------------------------------------------------------------
+
+
+class Hello(NamedTuple):
+    """What comes first.
+
+    Attributes:
+      host: how messages call it: "process 2, pid 4711".
+      meters: to count in, where objects are handed over; None: in some of its own, and `Counts` tell of them.
+      observed: as in `Observe`.
+      ask: where objects are handed over, what decides on items to be left out; None: the host knows whom to ask.
+    """
+
+    host: str
+    meters: Any
+    observed: bool
+    ask: Any
+
+
+class Observe(NamedTuple):
+    """Tell of every stretch of work and of waiting from now on; or don't."""
+
+    observed: bool
 
 
 class Open(NamedTuple):
@@ -121,13 +151,13 @@ class FeedEnd(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Let nothing move; `AtWork` is the answer, once while something does and once when nothing is.
+    """Let nothing move; `AtWork` is the answer, again whenever that changes, until nothing is at work.
 
     Attributes:
-      pause: its number: what is said of an earlier one may still be on its way.
+      number: of the pause.
     """
 
-    pause: int
+    number: int = 0
 
 
 class Release(NamedTuple):
@@ -202,14 +232,22 @@ class LeftOut(NamedTuple):
 class AtWork(NamedTuple):
     """What doesn't rest yet in a pause, by name; nothing: everything does."""
 
-    pause: int
+    number: int
     names: tuple[str, ...]
 
 
 class Counts(NamedTuple):
-    """What the host's meters say."""
+    """What the host's meters say: of those that say something new. Times are those of `time.perf_counter`, which has
+    one clock for all processes of a machine.
 
-    meters: Any
+    Attributes:
+      channels: (stage, shard, capacity, items, depth, peak).
+      spans: since the last ones, if they are wanted.
+    """
+
+    stages: tuple[Counted, ...]
+    channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 class Broken(NamedTuple):
@@ -219,7 +257,9 @@ class Broken(NamedTuple):
 
 
 Message: TypeAlias = (
-    Open
+    Hello
+    | Observe
+    | Open
     | Calm
     | Credit
     | Close

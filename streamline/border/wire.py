@@ -8,7 +8,7 @@ import socket
 import threading
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -22,6 +22,7 @@ from streamline.border.messages import Message
 from streamline.border.packed import Packed
 from streamline.border.pickling import Pickled, Pickling
 from streamline.border.slabs import ONCE, Lent, Pool, Slab
+from streamline.threads import waker
 
 __all__ = ["POOL_BYTES", "SLAB_BYTES", "SocketLink"]
 
@@ -106,6 +107,8 @@ class SocketLink(Link):
         self._pickling = Pickling()
         self._pool = Pool(pool_bytes)
         self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
+        self._sending = threading.RLock()  # for `tell`: whoever sends in the event loop seldom finds it taken
+        self._home: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # the loop's thread, its waker
         self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
         self._queued: anyio.Event | None = None  # while a task waits for something to write
         self._deaf = False  # the other end reads no more
@@ -161,13 +164,19 @@ class SocketLink(Link):
         new = slab if slab.fd is not None else None
         self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
 
+    def tell(self, message: Message) -> None:
+        if not (self._deaf or self._closed):
+            self._post(head(pickle.dumps(message, 5)))
+
     async def flush(self) -> None:
+        self._home = threading.get_ident(), waker()
         while not (self._deaf or self._closed):
-            if self._unsent:
+            with self._sending:  # another thread may tell something just now
+                self._queued = queued = None if self._unsent else anyio.Event()
+            if queued is None:
                 await self._write_more()
             else:
-                self._queued = anyio.Event()
-                await self._queued.wait()
+                await queued.wait()
 
     async def drain(self) -> None:
         while self._unsent and not (self._deaf or self._closed):
@@ -194,26 +203,38 @@ class SocketLink(Link):
 
     def _post(self, frame: bytes, slab: Slab | None = None) -> None:
         """Write a frame, or queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
-        self._unsent.append((memoryview(frame), slab))
-        if len(self._unsent) == 1:
-            self._write()
-        if self._unsent and self._queued is not None:
-            self._queued.set()
-            self._queued = None
+        with self._sending:
+            self._unsent.append((memoryview(frame), slab))
+            if len(self._unsent) == 1:
+                self._write()
+            if self._unsent:
+                self._flush_on()
 
     def _write(self) -> None:
         """Write what the socket takes."""
-        try:
-            self._enter()
+        with self._sending:
             try:
-                while self._unsent:
-                    self._written(_send(self._socket, self._unsent))
-            finally:
-                self._leave()
-        except BlockingIOError:
+                self._enter()
+                try:
+                    while self._unsent:
+                        self._written(_send(self._socket, self._unsent))
+                finally:
+                    self._leave()
+            except BlockingIOError:
+                return
+            except (_Gone, OSError):
+                self._stop_sending()
+
+    def _flush_on(self) -> None:
+        """Let the task go on that waits for something to write."""
+        queued, self._queued = self._queued, None
+        if queued is None:
             return
-        except (_Gone, OSError):
-            self._stop_sending()
+        if self._home is None or self._home[0] == threading.get_ident():
+            queued.set()
+        else:
+            with suppress(RuntimeError):  # the loop has ended
+                self._home[1](queued.set)
 
     def _written(self, nbytes: int) -> None:
         while self._unsent:
@@ -227,14 +248,14 @@ class SocketLink(Link):
             self._unsent.popleft()
 
     def _stop_sending(self) -> None:
-        self._deaf = True
-        for _, slab in self._unsent:
-            if slab is not None:
-                slab.sent()
-        self._unsent.clear()
-        self._pool.close()
-        if self._queued is not None:
-            self._queued.set()
+        with self._sending:
+            self._deaf = True
+            for _, slab in self._unsent:
+                if slab is not None:
+                    slab.sent()
+            self._unsent.clear()
+            self._pool.close()
+            self._flush_on()
 
     # Receiving
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from streamline.errors import PlanError, PlanTypeError
 from streamline.options import check_int, is_async
 
-__all__ = ["MAX_ERRORS", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
+__all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
 
 MAX_ERRORS = 0.01
 """Skipped items that a run bears unless it says otherwise: one in a hundred."""

@@ -12,6 +12,7 @@ and emptied by the other.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -70,6 +71,7 @@ class Errors:
         self._last: deque[Failure] = deque(maxlen=LAST)
         self._failure: StreamlineError | None = None
         self._reported = False
+        self._deciding = threading.RLock()
 
     def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         """Take note of an item that was skipped, before the state that counts it is handed on.
@@ -81,10 +83,23 @@ class Errors:
         if self._letters is not None:
             letter = {**self._letters.written(failure, epoch), "n": number}
         waiting = self._waiting.setdefault(key, deque())
-        self._happened += failure.items - _forget(waiting, number)
+        more = failure.items - _forget(waiting, number)
+        self._happened += more
         waiting.append(_Left(number, failure, letter))
         if self._meters is not None:
-            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += failure.items
+            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
+
+    def decide(self, failure: Failure) -> object:
+        """Return what is to be done: "skip" or "raise"; or what else a handler answers. One call at a time.
+
+        Raises:
+          What the handler raises.
+        """
+        on_error = self.policy.on_error
+        if isinstance(on_error, str):
+            return on_error
+        with self._deciding:
+            return on_error(failure)
 
     def count(self, state: State) -> None:
         """Count what was skipped up to `state`, which the consumer has reached, and write it down.
@@ -285,11 +300,8 @@ class Skips:
 
     def _decided(self, failure: Failure) -> BaseException | None:
         """Ask the handler; return what the stream is to fail with, or None."""
-        on_error = self._errors.policy.on_error
-        if isinstance(on_error, str):
-            return None
         try:
-            decision: object = on_error(failure)
+            decision = self._errors.decide(failure)
         except BaseException as error:
             error.add_note(f"in the on_error handler, for a failure of {label(failure.stage, failure.kind)}")
             if isinstance(error, Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from streamline.border.link import Link
 from streamline.border.wire import SocketLink
@@ -12,6 +13,7 @@ from streamline.errors import ClosedError
 from streamline.hosts.host import Host
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped
+from streamline.meters.figures import HostKind
 
 __all__ = ["ProcessHost"]
 
@@ -26,6 +28,8 @@ class ProcessHost(Host):
       env: of its environment, what is to be other than here.
     """
 
+    kind: ClassVar[HostKind] = "process"
+
     def __init__(self, number: int, env: Mapping[str, str]) -> None:
         self.number = number
         self.closed = False
@@ -39,7 +43,12 @@ class ProcessHost(Host):
         process = self._process
         return f"process {self.number}" + ("" if process is None else f", pid {process.pid}")
 
-    def connect(self, payload: Shipped) -> Link:
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
         with self._lock:
             if self.closed:
                 raise ClosedError(f"process {self.number} was closed with its pool")
@@ -47,7 +56,7 @@ class ProcessHost(Host):
                 process = HostProcess(self.number, self._env)
                 process.start()
                 self._process = process
-            link = SocketLink(self._process.link(payload))
+            link = SocketLink(self._process.link(payload, answer))
             self._behind[link] = self._process
             return link
 
@@ -70,7 +79,6 @@ class ProcessHost(Host):
         return ("" if process is None else process.stacks()) or "it doesn't answer: it is stopped, or just starting"
 
     def resident_bytes(self) -> int:
-        """Return its resident memory; 0 while there is none."""
         process = self._process
         return 0 if process is None else process.resident_bytes()
 

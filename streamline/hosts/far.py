@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import anyio
 
-from streamline.border.crossing import StatesOut, failure_in, left_out_out
+from streamline.border.crossing import StatesOut, failure_in
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
     AtWork,
@@ -23,22 +23,23 @@ from streamline.border.messages import (
     Credit,
     Feed,
     FeedEnd,
+    Hello,
     Hold,
     Leave,
-    LeftOut,
+    Observe,
     Open,
     Opened,
     Release,
 )
 from streamline.channel import Inbox
 from streamline.driver import drive
-from streamline.failing.failures import Failure, Policy
-from streamline.failing.skipping import Errors
+from streamline.failing.failures import Policy
 from streamline.flow import Site
-from streamline.gate import Gate
 from streamline.hosts.careful import Calls, careful
+from streamline.hosts.deciding import FarErrors, far_policy
 from streamline.hosts.inlet import Inlet
 from streamline.hosts.outlet import Outlet
+from streamline.hosts.telling import Telling
 from streamline.plan import Plan
 from streamline.session import Session
 from streamline.sources.fed import FedSource
@@ -62,31 +63,52 @@ class Spec:
     most_ahead: int | None = None
     metered: bool = True
 
+    @classmethod
+    def of(cls, plan: Plan, session: Session) -> Spec:
+        """Return what a host is told of a running that has this session."""
+        policy = far_policy(session.errors.policy)
+        return cls(plan=plan, policy=policy, most_ahead=session.most_ahead, metered=session.meters.on)
 
-async def serve(link: Link, spec: Spec) -> None:
-    """Run workers as the other end of the link says, until it says no more; then leave nothing behind."""
+
+async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = None) -> None:
+    """Run workers as the other end of the link says, until it says no more; then leave nothing behind.
+
+    Args:
+      answer: answers what is asked of the other end; None: as the process was told, see `talk.asker`.
+    """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered)
-    session.errors = _FarErrors(spec.policy, link)
+    errors = session.errors = FarErrors(spec.policy, link, answer)
+    telling = Telling(link, session) if spec.metered and link.copies else None
     try:
         stop = anyio.Event()
-        await supervise(lambda tasks: _Hosting(link, spec, tasks, stop).start(), stop, session)
+        await supervise(lambda tasks: _Hosting(link, spec, tasks, stop, errors, telling).start(), stop, session)
+        if telling is not None:
+            telling.close()
         with anyio.CancelScope(shield=True):
             await link.drain()
     finally:
+        if telling is not None:
+            telling.close()
         link.close()
 
 
 class _Hosting:
     """The workers of one running."""
 
-    def __init__(self, link: Link, spec: Spec, tasks: Tasks, stop: anyio.Event) -> None:
+    def __init__(
+        self, link: Link, spec: Spec, tasks: Tasks, stop: anyio.Event, errors: FarErrors, telling: Telling | None
+    ) -> None:
         self._link = link
         self._tasks = tasks
         self._stop = stop
         self._plan = spec.plan
+        self._errors = errors
+        self._telling = telling
         self._workers: dict[int, _Worker] = {}
-        self._pausing: Job | None = None
+        self._pause = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._hello,
+            Observe: self._observe,
             Open: self._open,
             Calm: self._calm,
             Credit: self._credit,
@@ -108,8 +130,22 @@ class _Hosting:
             while True:
                 for message in await self._link.receive():
                     self._handlers[type(message)](message)
+                if self._telling is not None:
+                    self._telling.wake()
         except LinkClosed:
             self._stop.set()
+
+    def _hello(self, message: Hello) -> None:
+        session = self._tasks.session
+        session.where = message.host
+        self._errors.ask = message.ask or self._errors.ask
+        if message.meters is not None:
+            session.meters = message.meters
+        self._observe(Observe(message.observed))
+
+    def _observe(self, message: Observe) -> None:
+        if self._telling is not None:
+            self._telling.observe(message.observed)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
@@ -139,6 +175,8 @@ class _Hosting:
         own = isinstance(flow, Inbox) and not (message.fed and not plan.worker)  # then it is the feed's end
         room = outlet.keep(cast("Inbox[Any]", flow)) if own else message.items
         link.send(Opened(message.worker, states.state(flow.state), room))
+        if self._telling is not None:
+            outlet.on_edge = self._telling.tell
         name = f"worker of shard {message.shard}"
         work = partial(tasks.gate.moves, name, partial(drive, flow, outlet, tasks.gate))
         worker.job = tasks.start(work, name, outlet.abandon)
@@ -182,23 +220,24 @@ class _Hosting:
     # Pauses -----------------------------------------------------------------------------------------------------------
 
     def _hold(self, message: Hold) -> None:
-        self._pausing = self._tasks.start(
-            partial(_pause, self._tasks.gate, self._link, message.pause), "pause", lambda: None
-        )
+        """Let nothing move from now on: what is handled next may start a task."""
+        gate = self._tasks.gate
+        self._pause = message.number
+        gate.on_rest = self._some_rest
+        gate.hold()
+        self._some_rest()
+
+    def _some_rest(self) -> None:
+        """Say what doesn't rest yet."""
+        gate = self._tasks.gate
+        names = gate.at_work
+        if not names:
+            gate.insist()
+        self._link.send(AtWork(self._pause, names))
 
     def _release(self, _: Release) -> None:
-        if self._pausing is not None:
-            self._pausing.cancel()
-            self._pausing = None
+        self._tasks.gate.on_rest = None
         self._tasks.gate.resume()
-
-
-async def _pause(gate: Gate, link: Link, number: int) -> None:
-    """Let nothing move, say what doesn't rest yet, and then that everything does."""
-    if names := gate.at_work:
-        link.send(AtWork(number, names))
-    await gate.pause()
-    link.send(AtWork(number, ()))
 
 
 class _Worker:
@@ -209,14 +248,3 @@ class _Worker:
         self.inlet: Inlet | None = None
         self.calls: Calls | None = None
         self.job: Job | None = None
-
-
-class _FarErrors(Errors):
-    """What is left out here is counted at the other end, where it is consumed."""
-
-    def __init__(self, policy: Policy, link: Link) -> None:
-        super().__init__(policy)
-        self._link = link
-
-    def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
-        self._link.send(LeftOut(key, left_out_out(self._link, failure), epoch, number))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from streamline.border.link import Link
+from streamline.meters.figures import HostKind
 
 __all__ = ["Host"]
 
@@ -18,8 +21,18 @@ class Host(ABC):
       closed: it was asked to end, and connects no more.
     """
 
+    kind: ClassVar[HostKind] = "thread"
     number: int
     closed: bool
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that it is, or is in; None: it hasn't been started."""
+        return os.getpid()
+
+    def resident_bytes(self) -> int:
+        """Return how much memory it holds; 0 where it has none of its own, or isn't there."""
+        return 0
 
     @property
     @abstractmethod
@@ -27,11 +40,12 @@ class Host(ABC):
         """How messages call it: "process 2, pid 4711"."""
 
     @abstractmethod
-    def connect(self, payload: Any) -> Link:
+    def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
         """Return the near end of a new link; start the host if it doesn't run. Doesn't wait for it.
 
         Args:
           payload: what `streamline.hosts.far.serve` is given at the far end.
+          answer: to what a far end in another process asks; called in any thread, one question after the other.
 
         Raises:
           ClosedError: it is closed.

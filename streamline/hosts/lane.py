@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import anyio
@@ -20,19 +21,24 @@ from streamline.border.messages import (
     Counts,
     Culprit,
     Ended,
-    Hold,
+    Hello,
     Items,
     Leave,
     LeftOut,
+    Message,
+    Observe,
     Opened,
-    Release,
     Taken,
 )
 from streamline.errors import ClosedError, WorkerDied
-from streamline.gate import Phase, resting
+from streamline.gate import resting
+from streamline.hosts.deciding import answers
+from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
+from streamline.hosts.mirror import Mirror
 from streamline.hosts.remote import RemoteWorker
 from streamline.hosts.stuck import watch_stuck
+from streamline.meters.host_meter import HostMeter
 from streamline.tasks import Tasks
 
 __all__ = ["CLOSE_S", "Care", "Lane"]
@@ -66,14 +72,10 @@ class Lane:
       payload: what a host is given to begin with.
       care: how long its death, or its silence, is borne.
       own: whether the host ends with the running.
-
-    Attributes:
-      restarts: hosts that have taken the place of another.
     """
 
     def __init__(self, host: Host, payload: Any, tasks: Tasks, care: Care, *, own: bool) -> None:
         self.host = host
-        self.restarts = 0
         self._care = care
         self._stuck: tuple[RemoteWorker[Any], float] | None = None
         self._payload = payload
@@ -83,26 +85,29 @@ class Lane:
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
-        self._mover = self._gate.mover(host.name)
+        self._meters = tasks.session.meters
+        self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
+        self._meters.hosts.append(self._meter)
+        self._mirror = Mirror(self._meters, self._meter)
+        self._holding = Holding(self._gate, self._busy, self._handle, self._fail_all)
         self._begun = False
-        self._pause = 0
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
-            Items: lambda message: self._to(message, RemoteWorker.items),
             Calling: lambda message: self._to(message, RemoteWorker.calling),
             Ended: lambda message: self._to(message, RemoteWorker.ended),
             Taken: self._taken,
             Closed: self._closed,
             LeftOut: self._left_out,
             AtWork: self._at_work,
-            Counts: lambda message: None,
+            Counts: self._mirror.show,
             Broken: self._broken,
         }
 
     def add(self, worker: RemoteWorker[Any]) -> None:
         """Let a worker run here, once it is started."""
         self._workers[worker.number] = worker
+        self._meter.shards.add(worker.site.shard)
 
     def begin(self) -> None:
         """Start the host, if it doesn't run, and the task that listens to it."""
@@ -136,7 +141,7 @@ class Lane:
     # The task ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        self._gate.holds(self._hold, self._release)
+        self._meters.on_observed.append(self._observe)
         try:
             while True:
                 await self._connected()
@@ -149,16 +154,20 @@ class Lane:
         except BaseException as failure:
             self._fail_all(failure)
         finally:
-            self._gate.holds_no_more(self._hold)
+            self._meters.on_observed.remove(self._observe)
             with anyio.CancelScope(shield=True):
                 await self._leave()
 
     async def _connected(self) -> None:
-        """Connect, and open the workers that are wanted."""
-        link = self._link = self.host.connect(self._payload)
+        """Connect, and open the workers that are wanted; not during a pause."""
+        await self._gate.passage()
+        session, meters = self._tasks.session, self._meters
+        link = self._link = self.host.connect(self._payload, answers(session.errors))
+        self._meter.alive = True
+        self._holding.connected(link)
+        counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
+        link.send(Hello(self.host.name, counted if meters.on else None, meters.observer is not None, ask))
         self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
-        if self._gate.holding:
-            self._hold()
         for number in sorted(self._wanted):
             worker = self._workers[number]
             if not worker.over:
@@ -169,28 +178,44 @@ class Lane:
         assert link is not None
         while True:
             for message in await resting(link.receive()):
-                if self._gate.phase is Phase.PAUSED and type(message) is Items:
-                    await self._gate.passage()  # a call that went on too long; what comes before all rests is let in
-                self._handlers[type(message)](message)
+                self._holding.arrived(link, message)
                 del message
+
+    def _handle(self, link: Link, message: Message) -> None:
+        if isinstance(message, Items):
+            self._items(link, message)
+        else:
+            self._handlers[type(message)](message)
+
+    def _items(self, link: Link, message: Items) -> None:
+        if (worker := self._workers.get(message.worker)) is None:
+            return
+        meter, packed, began = self._meter, message.packed, perf_counter()
+        worker.items(message, link)
+        meter.arrival_s += perf_counter() - began
+        meter.items += packed.count
+        meter.bytes += packed.nbytes
 
     async def _died(self) -> None:
         """Count the death against the workers that gave nothing since the last one, and let another host take over."""
         link, self._link = self._link, None
         assert link is not None
         link.close()
-        self._rested()
+        self._gone()
         if self.host.closed:
             raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
         for worker in lost:
             worker.lost()
+            if worker.over:
+                worker.gone()
+        await self._gate.passage()  # behind it, all that has arrived has been dealt with
         name = self.host.name
         ended = await self._tasks.threads.run(partial(self.host.fell, link))
         stuck, self._stuck = self._stuck, None
         if stuck is not None:
             ended = f"{ended}: it was stuck for {stuck[1]:.3g} s"
-        self.restarts += 1
+        self._meter.restarts += 1
         logger.warning("%s has ended (%s): another one takes its place", name, ended)
         for worker in lost:
             if worker.over:
@@ -222,7 +247,7 @@ class Lane:
                 while True:
                     try:
                         for message in await link.receive():
-                            if type(message) in (Closed, LeftOut):
+                            if type(message) in (Closed, Counts, LeftOut):
                                 self._handlers[type(message)](message)
                     except LinkClosed:
                         break
@@ -231,9 +256,17 @@ class Lane:
             link.close()
         for worker in self._workers.values():
             worker.gone()
-        self._gate.moves_no_more(self._mover)
+        self._gone()
+        self._holding.close()
         if self._own:
             await self._tasks.threads.run(self.host.close)
+
+    def _gone(self) -> None:
+        """Take note that there is no host for now."""
+        self._meter.figures()  # its memory
+        self._meter.alive = False
+        self._mirror.lost()
+        self._holding.lost()
 
     def _abandon(self) -> None:
         """There is no event loop any more to leave in peace."""
@@ -289,28 +322,18 @@ class Lane:
     def _broken(self, message: Broken) -> None:
         raise failure_in(message.failure)
 
-    # Pauses -----------------------------------------------------------------------------------------------------------
-
-    def _hold(self) -> None:
-        if self._link is not None:
-            self._pause += 1
-            self._link.send(Hold(self._pause))
-            if self._mover.rests:
-                self._mover.wake()
-
-    def _release(self) -> None:
-        self._rested()
-        if self._link is not None:
-            self._link.send(Release())
+    # Pauses, traces ---------------------------------------------------------------------------------------------------
 
     def _at_work(self, message: AtWork) -> None:
-        if message.pause != self._pause:
-            return
-        if message.names:
-            self._mover.name = f"{', '.join(message.names)} in {self.host.name}"
-        else:
-            self._rested()
+        self._holding.at_work(message, self.host.name)
 
-    def _rested(self) -> None:
-        if not self._mover.rests:
-            self._mover.rest()
+    def _busy(self) -> tuple[str, ...]:
+        """Name what seems to be at work there."""
+        meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
+        busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
+        return tuple(f"{name} ({self.host.name})" for name in busy) or (self.host.name,)
+
+    def _observe(self) -> None:
+        """Tell the host whether a trace wants to know of all that it does; in the thread of whoever traces."""
+        if self._link is not None:
+            self._link.tell(Observe(self._meters.observer is not None))

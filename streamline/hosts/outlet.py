@@ -6,6 +6,7 @@ How large the next items are is not known, so room is what the last ones' size a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import anyio
@@ -46,6 +47,7 @@ class Outlet(Generic[T]):
     Attributes:
       filler: the meter of the stage whose items wait for room here; None: nobody is told.
       one_by_one: each item is sent before the next is asked for, so that a death behind it doesn't take it along.
+      on_edge: called before the first items are sent, and before the end is; None: nobody is.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Outlet(Generic[T]):
     ) -> None:
         self.filler: StageMeter | None = None
         self.one_by_one = False
+        self.on_edge: Callable[[], object] | None = None
+        self._begun = False
         self._link = link
         self._states = states
         self._worker = worker
@@ -146,6 +150,8 @@ class Outlet(Generic[T]):
     def _end(self, failure: BaseException | None) -> None:
         if not self._over:
             self._over = True
+            if self.on_edge is not None:
+                self.on_edge()
             self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
 
     def _parcel(self, chunk: Chunk[T]) -> tuple[Chunk[T], Packed | None, BaseException | None]:
@@ -169,6 +175,10 @@ class Outlet(Generic[T]):
         self._held_bytes += packed.nbytes
         if count:
             self._item_bytes = max(1.0, packed.nbytes / count)
+        if not self._begun:
+            self._begun = True
+            if self.on_edge is not None:
+                self.on_edge()
         if not self._over:
             self._link.send(Items(self._worker, packed, self._states.column(chunk)))
 

@@ -21,6 +21,7 @@ from streamline.flow import Chunk, Site
 from streamline.hosts.begin import BeginState
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels
+from streamline.meters.figures import BORDER
 from streamline.plan import Plan
 from streamline.states import Reference, Tree
 
@@ -83,7 +84,7 @@ class RemoteWorker(Generic[T]):
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
         if meters.on:
-            channel.meter = meters.channel(session_name, self.site.shard, channel.capacity)
+            channel.meter = meters.channel(session_name + BORDER, self.site.shard, channel.capacity)
 
         def begin() -> RemoteWorker[T]:
             start()
@@ -194,14 +195,13 @@ class RemoteWorker(Generic[T]):
         if self._behind is None:
             self._begin.actual = begin
 
-    def items(self, message: Items) -> None:
-        """Take in items."""
-        assert self.link is not None
+    def items(self, message: Items, link: Link) -> None:
+        """Take in items that came over `link`, whether or not that is still there."""
         if self.over:
             return
         packed = message.packed
         try:
-            items = self.link.unpack(packed)
+            items = link.unpack(packed)
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return

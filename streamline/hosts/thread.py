@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 
@@ -42,7 +43,7 @@ class ThreadHost(Host):
     def name(self) -> str:
         return f"thread {self.number}"
 
-    def connect(self, payload: Spec) -> Link:
+    def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
         near, far = pipe()
         with self._lock:
             if self.closed:

@@ -5,10 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-__all__ = ["ChannelStats", "Executor", "Figures", "StageStats", "WorkerStats", "between", "label"]
+__all__ = [
+    "BORDER",
+    "ChannelStats",
+    "Executor",
+    "Figures",
+    "HostKind",
+    "HostStats",
+    "StageStats",
+    "WorkerStats",
+    "between",
+    "label",
+]
 
 Executor: TypeAlias = Literal["inline", "task", "thread"]
 """Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
+
+HostKind: TypeAlias = Literal["process", "thread"]
+
+BORDER = " (border)"
+"""Behind the name of a channel whose items come from a host; the stage may fill another channel there."""
 
 
 def label(name: str, kind: str) -> str:
@@ -63,6 +79,7 @@ class StageStats:
       executor: where it does its work.
       ordered: whether items leave in the order of their inputs; of a merge, whether it is a strict one.
       per_worker: the same of each worker, by shard.
+      hosts: threads or processes in which its workers run; 0: they run in the stream's own event loop.
     """
 
     name: str
@@ -79,6 +96,7 @@ class StageStats:
     executor: Executor = "inline"
     ordered: bool = True
     per_worker: tuple[WorkerStats, ...] = ()
+    hosts: int = 0
 
     @property
     def slots(self) -> int:
@@ -108,6 +126,7 @@ class StageStats:
             per_worker=tuple(
                 worker.since(before.get(worker.shard, WorkerStats(shard=worker.shard))) for worker in self.per_worker
             ),
+            hosts=self.hosts,
         )
 
 
@@ -116,7 +135,7 @@ class ChannelStats:
     """One kind of channel, over all workers.
 
     Attributes:
-      name: of the stage that fills it.
+      name: of the stage that fills it; with " (border)" behind it, if its items come from a host.
       items: that went through.
       depth: items in them now; behind a concurrent map, its inputs at work count too.
       peak: the most that were in one of them at once.
@@ -133,6 +152,59 @@ class ChannelStats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostStats:
+    """A thread or a process in which workers run, since the stream was opened.
+
+    Attributes:
+      number: among its backend's, from 0 on.
+      kind: "process" or "thread".
+      pid: of its process, the last one's if there were several; None: it hasn't started.
+      shards: of its workers.
+      items: of theirs that have arrived.
+      bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
+      busy_s: that its event loop was held by its stages.
+      wait_input_s: that its stages waited for items, summed over stages and calls.
+      wait_output_s: that they waited for room, likewise.
+      arrival_s: that the stream's own event loop was held by taking its items in.
+      restarts: how many times another one has taken its place.
+      resident_bytes: memory that it holds, or held when it was last seen, shared pages included; 0 of a thread: it is
+        this process's.
+      alive: it has been started, and hasn't ended.
+    """
+
+    number: int
+    kind: HostKind
+    pid: int | None = None
+    shards: tuple[int, ...] = ()
+    items: int = 0
+    bytes: int = 0
+    busy_s: float = 0.0
+    wait_input_s: float = 0.0
+    wait_output_s: float = 0.0
+    arrival_s: float = 0.0
+    restarts: int = 0
+    resident_bytes: int = 0
+    alive: bool = True
+
+    @property
+    def name(self) -> str:
+        """How messages call it: "process 2, pid 4711", "thread 0"."""
+        return f"{self.kind} {self.number}" + (f", pid {self.pid}" if self.kind == "process" and self.pid else "")
+
+    def since(self, earlier: HostStats) -> HostStats:
+        """Return what was added since `earlier`; memory, pid, restarts and shards are those of now."""
+        return replace(
+            self,
+            items=self.items - earlier.items,
+            bytes=self.bytes - earlier.bytes,
+            busy_s=max(0.0, self.busy_s - earlier.busy_s),
+            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
+            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
+            arrival_s=max(0.0, self.arrival_s - earlier.arrival_s),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """A stream at one moment, or between two.
 
@@ -144,6 +216,8 @@ class Figures:
       channels: likewise.
       consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
         the first item of a list until it first awaits something.
+      hosts: threads or processes in which workers run, by number; none where they run in the stream's event loop.
+      cpus: that this process may use.
     """
 
     elapsed_s: float
@@ -152,12 +226,15 @@ class Figures:
     stages: tuple[StageStats, ...] = ()
     channels: tuple[ChannelStats, ...] = ()
     consumer_held_s: float = 0.0
+    hosts: tuple[HostStats, ...] = ()
+    cpus: int = 1
 
 
 def between(earlier: Figures, later: Figures) -> Figures:
     """Return what was added from one moment to another of the same stream; depths and peaks are those of the later."""
     passed = {channel.name: channel.items for channel in earlier.channels}
     before = {stage.name: stage for stage in earlier.stages}
+    were = {host.number: host for host in earlier.hosts}
     return Figures(
         elapsed_s=max(0.0, later.elapsed_s - earlier.elapsed_s),
         items=later.items - earlier.items,
@@ -167,4 +244,8 @@ def between(earlier: Figures, later: Figures) -> Figures:
         ),
         channels=tuple(replace(each, items=each.items - passed.get(each.name, 0)) for each in later.channels),
         consumer_held_s=max(0.0, later.consumer_held_s - earlier.consumer_held_s),
+        hosts=tuple(
+            host.since(were.get(host.number, HostStats(number=host.number, kind=host.kind))) for host in later.hosts
+        ),
+        cpus=later.cpus,
     )

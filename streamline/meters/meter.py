@@ -11,16 +11,18 @@ Times are those of `time.perf_counter`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
-from streamline.meters.figures import ChannelStats, Figures, StageStats
+from streamline.meters.figures import BORDER, ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import LoopMeter, Observer, StageMeter
 from streamline.meters.stats import Stats
 
 __all__ = ["ChannelMeter", "ConsumerMeter", "Meters"]
-
 
 QUICK_S = 0.001
 """A body of the consumer's loop that takes less is timed now and then only."""
@@ -127,6 +129,8 @@ class Meters:
       order: names of the stages as they stand in the plan; others come behind them.
       on: False: nothing is counted of stages and channels; for measuring what that costs.
       on_hold: given to every meter made from now on.
+      hosts: in which workers run.
+      on_observed: called, in the thread of whoever traces, when a trace begins and when it ends.
     """
 
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
@@ -138,7 +142,29 @@ class Meters:
         self.on = on
         self.observer: Observer | None = None
         self.on_hold: Callable[[StageMeter, float], None] | None = None
+        self.hosts: list[HostMeter] = []
+        self.on_observed: list[Callable[[], None]] = []
+        self._host: HostMeter | None = None
+        self._whole = self
         self._first: Figures | None = None
+
+    def within(self, host: HostMeter) -> Meters:
+        """Return what counts, into these meters, what runs in a host that is a thread of this process.
+
+        Each stage in each worker has a meter of its own, so each still has one writer.
+        """
+        part = Meters(self.consumer.opened_at, on=self.on)
+        part.stages, part.channels = self.stages, self.channels
+        part._host, part._whole = host, self
+        return part
+
+    def observe(self, observer: Observer | None) -> None:
+        """Let `observer` be told of every stretch of work and of waiting; None: nobody."""
+        self.observer = observer
+        for meter in list(self.stages.values()):
+            meter.observer = observer
+        for told in list(self.on_observed):
+            told()
 
     def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
         """Return the meter of a stage in a worker."""
@@ -146,8 +172,9 @@ class Meters:
         if meter is None:
             meter = self.stages[name, shard] = StageMeter(name, kind, shard, concurrency)
             meter.loop = self.loop
-            meter.observer = self.observer
+            meter.host = self._host
             meter.on_hold = self.on_hold
+            meter.observer = self._whole.observer  # once it is among the stages: a trace that begins now misses none
         return meter
 
     def channel(self, name: str, shard: int, capacity: int) -> ChannelMeter:
@@ -186,9 +213,31 @@ class Meters:
             items=consumer.items,
             consumer_wait_s=consumer.waited_until(now),
             stages=tuple(_stage(meters, now) for meters in _by_name(self.stages, places)),
+            hosts=tuple(self._hosts(now)),
+            cpus=usable_cpus(),
             channels=tuple(_channel(meters) for meters in _by_name(self.channels, places)),
             consumer_held_s=consumer.held_s,
         )
+
+    def _hosts(self, now: float) -> Iterator[HostStats]:
+        """Yield what is known of each host, with what its stages did."""
+        meters = list(self.stages.values())
+        for host in sorted(list(self.hosts), key=lambda host: host.number):
+            mine = [meter for meter in meters if meter.host is host]
+            workers = [meter.figures(now) for meter in mine]
+            yield replace(
+                host.figures(),
+                busy_s=sum(meter.held_until(now) for meter in mine),
+                wait_input_s=sum(worker.wait_input_s for worker in workers),
+                wait_output_s=sum(worker.wait_output_s for worker in workers),
+            )
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 M = TypeVar("M", StageMeter, ChannelMeter)
@@ -197,7 +246,10 @@ M = TypeVar("M", StageMeter, ChannelMeter)
 def _by_name(meters: dict[tuple[str, int], M], places: dict[str, int]) -> list[list[M]]:
     """Return the meters of each name together, by shard, in the plan's order."""
     found: dict[str, list[M]] = {}
-    for meter in sorted(meters.values(), key=lambda meter: (places.get(meter.name, len(places)), meter.shard)):
+    last = len(places)
+    for meter in sorted(
+        list(meters.values()), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
+    ):
         found.setdefault(meter.name, []).append(meter)
     return list(found.values())
 
@@ -220,6 +272,7 @@ def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
         executor=first.executor,
         ordered=first.ordered,
         per_worker=workers,
+        hosts=len({meter.host for meter in meters if meter.host is not None}),
     )
 
 

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamline.meters.figures import Executor, WorkerStats, label
+from streamline.meters.host_meter import HostMeter
 from streamline.sizes import nbytes
 
-__all__ = ["HOLD_S", "Doing", "Holding", "LoopMeter", "Observer", "StageMeter", "TimedCall", "Working"]
+__all__ = ["HOLD_S", "Counted", "Doing", "Holding", "LoopMeter", "Observer", "StageMeter", "TimedCall", "Working"]
 
 R = TypeVar("R")
 
@@ -44,6 +45,26 @@ class LoopMeter:
         self.held_s = 0.0
 
 
+class Counted(NamedTuple):
+    """What a `StageMeter` has counted, and what goes on: enough to show it elsewhere. Pickles; `StageMeter.shows`."""
+
+    name: str
+    kind: str
+    shard: int
+    concurrency: int
+    executor: Executor
+    ordered: bool
+    items: int
+    bytes: int
+    worked_s: float
+    held_s: float
+    wait_input_s: float
+    wait_output_s: float
+    begun: float | None
+    slots: tuple[float, ...]
+    waits: tuple[tuple[int, tuple[Doing, float]], ...]
+
+
 class StageMeter:
     """One stage in one worker.
 
@@ -56,11 +77,12 @@ class StageMeter:
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
       observer: told of every stretch of work and of waiting; a trace, say. None: nobody listens, the usual case.
       on_hold: told how long a stretch of at least `HOLD_S` held the event loop; None: nobody minds.
+      host: in which the worker runs; None: in the stream's own event loop.
     """
 
     __slots__ = (
         "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits", "begun",
-        "concurrency", "errors", "executor", "held_s", "items", "kind", "loop", "name", "observer", "on_hold",
+        "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer", "on_hold",
         "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
     )  # fmt: skip
 
@@ -82,6 +104,7 @@ class StageMeter:
         self.observer: Observer | None = None
         self.on_hold: Callable[[StageMeter, float], None] | None = None
         self.begun: float | None = None
+        self.host: HostMeter | None = None
         self._waits: dict[int, tuple[Doing, float]] = {}
         self._lists = 0
         self._sample_at = 1
@@ -185,6 +208,50 @@ class StageMeter:
             wait_input_s=self.wait_input_s + sum(now - began for doing, began in waits if doing == "wait_input"),
             wait_output_s=self.wait_output_s + sum(now - began for doing, began in waits if doing == "wait_output"),
         )
+
+    def counted(self) -> Counted:
+        """Return what was counted, and what goes on. From any thread."""
+        return Counted(
+            self.name, self.kind, self.shard, self.concurrency, self.executor, self.ordered, self.items, self.bytes,
+            self.worked_s, self.held_s, self.wait_input_s, self.wait_output_s, self.begun, tuple(self.slots),
+            tuple(self._waits.items()),
+        )  # fmt: skip
+
+    def shows(self, counted: Counted, more: Counted | None = None) -> None:
+        """Show what a meter elsewhere has counted, and what goes on there, in place of what was here.
+
+        Args:
+          more: had been counted before it began; what went on then doesn't any more.
+        """
+        self.executor, self.ordered = counted.executor, counted.ordered
+        self.items, self._sampled_items = counted.items, counted.items
+        self._sampled_bytes = counted.bytes
+        self.worked_s, self.held_s = counted.worked_s, counted.held_s
+        self.wait_input_s, self.wait_output_s = counted.wait_input_s, counted.wait_output_s
+        if more is not None:
+            self.items += more.items
+            self._sampled_items = self.items
+            self._sampled_bytes += more.bytes
+            self.worked_s += more.worked_s
+            self.held_s += more.held_s
+            self.wait_input_s += more.wait_input_s
+            self.wait_output_s += more.wait_output_s
+        self.begun, self.slots, self._waits = counted.begun, list(counted.slots), dict(counted.waits)
+
+    def stopped(self, now: float) -> Counted:
+        """Count what goes on up to `now`, as over; return what was counted then."""
+        so_far, held_s = self.figures(now), self.held_until(now)
+        counted = self.counted()._replace(
+            worked_s=so_far.busy_s - held_s,
+            held_s=held_s,
+            wait_input_s=so_far.wait_input_s,
+            wait_output_s=so_far.wait_output_s,
+            begun=None,
+            slots=(),
+            waits=(),
+        )
+        self.shows(counted)
+        return counted
 
 
 class Holding:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.meters.figures import ChannelStats, Figures, StageStats
+from streamline.meters.figures import BORDER, ChannelStats, Figures, HostStats, StageStats
 
 __all__ = ["table"]
 
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 CHANNELS = ("channel behind", "channels", "items", "held now", "peak", "capacity")
+HOSTS = ("host", "workers", "items", "items/s", "bytes", "busy", "restarts", "memory")
 
 WIDEST_NAME = 20
 """Longer names are cut, so that a line fits into 80 columns."""
@@ -17,10 +18,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def table(figures: Figures) -> str:
-    """Return a line on the consumer, then a table of stages and one of channels; errors only where there are any.
+    """Return a line on the consumer, then tables of stages, channels and hosts; errors only where there are any.
 
     Percentages are of the time in which all calls that a stage may have at work at once could have been busy: at work,
-    waiting for an item ("no input"), waiting for room behind it.
+    waiting for an item ("no input"), waiting for room behind it. Of a host, of the time: its event loop was held.
     """
     elapsed_s = figures.elapsed_s
     waits = figures.consumer_wait_s / elapsed_s if elapsed_s else 0.0
@@ -36,6 +37,8 @@ def table(figures: Figures) -> str:
         lines += _aligned(rows)
     if figures.channels:
         lines += _aligned([CHANNELS, *map(_channel, figures.channels)])
+    if figures.hosts:
+        lines += _aligned([HOSTS, *(_host(host, elapsed_s) for host in figures.hosts)])
     return "\n".join(lines)
 
 
@@ -54,7 +57,21 @@ def _stage(stage: StageStats, elapsed_s: float) -> tuple[str, ...]:
 
 def _channel(channel: ChannelStats) -> tuple[str, ...]:
     counts = (channel.channels, channel.items, channel.depth, channel.peak, channel.capacity)
-    return (_cut(channel.name), *(f"{count:,}" for count in counts))
+    name = _cut(channel.name.removesuffix(BORDER)) + BORDER if channel.name.endswith(BORDER) else _cut(channel.name)
+    return (name, *(f"{count:,}" for count in counts))
+
+
+def _host(host: HostStats, elapsed_s: float) -> tuple[str, ...]:
+    return (
+        host.name if host.alive else f"{host.name} (ended)",
+        str(len(host.shards)),
+        f"{host.items:,}",
+        _rate(host.items, elapsed_s),
+        _size(host.bytes),
+        f"{100 * host.busy_s / elapsed_s:.0f} %" if elapsed_s else "0 %",
+        str(host.restarts),
+        _size(host.resident_bytes) if host.resident_bytes else "-",
+    )
 
 
 def _cut(name: str) -> str:

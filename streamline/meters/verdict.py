@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from streamline.meters.advice import MOST, THREADABLE, calls_for, if_threads, more_at_once, several, way_out
 from streamline.meters.figures import Figures, StageStats, WorkerStats
 
-__all__ = ["RULES", "Verdict", "judge", "way_out"]
+__all__ = ["RULES", "Verdict", "judge"]
 
 LEAST_S, LEAST_ITEMS = 0.2, 8
 """Less than this says nothing: a dropped connection, a function's first call, a machine that was busy elsewhere."""
@@ -40,9 +41,6 @@ TINY_S = 0.00001
 
 WORTH = 1.1
 """A speed-up below this isn't worth a line."""
-
-MOST = 8
-"""The most calls at once, for each there are now, that is advised in one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +83,17 @@ class _View:
         self.elapsed_s = figures.elapsed_s
         self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
         self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
-        self.stages_hold = sum(map(self.holds, self.stages))
+        self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
+        self.stages_hold = self.arrivals_hold + sum(self.holds(stage) for stage in self.stages if not stage.hosts)
+        self.hosted_hold = sum(self.holds(stage) for stage in self.stages if stage.hosts)
 
     def holds(self, stage: StageStats) -> float:
-        """The share of the time for which a stage held the event loop."""
-        return stage.held_s / self.elapsed_s
+        """The share of the time for which a stage held the event loop; the event loops of its hosts, on average."""
+        return stage.held_s / (self.elapsed_s * max(1, stage.hosts))
+
+    def loop_of(self, stage: StageStats) -> float:
+        """The share of the time for which the event loop that a stage runs in was held by stages."""
+        return self.hosted_hold if stage.hosts else self.stages_hold
 
     def load(self, stage: StageStats) -> float:
         """The load of a stage's calls."""
@@ -121,10 +125,25 @@ class _View:
           but: the stage.
           loop: whether it is the loop that it is to be taken off.
         """
-        delays = self.stages_hold if loop and self.stages_hold >= FULL else 0.0  # what is awaited lasts longer by it
-        others = [self.awaited(stage) - delays for stage in self.stages if stage is not but]
-        rest = self.stages_hold - (self.holds(but) if loop else 0.0)
-        return max([0.01, 1 - self.waits, rest, *others])
+        full = self.loop_of(but) if loop and self.loop_of(but) >= FULL else 0.0
+        delays = {bool(but.hosts): full}  # what is awaited in the same loop lasts longer by it
+        others = [self.awaited(stage) - delays.get(bool(stage.hosts), 0.0) for stage in self.stages if stage is not but]
+        out = self.holds(but) if loop else 0.0
+        own, hosted = (
+            (self.stages_hold, self.hosted_hold - out) if but.hosts else (self.stages_hold - out, self.hosted_hold)
+        )
+        return max([0.01, 1 - self.waits, own, hosted, *others])
+
+    def rest_of_rank(self, but: StageStats) -> float:
+        """The highest load that stays when all that workers do goes elsewhere."""
+        at = next((at for at, stage in enumerate(self.stages) if stage.kind == "merge"), len(self.stages))
+        behind = [max(self.holds(stage), self.awaited(stage)) for stage in self.stages[at:] if stage is not but]
+        return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *behind])
+
+    def in_workers(self, stage: StageStats) -> bool:
+        """Whether a stage stands before the merge."""
+        at = self.stages.index(stage)
+        return not any(before.kind == "merge" for before in self.stages[:at])
 
 
 def _consumer(view: _View) -> Verdict | None:
@@ -202,10 +221,13 @@ def _each(worker: WorkerStats) -> float:
 
 
 def _loop(view: _View) -> Verdict | None:
-    """The event loop is full, and a stage's inline function is what holds it."""
-    total = view.stages_hold + view.body_holds
+    """An event loop is full, and a stage's inline function is what holds it."""
     stage = view.heaviest
-    if stage is None or total < LOADED or view.holds(stage) < 0.3 or view.holds(stage) < view.body_holds:
+    if stage is None:
+        return None
+    body = 0.0 if stage.hosts else view.body_holds
+    total = view.loop_of(stage) + body
+    if total < LOADED or view.holds(stage) < 0.3 or view.holds(stage) < body:
         return None
     if total < FULL and any(view.awaited(other) > total for other in view.stages):
         return None
@@ -214,20 +236,65 @@ def _loop(view: _View) -> Verdict | None:
         return Verdict(
             rule="loop",
             stage=str(stage),
-            line=f"{stage} limits: it holds the event loop {_percent(held)} of the time, with calls of "
-            f"{1e6 * view.call_s(stage):.1f} µs; {_consumer_waits(view)}; {_several(stage.kind)}: "
+            line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time, with calls of "
+            f"{1e6 * view.call_s(stage):.1f} µs; {_consumer_waits(view)}; {several(stage.kind)}: "
             f"{_about(1 / rest)} at the most",
             speedup=1 / rest,
         )
-    calls = _calls(1 / rest)
+    calls = calls_for(1 / rest)
     speedup = min(1 / rest, calls / held) if stage.kind in THREADABLE else 1 / rest
+    more, faster = _more_hosts(view, stage, rest)
     return Verdict(
         rule="loop",
         stage=str(stage),
-        line=f"{stage} limits: it holds the event loop {_percent(held)} of the time; {_consumer_waits(view)}; try "
+        line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time; {_consumer_waits(view)}; try "
         f"{way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
-        "the GIL, nothing if it computes in Python",
-        speedup=speedup,
+        f"the GIL, nothing if it computes in Python{more}",
+        speedup=max(speedup, faster),
+    )
+
+
+def _loops(view: _View, stage: StageStats) -> str:
+    """Return the event loops that a stage runs in."""
+    if not stage.hosts:
+        return "the event loop"
+    kind = view.figures.hosts[0].kind if view.figures.hosts else "host"
+    return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {_counted(stage.hosts, kind)}"
+
+
+def _more_hosts(view: _View, stage: StageStats, rest: float) -> tuple[str, float]:
+    """Return what processes would do for a stage's inline function, and how much faster it gets; "": nothing."""
+    kind = view.figures.hosts[0].kind if stage.hosts and view.figures.hosts else None
+    now = stage.hosts if kind == "process" else 1
+    rest = rest if kind == "process" else view.rest_of_rank(stage)
+    count = min(view.figures.cpus, MOST * now, math.ceil(now / rest))
+    speedup = min(1 / rest, count / now)
+    if not view.in_workers(stage) or count <= now or speedup < WORTH:
+        full = kind == "process" and now >= view.figures.cpus
+        return (f" (its {_counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
+    shards = f".shard({count}) and " if stage.workers < count else ""
+    gil = " if it computes in Python" if kind == "thread" else ""
+    return f"; or {shards}backend=Processes({count}): {_about(speedup)}{gil}", speedup
+
+
+def _counted(count: int, kind: str) -> str:
+    if count == 1:
+        return f"1 {kind}"
+    return f"{count} {kind}{'es' if kind == 'process' else 's'}"
+
+
+def _border(view: _View) -> Verdict | None:
+    """Taking in what hosts give keeps this process's event loop busy."""
+    share = view.arrivals_hold
+    if view.stages_hold < LOADED or share < 0.3 or share < max(map(view.holds, view.stages), default=0.0):
+        return None
+    hosts = view.figures.hosts
+    return Verdict(
+        rule="border",
+        stage=None,
+        line=f"the border limits: taking in the items of {_counted(len(hosts), hosts[0].kind)} holds the event loop "
+        f"{_percent(share)} of the time; {_consumer_waits(view)}; let fewer and larger items cross (.batch before "
+        ".merge(), arrays in place of many small objects)",
     )
 
 
@@ -251,7 +318,7 @@ def _calls_full(view: _View) -> Verdict | None:
         rule="calls",
         stage=str(stage),
         line=f"{stage} limits: busy {_percent(view.awaited(stage))}, {_consumer_waits(view)}; "
-        f"try {_more(stage, more)}: {_about(speedup)}{_if_threads(stage)}",
+        f"try {more_at_once(stage, more)}: {_about(speedup)}{if_threads(stage)}",
         speedup=speedup,
     )
 
@@ -296,74 +363,12 @@ RULES: dict[str, Callable[[_View], Verdict | None]] = {
     "loop body": _body,
     "uneven workers": _uneven,
     "selective filter": _selective,
+    "border": _border,
     "loop": _loop,
     "calls": _calls_full,
     "order": _order,
 }
 """By name, in the order in which they are tried."""
-
-THREADABLE = ("map",)
-"""Stages that take `executor="thread"` themselves."""
-
-
-def way_out(kind: str, calls: int) -> str:
-    """Return how the work of an inline function of a kind of stage gets off the event loop.
-
-    Args:
-      kind: "map", "batch", "from_items".
-      calls: threads that are advised.
-    """
-    threads = f'executor="thread", concurrency={calls}'
-    if kind == "map":
-        return threads
-    if kind == "batch":
-        return f".batch(collate=None) and the collating in .map({threads})"
-    if kind in ("flat_map", "unbatch"):
-        return f".map({threads}) that returns lists, and .unbatch()"
-    if kind == "from_items":
-        return f"from_items(range(len(data))) and .map(data.__getitem__, {threads})"
-    if kind == "filter":
-        return f"a .map({threads}) before it that does the slow part"
-    if kind == "source":
-        return f"yielding what is to be read, and the reading in .map({threads})"
-    if kind == "from_iterable":
-        return f"a factory that yields what is to be read, and the reading in .map({threads})"
-    return f"its slow part in a .map({threads})"
-
-
-def _several(kind: str) -> str:
-    """Return how one call of an inline function of a kind of stage does several items."""
-    if kind == "from_items":
-        return "give what it reads a __getitems__, which takes a list of indices"
-    if kind in ("from_iterable", "source"):
-        return "let it yield lists, and .unbatch() behind it"
-    if kind in ("batch", "unbatch"):
-        return "larger batches"
-    if kind == "filter":
-        return "filter lists in a .map, between .batch(collate=None) and .unbatch()"
-    return "let a call do several items (.batch before it, .unbatch behind)"
-
-
-def _more(stage: StageStats, more: int) -> str:
-    """Return how a stage that is awaited gets more done at once."""
-    if stage.executor != "inline":
-        return f"concurrency={stage.concurrency * more}"
-    if stage.kind.startswith("read_"):
-        return f".shard({stage.workers * more}), so that as many files or connections are read at once"
-    if stage.kind == "source":
-        return f".shard({stage.workers * more}), so that as many are read at once"
-    if stage.kind == "from_iterable":
-        return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
-    return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
-
-
-def _if_threads(stage: StageStats) -> str:
-    return " if it waits or releases the GIL" if stage.executor == "thread" else ""
-
-
-def _calls(wanted: float) -> int:
-    """How many threads are needed for so many times the speed; at least 2."""
-    return max(2, min(MOST, math.ceil(wanted)))
 
 
 def _consumer_waits(view: _View) -> str:

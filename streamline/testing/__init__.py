@@ -26,8 +26,8 @@ from streamline.testing.running import LOOPS
 from streamline.testing.sources import PAUSE, YIELD, Abort, Script, scripted
 
 __all__ = [
-    "LOOPS",
     "LAWS",
+    "LOOPS",
     "PAUSE",
     "YIELD",
     "Abort",

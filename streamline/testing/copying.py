@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from streamline.hosts.lane import Care
 from streamline.plan import Plan
 from streamline.tasks import Tasks
 
-__all__ = ["Copying", "CopyLink", "Cut", "Deaths"]
+__all__ = ["CopyLink", "Copying", "Cut", "Deaths"]
 
 
 class Cut(NamedTuple):
@@ -140,7 +140,7 @@ class _TaskHost(Host):
     def name(self) -> str:
         return f"copying host {self.number}"
 
-    def connect(self, payload: Spec) -> Link:
+    def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
         lock = threading.Lock()
         near, far = CopyLink(lock), CopyLink(lock)
         near.other, far.other = far, near
@@ -150,7 +150,7 @@ class _TaskHost(Host):
 
         async def run() -> None:
             with anyio.CancelScope(shield=True):  # as elsewhere: it ends when the running says so
-                await serve(far, payload)
+                await serve(far, payload, answer)
 
         start = partial(self._tasks.start, run, f"copying host {self.number}", far.close)
         Context().run(start)  # it is none of the movers here
@@ -199,7 +199,7 @@ class Copying:
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
-        spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
+        spec = Spec.of(plan, session)
         deaths = Deaths(self.cuts)
         self.runnings.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]

@@ -24,9 +24,9 @@ from streamline.gate import Gate
 from streamline.opened import prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
+from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
-from streamline.session import Session
 from streamline.states import State
 from streamline.tasks import Tasks, supervise
 from streamline.transforms.base import Stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from streamline.meters.advice import way_out
 from streamline.meters.stage_meter import HOLD_S, StageMeter
-from streamline.meters.verdict import way_out
 
 __all__ = ["HoldHint"]
 

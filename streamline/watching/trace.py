@@ -91,15 +91,14 @@ class Trace:
         self._behind = behind
         self._lock = RLock()  # a garbage collection within `_observe` may stop this
         self._tracks: dict[StageMeter, _Track] = {}
+        self._processes: dict[int, str] = {}
         self._lanes = 0
         self._resolution = _Resolution()
         self._counters = _Counters(meters)
         self._flushed_at = perf_counter()
         self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2, self._heads)
         self._observer = self._observe  # one and the same object each time, so that it can be compared
-        meters.observer = self._observer
-        for meter in list(meters.stages.values()):
-            meter.observer = self._observer
+        meters.observe(self._observer)
 
     @property
     def previous(self) -> Path:
@@ -109,9 +108,7 @@ class Trace:
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
         if self._meters.observer is self._observer:
-            self._meters.observer = None
-            for meter in list(self._meters.stages.values()):
-                meter.observer = None
+            self._meters.observe(None)
         with self._lock:
             self._finish_spans(perf_counter())
             self._guarded(lambda file: file.close())
@@ -151,14 +148,19 @@ class Trace:
             place = self._place if meter.name in self._behind else f"shard {meter.shard}"
             order = self._meters.order
             nth = order.index(meter.name) if meter.name in order else len(order)
-            track = self._tracks[meter] = _Track(f"{place} · {meter}", (nth * MOST_WORKERS + meter.shard) * MOST_LANES)
+            sort = (nth * MOST_WORKERS + meter.shard) * MOST_LANES
+            pid = 1 if meter.host is None else 2 + meter.host.number
+            if meter.host is not None and pid not in self._processes:
+                self._processes[pid] = str(meter.host)
+                self._write(_process(pid, f"streamline, {self._place}, {meter.host}"))
+            track = self._tracks[meter] = _Track(f"{place} · {meter}", sort, pid)
         for lane in track.lanes:
             if lane.end <= at + ROUNDING_S:
                 return lane
         if len(track.lanes) == MOST_LANES:
             return None
         self._lanes += 1
-        track.lanes.append(lane := _Lane(self._lanes))
+        track.lanes.append(lane := _Lane(self._lanes, track.pid))
         for event in track.names(len(track.lanes) - 1):
             self._write(event)
         return lane
@@ -175,7 +177,9 @@ class Trace:
                 self._write(_span(free, _Span("work", since, now), self._us) | {"name": "work, not done yet"})
 
     def _heads(self) -> Iterator[Event]:
-        yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": f"streamline, {self._place}"}}
+        yield _process(1, f"streamline, {self._place}")
+        for pid, host in self._processes.items():
+            yield _process(pid, f"streamline, {self._place}, {host}")
         for track in self._tracks.values():
             for at in range(len(track.lanes)):
                 yield from track.names(at)
@@ -230,10 +234,11 @@ class _Span:
 class _Lane:
     """One line of a track, on which nothing overlaps: what a viewer calls a thread."""
 
-    __slots__ = ("end", "number", "span")
+    __slots__ = ("end", "number", "pid", "span")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, pid: int) -> None:
         self.number = number
+        self.pid = pid
         self.end = float("-inf")
         self.span: _Span | None = None
 
@@ -252,10 +257,12 @@ class _Track:
 
     Args:
       sort: where its first lane stands among all: the plan's order, then that of the shards.
+      pid: what viewers take for a process, under which it stands: this one's is 1, that of host n is n + 2.
     """
 
-    def __init__(self, name: str, sort: int) -> None:
+    def __init__(self, name: str, sort: int, pid: int) -> None:
         self.name = name
+        self.pid = pid
         self._sort = sort
         self.lanes: list[_Lane] = []
 
@@ -263,8 +270,9 @@ class _Track:
         """Yield the events that name lane number `at`."""
         number = self.lanes[at].number
         name = self.name if at == 0 else f"{self.name} #{at + 1}"
-        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": number, "args": {"sort_index": self._sort + at}}
+        sort = {"sort_index": self._sort + at}
+        yield {"ph": "M", "name": "thread_name", "pid": self.pid, "tid": number, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": self.pid, "tid": number, "args": sort}
 
 
 class _Resolution:
@@ -320,13 +328,17 @@ class _Counters:
         self._items, self._waited = items, waited
 
 
+def _process(pid: int, name: str) -> Event:
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+
+
 def _span(lane: _Lane, span: _Span, us: Callable[[float], float]) -> Event:
     """Return a span as an event; one of several stretches is called after what took most of it."""
     doing = max(span.seconds, key=lambda kind: span.seconds[kind])
     name = NAMES[doing] if len(span.seconds) == 1 else f"mostly {NAMES[doing]}"
     began = us(span.began)
     dur = round(us(span.ended) - began, 3)
-    event: Event = {"ph": "X", "name": name, "cat": doing, "pid": 1, "tid": lane.number, "ts": began, "dur": dur}
+    event: Event = {"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.number, "ts": began, "dur": dur}
     if span.stretches > 1:
         spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in span.seconds.items()}
         event["args"] = {"stretches": span.stretches, **spent}

@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import TIMEOUT_MAX
 from time import perf_counter
@@ -26,6 +27,7 @@ import anyio
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.gate import Phase
+from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import StageMeter
 from streamline.session import Awaited, Session
 
@@ -119,15 +121,29 @@ class Watched:
         where = worker.state.where()
         at = f", behind {where}" if where else ""
         if not mine:
-            return f"nothing in it is at work{at}"
+            host = self._host(worker.shard)
+            if host is not None and not host.alive:
+                return f"its {host.kind} is not there yet{at}"
+            return f"nothing in it is at work{_in_host(host)}{at}"
         meter = _oldest(mine)
         if meter.name == self.source and meter.since is not None:
-            return f"{meter} has brought nothing for {_seconds(now - meter.since)}{at}"
-        return f"{_at_work(meter, now)}{at}"
+            return f"{meter} has brought nothing for {_seconds(now - meter.since)}{_in_host(meter.host)}{at}"
+        return f"{_at_work(meter, now)}{_in_host(meter.host)}{at}"
 
-    def warn(self, waited: float, why: str) -> None:
+    def _host(self, shard: int) -> HostMeter | None:
+        """Return the host of a shard's worker; None: it runs in the stream's own event loop."""
+        return next((host for host in list(self.session.meters.hosts) if shard in host.shards), None)
+
+    def stuck(self) -> list[HostMeter]:
+        """Return the hosts in which a function holds up what the consumer waits for. In the event loop's thread."""
+        shards = {worker.shard for worker in (self.session.awaited or list)()}
+        stages = list(self.session.meters.stages.values())
+        held = {meter.host for meter in stages if meter.shard in shards and meter.begun is not None}
+        return [host for host in held if host is not None]
+
+    def warn(self, waited: float, why: str, stacks: str = "") -> None:
         """Tell whoever reads the log."""
-        logger.warning("the consumer has waited %s: %s", _seconds(waited), why)
+        logger.warning("the consumer has waited %s: %s%s", _seconds(waited), why, stacks)
 
 
 class Patience:
@@ -154,17 +170,21 @@ class Patience:
                 if self._watched.paused:
                     began, limit = perf_counter(), self._stall_s
                     continue
-            answer: list[str] = []
+            answer: list[tuple[str, list[HostMeter]]] = []
             if wake is not None:
                 with suppress(RuntimeError):  # the loop has ended: something is on its way
-                    wake(lambda answer=answer: answer.append(self._watched.report(perf_counter())))  # type: ignore[misc]
+                    wake(partial(self._answer, answer))
             try:
                 return border.get(timeout=LOOK_S)  # the loop answers; or it comes after all
             except Empty:
                 waited = perf_counter() - began
-                self._watched.warn(waited, answer[0] if answer else held(loop_thread))
+                why, hosts = answer[0] if answer else (held(loop_thread), [])
+                self._watched.warn(waited, why, stacks(hosts))
             while limit <= waited:
                 limit *= 2
+
+    def _answer(self, answer: list[tuple[str, list[HostMeter]]]) -> None:
+        answer.append((self._watched.report(perf_counter()), self._watched.stuck()))
 
 
 async def watch(watched: Watched, stall_s: float) -> None:
@@ -182,12 +202,14 @@ async def watch(watched: Watched, stall_s: float) -> None:
                 current, limit = since, stall_s
             waited = now - max(since, free_since)
             if waited >= limit:
-                watched.warn(waited, watched.report(now))
+                why, hosts = watched.report(now), watched.stuck()
+                at = await watched.session.threads.run(partial(stacks, hosts)) if hosts else ""
+                watched.warn(waited, why, at)
             while limit <= waited:
                 limit *= 2
             delay = min(stall_s, limit - waited)  # another wait may begin, whose limit is nearer
         before = consumer.waited_until(now)
-        held_s = {meter: meter.held_s for meter in list(meters.stages.values())}
+        held_s = {meter: meter.held_s for meter in list(meters.stages.values()) if meter.host is None}
         await anyio.sleep(delay)
         woken = perf_counter()
         late = woken - now - delay
@@ -196,6 +218,14 @@ async def watch(watched: Watched, stall_s: float) -> None:
             watched.warn(late, f"the event loop was held{_by(held_s)}; in it nothing else runs, not even this watchdog")
             if since is not None and consumer.waiting_since == since:
                 limit = max(limit, 2 * stall_s)
+
+
+def stacks(hosts: Sequence[HostMeter]) -> str:
+    """Return what hosts are at, as lines to append. Not in the event loop's thread: one may take its time."""
+    try:
+        return "".join(f"\nWhat runs in {host}:\n{host.stacks()}" for host in hosts)
+    except Exception as error:  # it has died just now
+        return f"\nWhat runs there can't be told ({type(error).__name__}: {error})"
 
 
 def held(loop_thread: int | None) -> str:
@@ -228,6 +258,10 @@ def _by(before: dict[StageMeter, float]) -> str:
     if most is None or grown[most] <= 0:
         return ""
     return f", by {most} as it seems: sync code that waits belongs into .map(executor='thread')"
+
+
+def _in_host(host: HostMeter | None) -> str:
+    return "" if host is None else f" in {host}"
 
 
 def _oldest(meters: Sequence[StageMeter]) -> StageMeter:

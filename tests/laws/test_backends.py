@@ -20,7 +20,7 @@ from streamline.backends.base import Backend, Workers
 from streamline.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
-from streamline.testing import Script, check_failure, check_resume, oracle, scripted
+from streamline.testing import Script, check_failure, check_resume, oracle
 from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying
 from tests.laws.profile import examples

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from streamline.meters.figures import Figures, StageStats, WorkerStats
-from streamline.meters.verdict import RULES, judge, way_out
+from streamline.meters.advice import way_out
+from streamline.meters.figures import Figures, HostStats, StageStats, WorkerStats
+from streamline.meters.verdict import RULES, judge
 
 SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)
 MAP = StageStats(name="decode", kind="map", items=1000, busy_s=0.2, held_s=0.2)
@@ -215,7 +216,9 @@ def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) 
 
 
 def test_the_rules_are_those_of_the_page() -> None:
-    assert list(RULES) == ["consumer", "loop body", "uneven workers", "selective filter", "loop", "calls", "order"]
+    assert list(RULES) == [
+        "consumer", "loop body", "uneven workers", "selective filter", "border", "loop", "calls", "order",
+    ]  # fmt: skip
 
 
 def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
@@ -246,3 +249,63 @@ def test_tiny_calls_of_every_kind_are_told_what_can_be_done_there(kind: str, wor
     found = judge(figures(held(StageStats(name="it", kind=kind, items=9_000_000), 0.9)))
     assert found is not None
     assert word in found.line
+
+
+def hosts(count: int, kind: Any = "process", **other: Any) -> dict[str, Any]:
+    each = (HostStats(number=number, kind=kind, **other) for number in range(count))
+    return {"hosts": tuple(each), "cpus": 8, "waits": 0.9}
+
+
+SPREAD = replace(MAP, workers=8, hosts=2)
+
+
+def test_hosts_have_event_loops_of_their_own() -> None:
+    full = replace(SPREAD, busy_s=19.4, held_s=19.4)
+    found = judge(figures(replace(SOURCE, hosts=2), full, MERGE, **hosts(2)))
+    assert found is not None
+    assert (found.rule, found.stage) == ("loop", "map(decode)")
+    assert "it holds the event loops of 2 processes 97 % of the time" in found.line
+    half = replace(SPREAD, busy_s=9.7, held_s=9.7)
+    assert judge(figures(half, MERGE, **hosts(2))) is None  # one loop would have been full
+
+
+def test_more_processes_are_advised_as_long_as_there_are_cpus_for_them() -> None:
+    full = replace(SPREAD, busy_s=19.4, held_s=19.4)
+    found = judge(figures(full, MERGE, **hosts(2)))
+    assert found is not None
+    assert found.line.endswith("; or backend=Processes(8): about 4.0 x")
+    few = judge(figures(full, MERGE, **{**hosts(2), "cpus": 2}))
+    assert few is not None
+    assert "have all of the CPUs" in few.line
+    assert "Processes(" not in few.line
+
+
+def test_shards_are_advised_with_processes_that_would_be_idle_without() -> None:
+    found = judge(figures(SOURCE, held(MAP, 0.97), MERGE, waits=1.0, cpus=2))
+    assert found is not None
+    assert found.line.endswith("; or .shard(2) and backend=Processes(2): about 2.0 x")
+    behind = judge(figures(SOURCE, MERGE, held(MAP, 0.97), waits=1.0, cpus=2))
+    assert behind is not None
+    assert "Processes(" not in behind.line  # what stands behind the merge stays here
+
+
+def test_of_threads_it_is_said_that_processes_help_python() -> None:
+    full = replace(SPREAD, busy_s=19.4, held_s=19.4)
+    found = judge(figures(full, MERGE, **hosts(2, "thread")))
+    assert found is not None
+    assert "the event loops of 2 threads" in found.line
+    assert "backend=Processes(8)" in found.line
+    assert found.line.endswith("if it computes in Python")
+
+
+def test_what_waits_in_hosts_isnt_excused_by_a_full_loop_here() -> None:
+    fetch = replace(busy(FETCH, 0.95), hosts=2)
+    assert verdict(fetch, MERGE, held(MAP, 0.5), **hosts(2)) == ("calls", "map(fetch)")
+
+
+def test_taking_in_too_many_items_is_the_borders_limit() -> None:
+    found = judge(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=4.0)))
+    assert found is not None
+    assert (found.rule, found.stage, found.speedup) == ("border", None, None)
+    assert "taking in the items of 2 processes holds the event loop 80 % of the time" in found.line
+    assert judge(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=0.4))) is None
