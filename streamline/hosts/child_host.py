@@ -36,6 +36,7 @@ class ProcessHost(Host):
         self._env = env
         self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
         self._process: HostProcess | None = None
+        self._used = False  # whether the process was given anything to do
         self._behind: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
 
     @property
@@ -48,17 +49,28 @@ class ProcessHost(Host):
         process = self._process
         return None if process is None else process.pid
 
+    def start(self) -> None:
+        with self._lock:
+            self._running()
+
     def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
         with self._lock:
-            if self.closed:
-                raise ClosedError(f"process {self.number} was closed with its pool")
-            if self._process is None or self._process.exit is not None:
-                process = HostProcess(self.number, self._env)
-                process.start()
-                self._process = process
-            link = SocketLink(self._process.link(payload, answer))
-            self._behind[link] = self._process
+            process = self._running()
+            link = SocketLink(process.link(payload, answer))
+            self._behind[link] = process
+            self._used = True
             return link
+
+    def _running(self) -> HostProcess:
+        """Return the process, started if there is none; under the lock."""
+        if self.closed:
+            raise ClosedError(f"process {self.number} was closed with its pool")
+        if self._process is None or self._process.exit is not None:
+            process = HostProcess(self.number, self._env)
+            process.start()
+            self._process = process
+            self._used = False
+        return self._process
 
     def fell(self, link: Link) -> str:
         process = self._behind[link]
@@ -96,4 +108,4 @@ class ProcessHost(Host):
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            process.close()
+            process.close() if self._used else process.close(0.0)

@@ -39,6 +39,14 @@ class Host(ABC):
     def name(self) -> str:
         """How messages call it: "process 2, pid 4711"."""
 
+    def start(self) -> None:  # noqa: B027 - a thread needs none
+        """Begin to start, if that takes a while and it doesn't run yet; returns at once.
+
+        Raises:
+          HostError: it can't be started.
+          ClosedError: it is closed.
+        """
+
     @abstractmethod
     def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
         """Return the near end of a new link; start the host if it doesn't run. Doesn't wait for it.

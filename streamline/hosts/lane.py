@@ -91,6 +91,8 @@ class Lane:
         self._mirror = Mirror(self._meters, self._meter)
         self._holding = Holding(self._gate, self._busy, self._handle, self._fail_all)
         self._begun = False
+        if own:
+            tasks.own(self._abandon)
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),

@@ -65,8 +65,15 @@ class Hosting(ABC):
         return self.dealt(plan, site, workers, hosts, own=True)
 
     def dealt(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
-        """Return the workers of a running, dealt to hosts."""
-        payload = self.payload(plan, site.tasks.session)
+        """Return the workers of a running, dealt to hosts; those that take a while to start begin to."""
+        try:
+            for host in hosts:
+                host.start()
+            payload = self.payload(plan, site.tasks.session)
+        except BaseException:
+            for host in hosts if own else ():
+                host.close()
+            raise
         return HostedWorkers(plan, site, hosts, payload, workers, self.care, own=own)
 
     def hint(self, site: Site, workers: int) -> None:
