@@ -11,16 +11,11 @@ from streamline.border.dumping import Dumper
 from streamline.channel import Inbox
 from streamline.driver import behind_channel
 from streamline.flow import Chunk, Flow, Site
-from streamline.opened import prepare
-from streamline.opening import Opening
-from streamline.pipeline import Pipeline
 from streamline.plan import Plan
-from streamline.snapshot import Snapshot
 from streamline.states import State, Tally, Tree
-from streamline.testing.running import PipelineSubject
 from streamline.worker import open_worker
 
-__all__ = ["Crossed", "CrossedSubject", "Crossing", "chooses", "tally_of"]
+__all__ = ["Crossed", "Crossing", "chooses", "tally_of"]
 
 
 def chooses(plan: Plan) -> bool:
@@ -107,14 +102,3 @@ class _CrossedWorkers:
     def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
         flow = Crossing(self.plan, site, state, self.dice, self.deaths)
         return behind_channel(flow, site, "near end", self.plan.worker_capacity(site.num_shards))
-
-
-@dataclass(frozen=True)
-class CrossedSubject(PipelineSubject):
-    """A whole pipeline over `Crossed`."""
-
-    pipeline: Pipeline[Any]
-    backend: Crossed = field(default_factory=Crossed)
-
-    def _opening(self, resume: Snapshot | None) -> Opening:
-        return prepare(self.pipeline.plan, backend=self.backend, resume=resume, rank=0, world_size=1, epoch=None)
