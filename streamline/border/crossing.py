@@ -9,6 +9,7 @@ from streamline.border.dumping import Dumper
 from streamline.border.failures import carry, carry_left_out, delivered, left_out
 from streamline.border.link import Link
 from streamline.border.messages import Carried
+from streamline.errors import WorkerDied
 from streamline.failing.failures import Failure
 from streamline.flow import Chunk
 from streamline.states import State, States
@@ -70,7 +71,9 @@ class StatesIn:
 
 def failure_out(link: Link, failure: BaseException) -> Carried:
     """Return a failure as it crosses."""
-    return carry(failure) if link.copies else failure
+    if not link.copies:
+        return failure
+    return carry(failure, link.host, trace=not isinstance(failure, WorkerDied))  # ours says where by itself
 
 
 def failure_in(carried: Carried) -> BaseException:
@@ -80,7 +83,7 @@ def failure_in(carried: Carried) -> BaseException:
 
 def left_out_out(link: Link, failure: Failure) -> Carried:
     """Return what is said of an item that was left out, as it crosses."""
-    return carry_left_out(failure) if link.copies else failure
+    return carry_left_out(failure, link.host) if link.copies else failure
 
 
 def left_out_in(carried: Carried) -> Failure:

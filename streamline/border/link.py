@@ -22,6 +22,9 @@ class Link(ABC):
     copies: ClassVar[bool]
     """Whether what crosses is copied; else both ends see the same objects."""
 
+    host: str = ""
+    """How messages call the host at whose end this is: "process 2"; "" at the other end."""
+
     @abstractmethod
     def pack(self, items: Sequence[Any]) -> Packed:
         """Return items as they cross.

@@ -138,6 +138,7 @@ class _Hosting:
     def _hello(self, message: Hello) -> None:
         session = self._tasks.session
         session.where = message.host
+        self._link.host = message.host.partition(",")[0]
         self._errors.ask = message.ask or self._errors.ask
         if message.meters is not None:
             session.meters = message.meters

@@ -1,7 +1,7 @@
 """What is counted in a host that is a process, shown by meters of the running as if it were counted here.
 
-When the host dies, what it has counted stays, and what its successor counts comes on top: work that is done again counts
-again.
+When the host dies, what it has counted stays, and what its successor counts comes on top: work that is done again
+counts again.
 """
 
 from __future__ import annotations

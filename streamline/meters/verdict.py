@@ -247,8 +247,8 @@ def _loop(view: _View) -> Verdict | None:
     return Verdict(
         rule="loop",
         stage=str(stage),
-        line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time; {_consumer_waits(view)}; try "
-        f"{way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
+        line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time; {_consumer_waits(view)}; "
+        f"try {way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
         f"the GIL, nothing if it computes in Python{more}",
         speedup=max(speedup, faster),
     )
