@@ -61,8 +61,9 @@ def two_apart(n: int) -> Tally:
     processes = [
         harness.SPAWN.Process(target=_drop, args=(range(part, n, 2), theirs)) for part, (_, theirs) in enumerate(pipes)
     ]
-    for process in processes:
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
         process.start()
+        theirs.close()  # else its death would not be seen as the end of the pipe
     calls = [ours for ours, _ in pipes]
     for call in calls:
         call.recv()  # it has imported what it needs
