@@ -29,17 +29,11 @@ from types import MappingProxyType
 
 from streamline.errors import HostError
 from streamline.hosts.child import HANDED, STACKS_SIGNAL
+from streamline.hosts.environment import environment
 from streamline.hosts.shipping import Shipped, memory_file
 from streamline.hosts.talk import Answer, NearTalk, surroundings
 
 __all__ = ["HostProcess"]
-
-GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Empty in a child: a context on a GPU costs half a gigabyte, and none is needed to load data."""
-
-LIBRARIES = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "BLIS_NUM", "NUMEXPR_NUM", "VECLIB_MAXIMUM")
-THREADS = tuple(f"{library}_THREADS" for library in LIBRARIES)
-"""1 in a child: there are as many of those as there are cores."""
 
 STACKS_S = 1.0
 """How long a child may take to write its stacks. It takes about 1 ms, unless it is stopped."""
@@ -337,12 +331,11 @@ def _started(number: int, env: Mapping[str, str], attend: str, fds: tuple[int, .
         f"'streamline process {number}'; import sys; sys.path[:] = {path!r}; "
         f"from streamline.hosts.child import main; main({arguments})"
     )
-    environment = {**os.environ, **dict.fromkeys(GPUS, ""), **dict.fromkeys(THREADS, "1"), **env}
     with _sigint_blocked():
         return subprocess.Popen(
             [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=environment(env),
             pass_fds=fds,
         )
 
