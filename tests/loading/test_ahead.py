@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -284,6 +285,19 @@ def test_only_the_epoch_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch) -
             iteration = iter(loader)
             assert shown == list(range(epoch + 1))
             list(iteration)
+
+
+def test_the_figures_of_an_epoch_that_was_opened_ahead_begin_with_it() -> None:
+    calls = Calls()
+    with sl.from_items(range(8)).shard(2).map(calls).merge().loader(backend=sl.Threads(2)) as loader:
+        list(loader)
+        calls.wait_for(16)
+        began = perf_counter()
+        assert list(loader) == list(range(8))
+        stats = loader.stats()
+        assert stats is not None
+        assert stats.items == 8
+        assert stats.elapsed_s <= perf_counter() - began
 
 
 # The end --------------------------------------------------------------------------------------------------------------
