@@ -131,6 +131,7 @@ class Engine(Generic[T]):
             self._border.put(failure)
         finally:
             self.far.end()
+            self._begun.put(ClosedError("the stream is closed"))  # another thread may have stopped it before it began
             if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
                 self._border.put(ClosedError("the stream is closed"))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from streamline.engine import EXIT_S
 from streamline.errors import PlanTypeError
 from streamline.hosts.pool import Hosting, Pool
 from streamline.loading.passes import OpenAt, Run, Spent
@@ -142,6 +143,7 @@ class _Next(Generic[T]):
         self.opening: Opening | None = None
         self._open_at = open_at
         self._epoch = epoch
+        self._dropped = False
         self._run: Run[T] | None = None
         thread = threading.Thread(target=self._open, name="streamline ahead", daemon=True)
         self._thread: threading.Thread | None = thread
@@ -157,8 +159,11 @@ class _Next(Generic[T]):
         return self._run
 
     def drop(self) -> None:
-        """Close it."""
-        run = self.wait()
+        """Close it; what takes longer to open closes by itself then, as at the interpreter's exit nobody may wait."""
+        self._dropped = True
+        if self._thread is not None:
+            self._thread.join(EXIT_S)
+        run = self._run
         if run is not None:
             run.stream.close()
 
@@ -171,6 +176,8 @@ class _Next(Generic[T]):
             return
         self.opening = opened.opening
         self._run = Run(stream, None, opened.opening.epoch, spent)
+        if self._dropped:
+            stream.close()
 
 
 def _same(one: Opening | None, other: Opening) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -286,6 +289,19 @@ def test_only_the_epoch_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch) -
             list(iteration)
 
 
+def test_the_figures_of_an_epoch_that_was_opened_ahead_begin_with_it() -> None:
+    calls = Calls()
+    with sl.from_items(range(8)).shard(2).map(calls).merge().loader(backend=sl.Threads(2)) as loader:
+        list(loader)
+        calls.wait_for(16)
+        began = perf_counter()
+        assert list(loader) == list(range(8))
+        stats = loader.stats()
+        assert stats is not None
+        assert stats.items == 8
+        assert stats.elapsed_s <= perf_counter() - began
+
+
 # The end --------------------------------------------------------------------------------------------------------------
 
 
@@ -394,3 +410,21 @@ def test_two_hundred_epochs_leave_nothing() -> None:
     with PIPE.loader(backend=sl.Threads(2)) as loader:
         assert flat(epochs_of(loader, 200)) == whole
         assert len(threads()) <= 5, "two hosts, and the threads of the epoch ahead"
+
+
+EXIT = """
+import streamline as sl
+loader = sl.from_items(range(8)).shard(2).merge().loader(backend=sl.{backend}(2))
+list(loader)
+kept = iter(loader)
+next(kept)  # by now an epoch is being opened ahead
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("backend", ["Threads", "Processes"])
+def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: str) -> None:
+    for _ in range(2):
+        program = [sys.executable, "-W", "error", "-c", EXIT.format(backend=backend)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=2 * WAIT_S)
+        assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
