@@ -75,7 +75,7 @@ class Outlet(Generic[T]):
     def keep(self, inbox: Inbox[T]) -> int:
         """Let what is pulled from `inbox`, the worker's own channel, count there until it has been dealt with.
 
-        So its bounds hold, in items and bytes, and nothing is added to them. Returns how many items may be on their way.
+        So its bounds hold, in items and bytes, and nothing is added to them. Returns the items that may be under way.
         """
         inbox.keeps, self._kept = True, inbox
         self._capacity = min(self._capacity, inbox.capacity)
