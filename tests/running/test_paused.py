@@ -58,8 +58,13 @@ def counts(made: list[Channel[Any]]) -> list[tuple[int, int, bool]]:
 
 
 def movable(made: list[Channel[Any]], backend: Backend) -> list[tuple[int, ...]]:
-    """Return the counts that must not change in a pause; credit that is on its way to a host arrives there."""
-    return [count if isinstance(backend, sl.Inline) else count[1:] for count in counts(made)]
+    """Return the counts that must not change in a pause.
+
+    What is on its way to a host arrives there: credit, and which worker to open; but no item moves, and nothing ends.
+    """
+    if isinstance(backend, sl.Inline):
+        return list(counts(made))
+    return [(items, ended) for _, items, ended in counts(made) if items or ended]
 
 
 def loop_turns(stream: sl.SyncStream[Any], turns: int = 20) -> None:
