@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import update_wrapper
 from typing import Any, SupportsIndex, cast
@@ -28,11 +29,19 @@ class DeclaredFunction:
         self.state = state
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle what a module declares by its name, as the function would be; the name is bound to this object."""
+        """Pickle what a module declares by its name, as the function would be, if that is bound to this object."""
         name = self.fn.__qualname__
-        if self.fn.__module__ != "__main__" and "<locals>" not in name:
+        if self.fn.__module__ != "__main__" and _bound(self.fn.__module__, name) is self:
             return name
         return super().__reduce_ex__(protocol)
+
+
+def _bound(module: str, name: str) -> object:
+    """Return what a module has under a name, dotted perhaps; None: nothing."""
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def parameters_of(fn: Callable[..., Any]) -> tuple[set[str], bool]:

@@ -246,6 +246,7 @@ class Lane:
         if link is not None:
             link.send(Leave())
             with anyio.move_on_after(CLOSE_S) as patience:
+                await link.drain()  # the task that writes has been cancelled
                 while True:
                     try:
                         for message in await link.receive():

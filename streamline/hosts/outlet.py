@@ -1,7 +1,8 @@
 """Where a worker's items leave its host: the sending end of a channel whose receiving end is at the other end.
 
 As with every channel, inputs are throttled and outputs never: there is room while there is credit, in items and bytes.
-How large the next items are is not known, so room is what the last ones' size allows, and one for the first.
+How large the next items are is not known, so room is what the last ones' size allows, one for the first, and more with
+each list of which nothing is left.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Outlet(Generic[T]):
     def keep(self, inbox: Inbox[T]) -> int:
         """Let what is pulled from `inbox`, the worker's own channel, count there until it has been dealt with.
 
-        So its bounds hold, in items and bytes, and nothing is added to them. Returns how many items may be out.
+        So its bounds hold, in items and bytes, and nothing is added to them. Returns the items that may be under way.
         """
         inbox.keeps, self._kept = True, inbox
         self._capacity = min(self._capacity, inbox.capacity)
@@ -175,6 +176,8 @@ class Outlet(Generic[T]):
         self._held_bytes += packed.nbytes
         if count:
             self._item_bytes = max(1.0, packed.nbytes / count)
+        else:  # all was dropped: twice as many may be looked at, else a filter would get them one by one
+            self._item_bytes = max(1.0, self._item_bytes / 2)
         if not self._begun:
             self._begun = True
             if self.on_edge is not None:

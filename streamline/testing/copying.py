@@ -195,7 +195,7 @@ class Copying:
     n: int
     cuts: tuple[Cut, ...] = ()
     max_restarts: int = 3
-    runnings: list[Deaths] = field(default_factory=list, compare=False, repr=False)
+    runnings: list[Deaths] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session

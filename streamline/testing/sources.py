@@ -35,6 +35,9 @@ class _Mark:
     def __repr__(self) -> str:
         return self._name
 
+    def __reduce__(self) -> str:
+        return self._name  # the same one in another process, too
+
 
 PAUSE: Final = _Mark("PAUSE")
 """Between two items: the source waits until `Script.release` was called."""
@@ -59,6 +62,9 @@ class Record:
         self.released = False
         self.waiting: list[anyio.Event] = []
         self.flows: list[Flow[Any]] = []  # held, so that garbage collection can't pass for a close
+
+    def __reduce__(self) -> tuple[type[Record], tuple[()]]:
+        return Record, ()  # what happens in another process is not known here
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,3 +166,41 @@ def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list
         assert found.errors == whole.errors
 
     on_loop(test)
+
+
+def test_a_worker_that_gives_nothing_dies_three_times_and_what_was_given_before_arrives() -> None:
+    async def test() -> None:
+        pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
+        cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
+        found: list[Any] = []
+        with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:  # noqa: PT012 - the loop raises
+            async with pipe.open(backend=Copying(1, cuts)) as stream:
+                found = [item async for item in stream]
+        assert found == []
+        assert caught.value.shard in (0, 1)
+        assert caught.value.process == 0
+        assert caught.value.exit == "a cut"
+
+    on_loop(test)
+
+
+def test_a_worker_that_gives_something_between_two_deaths_may_die_for_ever() -> None:
+    async def test() -> None:
+        pipe = sl.from_items(range(LENGTH)).shard(1).prefetch(1)
+        cuts = tuple(Cut(link, received=4) for link in range(LENGTH))  # some of them items
+        backend = Copying(1, cuts)
+        found = await Run().read(pipe, backend)
+        assert found.items == list(range(LENGTH))
+        assert backend.runnings[0].happened > backend.max_restarts
+
+    on_loop(test)
+
+
+def test_a_filter_that_drops_nearly_all_is_told_of_in_few_messages() -> None:
+    async def test() -> None:
+        backend = Copying(1)
+        found = await Run().read(sl.from_items(range(20_000)).filter(lambda item: item == 19_999), backend)
+        assert found.items == [19_999]
+        assert backend.runnings[0].received[0] < 200
+
+    on_loop(test)

@@ -23,6 +23,7 @@ import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.resuming.inspection import report
 from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.copying import Copying
 from streamline.testing.steps import steps
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
@@ -273,3 +274,18 @@ def test_a_run_with_skipped_items_may_be_left_in_any_way(
 ) -> None:
     """What it would leave behind (threads, files, warnings), conftest looks for."""
     leave(composition.pipeline, most)
+
+
+@examples(40)
+@given(
+    compositions(stages=3, more=failing_steps()),
+    st.sampled_from(WAYS),
+    st.integers(0, 8),
+    st.sampled_from([Copying(2), sl.Threads(2)]),
+)
+def test_a_run_on_hosts_may_be_left_in_any_way(
+    composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int, backend: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SKIP, "backend", backend)
+        leave(composition.pipeline, most)

@@ -1,7 +1,7 @@
 """One meaning: the same plan gives the same items, order and states wherever its workers run.
 
-Over random compositions, on hosts that copy (`Copying`), on threads, and on another backend at each resume. Processes
-run the same code as `Copying`, behind sockets: they are opened in fewer tests, since each opening starts some.
+Over random compositions, on hosts that copy (`Copying`), on threads, in processes, and on another backend at each
+resume.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Changing:
         return backend.begin(plan, site, workers)
 
 
-anywhere = st.lists(
-    st.sampled_from([sl.Inline(), Copying(1), Copying(2), Copying(5), sl.Threads(2)]), min_size=2, max_size=5
-).map(Changing)
+ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), sl.Threads(2)]
+
+HOSTED: list[Backend] = [Copying(2), sl.Threads(2)]
 
 
 @pytest.mark.timeout(600)
@@ -65,11 +65,30 @@ def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Comp
 
 
 @pytest.mark.timeout(600)
-@examples(25)
-@given(compositions(most=12, stages=3), seeds, anywhere)
-def test_a_state_of_one_backend_resumes_on_any_other(composition: Composition, seed: int, backends: Changing) -> None:
-    DICE.seed(seed)
-    check_resume(composition.pipeline, seed=seed, backend=backends)
+def test_a_state_of_one_backend_resumes_on_any_other() -> None:
+    with sl.Processes(2) as pool:
+        anywhere = st.lists(st.sampled_from([*ANY, pool]), min_size=2, max_size=5).map(Changing)
+
+        @examples(25)
+        @given(compositions(most=12, stages=3), seeds, anywhere)
+        def check(composition: Composition, seed: int, backends: Changing) -> None:
+            DICE.seed(seed)
+            check_resume(composition.pipeline, seed=seed, backend=backends)
+
+        check()
+
+
+@pytest.mark.timeout(600)
+def test_compositions_keep_the_laws_in_processes() -> None:
+    with sl.Processes(2) as pool:
+
+        @examples(12)
+        @given(compositions(most=10, stages=3), seeds)
+        def check(composition: Composition, seed: int) -> None:
+            DICE.seed(seed)
+            check_resume(composition.pipeline, seed=seed, backend=pool, generations=2)
+
+        check()
 
 
 @pytest.mark.timeout(600)
@@ -87,7 +106,7 @@ def test_compositions_fail_on_hosts_that_copy_behind_what_came_before(
     at = data.draw(st.integers(0, len(script.shards[shard])))
     broken = replace(pipe, source=script.failing(error, shard=shard, at=at))
     assume(_fails(broken))
-    check_failure(broken, error, seed=seed, backend=data.draw(st.sampled_from([Copying(2), sl.Threads(2)])))
+    check_failure(broken, error, seed=seed, backend=data.draw(st.sampled_from(HOSTED)))
 
 
 def _fails(pipe: Pipeline[Any]) -> bool:

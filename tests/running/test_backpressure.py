@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.channel import Channel
 from streamline.driver import drive
 from streamline.flow import Chunk, Site
@@ -21,6 +22,7 @@ from streamline.session import Session
 from streamline.sizes import nbytes
 from streamline.sources.base import Part
 from streamline.states import At, Counted
+from streamline.testing.copying import Copying
 from streamline.transforms.batch import Batch
 from tests.running.kit import AsyncTest, Counting, Pipe, later, stage
 
@@ -218,12 +220,13 @@ def test_the_bytes_read_ahead_stay_within_the_budget_even_if_items_grow(run: Run
     run(test)
 
 
-def test_a_prefetch_at_a_workers_end_keeps_to_its_budget(run: Run) -> None:
+@pytest.mark.parametrize("backend", [sl.Inline(), Copying(1), sl.Threads(1)], ids=["inline", "copying", "threads"])
+def test_a_prefetch_at_a_workers_end_keeps_to_its_budget(run: Run, backend: Backend) -> None:
     source = Blobs([4000] * 1000)
 
     async def test() -> None:
         consumed = 0
-        async with sl.from_items(source).prefetch(2, bytes=10_000).open() as stream:
+        async with sl.from_items(source).prefetch(2, bytes=10_000).open(backend=backend) as stream:
             for _ in range(10):
                 consumed += nbytes(await anext(stream))
                 await anyio.wait_all_tasks_blocked()

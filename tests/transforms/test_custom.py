@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
-from streamline.testing import check_resume, check_stage
+from streamline.testing import check_resume, check_stage, steps
 
 
 @sl.stage(state=dict)
@@ -129,3 +130,8 @@ def test_the_kit_catches_what_is_not_in_the_dict_when_the_next_input_is_asked_fo
 
 def test_the_kit_lets_a_sound_one_pass() -> None:
     check_stage(lambda pipe: pipe.through(remembers), range(12), behind_choices=False)
+
+
+def test_a_function_that_is_declared_twice_is_pickled_by_what_it_is() -> None:
+    again = sl.stage(state=dict, snapshot_every=2)(steps.pairs)
+    assert pickle.loads(pickle.dumps(again)).fn is steps.pairs
