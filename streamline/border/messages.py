@@ -16,7 +16,6 @@ __all__ = [
     "AtWork",
     "Broken",
     "Calling",
-    "Calm",
     "Close",
     "Closed",
     "Counts",
@@ -83,12 +82,6 @@ class Culprit(NamedTuple):
     shard: int
     process: int
     exit: str
-
-
-class Calm(NamedTuple):
-    """A worker need not be careful any more."""
-
-    worker: int
 
 
 class Credit(NamedTuple):
@@ -220,7 +213,6 @@ class Broken(NamedTuple):
 
 Message: TypeAlias = (
     Open
-    | Calm
     | Credit
     | Close
     | Feed
