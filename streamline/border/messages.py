@@ -17,7 +17,6 @@ __all__ = [
     "AtWork",
     "Broken",
     "Calling",
-    "Calm",
     "Close",
     "Closed",
     "Counts",
@@ -113,12 +112,6 @@ class Culprit(NamedTuple):
     shard: int
     process: int
     exit: str
-
-
-class Calm(NamedTuple):
-    """A worker need not be careful any more."""
-
-    worker: int
 
 
 class Credit(NamedTuple):
@@ -260,7 +253,6 @@ Message: TypeAlias = (
     Hello
     | Observe
     | Open
-    | Calm
     | Credit
     | Close
     | Feed

@@ -5,12 +5,16 @@ fault. Calls are counted from where the worker was opened, and it is opened at t
 the host is told which one it is, and raises an error there instead of calling. From there on it is a failure as any
 other: it reaches the consumer behind everything before it, or is left out.
 
-A worker is careful until it gives something: it costs some 50 µs a call.
+So that a call says all, one is made at a time, and nothing is read ahead: each item is on its way before the next one
+is asked for, also out of sources and custom stages, whose steps are nobody's calls. That may be a hundred times slower
+than without; a worker that has given enough is opened anew, and goes on as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import threading
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,24 +24,24 @@ from streamline.errors import WorkerDied
 from streamline.failing.replay import Adapter
 from streamline.options import is_async
 from streamline.plan import Plan
+from streamline.tasks import Tasks
+from streamline.threads import waker
 from streamline.transforms.base import Stage
 from streamline.transforms.custom import Through
 
-__all__ = ["Calls", "careful"]
+__all__ = ["Calls", "careful", "one_ahead"]
 
 
 class Calls:
-    """The calls of user code in one worker, from where it was opened.
+    """The calls of user code in one worker, from where it was opened. Made in the event loop's thread.
 
     Args:
       culprit: the call that is not to be made, and what is raised in its place; None: none is known.
-
-    Attributes:
-      telling: whether each call is announced.
     """
 
     def __init__(self, link: Link, worker: int, culprit: Culprit | None) -> None:
-        self.telling = True
+        self._home = threading.get_ident()
+        self._wake = waker()
         self._link = link
         self._worker = worker
         self._culprit = culprit
@@ -53,14 +57,33 @@ class Calls:
         culprit = self._culprit
         if culprit is not None and (culprit.stage, culprit.number) == (stage, number):
             raise WorkerDied(culprit.message, shard=culprit.shard, process=culprit.process, exit=culprit.exit)
-        if self.telling:
-            self._link.send(Calling(self._worker, stage, number, over=False))
+        self.goes_on(stage, number)
         return number
 
+    def goes_on(self, stage: str, number: int) -> None:
+        """The call is in user code, from now on; returns when that has been said."""
+        self._say(Calling(self._worker, stage, number, over=False), wait=True)
+
     def ends(self, stage: str, number: int) -> None:
-        """The call has returned, or raised."""
-        if self.telling:
-            self._link.send(Calling(self._worker, stage, number, over=True))
+        """The call has returned, or raised; or has given something, and waits to be asked for more."""
+        self._say(Calling(self._worker, stage, number, over=True), wait=False)
+
+    def _say(self, message: Calling, *, wait: bool) -> None:
+        if threading.get_ident() == self._home:
+            self._link.send(message)
+            return
+        said = threading.Event()  # a link belongs to its loop, and the call to a thread
+
+        def say() -> None:
+            self._link.send(message)
+            said.set()
+
+        try:
+            self._wake(say)
+        except RuntimeError:
+            return  # the loop has ended: nobody is there to be told
+        if wait:
+            said.wait()
 
 
 class _Told(Adapter):
@@ -84,16 +107,25 @@ class _Told(Adapter):
         except BaseException:
             self._calls.ends(self._stage, number)
             raise
-        if isinstance(made, Iterator):  # of a flat_map: the call goes on while it is read
-            return self._read(made, number)
         self._calls.ends(self._stage, number)
-        return made
+        return self._read(made, number) if isinstance(made, Iterator) else made
 
     def _read(self, made: Iterator[Any], number: int) -> Iterator[Any]:
-        try:
-            yield from made
-        finally:
-            self._calls.ends(self._stage, number)
+        """Read what a flat_map's function has made: the call goes on whenever that is asked for more."""
+        while True:
+            self._calls.goes_on(self._stage, number)
+            try:
+                item = next(made)
+            except StopIteration:
+                return
+            finally:
+                self._calls.ends(self._stage, number)
+            try:
+                yield item
+            except GeneratorExit:
+                if isinstance(made, Generator):
+                    made.close()
+                raise
 
     async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
         number = self._calls.begins(self._stage)
@@ -114,6 +146,14 @@ class _Told(Adapter):
 
 def _the_function(fn: Any) -> Any:
     return fn
+
+
+def one_ahead(tasks: Tasks) -> Tasks:
+    """Return `tasks` for a worker whose channels hold one item each: the next is made when that has been dealt with."""
+    ours = copy.copy(tasks)
+    ours.session = copy.copy(tasks.session)
+    ours.session.most_ahead = 1
+    return ours
 
 
 def careful(plan: Plan, calls: Calls) -> Plan:

@@ -17,6 +17,9 @@ from streamline.meters.figures import HostKind
 
 __all__ = ["ProcessHost"]
 
+DYING_S = 0.3
+"""How long a process may take to be gone behind the end of its links: well under a millisecond, if that is why."""
+
 DEATH_S = 5.0
 """How long to wait for a process that was killed; one that is stuck in a driver may never go."""
 
@@ -74,9 +77,13 @@ class ProcessHost(Host):
 
     def fell(self, link: Link) -> str:
         process = self._behind[link]
-        process.kill()
-        process.wait(DEATH_S)
+        hung_up = not process.wait(DYING_S)
+        if hung_up:
+            process.kill()
+            process.wait(DEATH_S)
         exit_, crash = process.exit or "nothing: it can't be killed", process.crash
+        if hung_up:
+            exit_ += ", since it had hung up"
         process.close(0.0)
         with self._lock:
             if self._process is process:

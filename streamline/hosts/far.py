@@ -17,7 +17,6 @@ from streamline.border.crossing import StatesOut, failure_in
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
     AtWork,
-    Calm,
     Close,
     Closed,
     Credit,
@@ -35,7 +34,7 @@ from streamline.channel import Inbox
 from streamline.driver import drive
 from streamline.failing.failures import Policy
 from streamline.flow import Site
-from streamline.hosts.careful import Calls, careful
+from streamline.hosts.careful import Calls, careful, one_ahead
 from streamline.hosts.deciding import FarErrors, far_policy
 from streamline.hosts.inlet import Inlet
 from streamline.hosts.outlet import Outlet
@@ -110,7 +109,6 @@ class _Hosting:
             Hello: self._hello,
             Observe: self._observe,
             Open: self._open,
-            Calm: self._calm,
             Credit: self._credit,
             Close: self._close,
             Feed: self._feed,
@@ -164,8 +162,8 @@ class _Hosting:
             worker.inlet.channel.join(tasks.session)
             plan = replace(plan, source=FedSource(name=name, inbox=worker.inlet.channel.inbox))
         if message.careful:
-            worker.calls = Calls(link, message.worker, message.culprit)
-            plan = careful(plan, worker.calls)
+            plan = careful(plan, Calls(link, message.worker, message.culprit))
+            site = replace(site, tasks=one_ahead(tasks))
             outlet.one_by_one = True
         try:
             flow = worker_flow(plan, site, message.state)
@@ -173,7 +171,8 @@ class _Hosting:
             outlet.fail(failure)
             return
         outlet.filler = flow.meter
-        own = isinstance(flow, Inbox) and not (message.fed and not plan.worker)  # then it is the feed's end
+        own = isinstance(flow, Inbox) and not message.careful  # then it is as short as can be
+        own = own and not (message.fed and not plan.worker)  # then it is the feed's end
         room = outlet.keep(cast("Inbox[Any]", flow)) if own else message.items
         link.send(Opened(message.worker, states.state(flow.state), room))
         if self._telling is not None:
@@ -186,14 +185,11 @@ class _Hosting:
         if (worker := self._workers.get(message.worker)) is not None:
             worker.outlet.credit(message.items, message.size)
 
-    def _calm(self, message: Calm) -> None:
-        worker = self._workers.get(message.worker)
-        if worker is not None and worker.calls is not None:
-            worker.calls.telling = worker.outlet.one_by_one = False
-
     def _close(self, message: Close) -> None:
-        worker = self._workers.pop(message.worker)
-        number = message.worker
+        worker, number = self._workers.pop(message.worker, None), message.worker
+        if worker is None:  # it was closed before
+            self._link.send(Closed(number))
+            return
 
         async def close() -> None:
             if worker.job is not None:
@@ -247,5 +243,4 @@ class _Worker:
     def __init__(self, outlet: Outlet[Any]) -> None:
         self.outlet = outlet
         self.inlet: Inlet | None = None
-        self.calls: Calls | None = None
         self.job: Job | None = None

@@ -63,6 +63,7 @@ class Host(ABC):
     def fell(self, link: Link) -> str:
         """Make sure that the host behind a link that is closed has gone; return what it ended with, for a person.
 
+        What it wrote about that, the stacks behind a crash, say, stands in the lines behind the first.
         May take a moment. The next `connect` starts another one.
         """
 

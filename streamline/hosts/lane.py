@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -85,6 +86,7 @@ class Lane:
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
+        self._turns: deque[RemoteWorker[Any]] = deque()  # who go on one after the other: one of them ends hosts
         self._meters = tasks.session.meters
         self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
         self._meters.hosts.append(self._meter)
@@ -97,7 +99,7 @@ class Lane:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
             Calling: lambda message: self._to(message, RemoteWorker.calling),
-            Ended: lambda message: self._to(message, RemoteWorker.ended),
+            Ended: self._ended,
             Taken: self._taken,
             Closed: self._closed,
             LeftOut: self._left_out,
@@ -172,8 +174,9 @@ class Lane:
         self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
-            if not worker.over:
+            if not worker.over and worker not in self._turns:
                 worker.open(link)
+        self._next_turn()
 
     async def _listen(self) -> None:
         link = self._link
@@ -197,9 +200,10 @@ class Lane:
         meter.arrival_s += perf_counter() - began
         meter.items += packed.count
         meter.bytes += packed.nbytes
+        self._turn_over(message.worker)
 
     async def _died(self) -> None:
-        """Count the death against the workers that gave nothing since the last one, and let another host take over."""
+        """Count the death against the workers that may be at fault, and let another host take over."""
         link, self._link = self._link, None
         assert link is not None
         link.close()
@@ -213,21 +217,39 @@ class Lane:
                 worker.gone()
         await self._gate.passage()  # behind it, all that has arrived has been dealt with
         name = self.host.name
-        ended = await self._tasks.threads.run(partial(self.host.fell, link))
+        fell = await self._tasks.threads.run(partial(self.host.fell, link))
+        ended, _, crash = fell.partition("\n")
         stuck, self._stuck = self._stuck, None
         if stuck is not None:
             ended = f"{ended}: it was stuck for {stuck[1]:.3g} s"
         self._meter.restarts += 1
-        logger.warning("%s has ended (%s): another one takes its place", name, ended)
+        logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
         for worker in lost:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
         suspects = [stuck[0]] if stuck is not None else [worker for worker in lost if worker.calls]
-        for worker in suspects or lost:
-            worker.deaths += 1
-            if worker.deaths >= self._care.max_restarts:
-                self._give_up(worker, name, ended)
+        if len(suspects) > 1:
+            self._turns = deque(sorted(suspects, key=lambda worker: worker.channel.held))  # whom the merge waits for: 0
+        else:
+            self._turns.clear()
+            for worker in suspects or lost:
+                if worker.died(self._care.max_restarts):
+                    self._give_up(worker, name, ended)
+        for worker in lost:
+            worker.calls.clear()
+
+    def _next_turn(self) -> None:
+        """Open the first one of those that take turns, if it isn't; it is over as soon as it gives something."""
+        while self._turns and self._turns[0].over:
+            self._turns.popleft()
+        if self._turns and self._turns[0].link is None and self._link is not None:
+            self._turns[0].open(self._link)
+
+    def _turn_over(self, number: int) -> None:
+        if self._turns and self._turns[0].number == number:
+            self._turns.popleft()
+            self._next_turn()
 
     def _give_up(self, worker: RemoteWorker[Any], name: str, ended: str) -> None:
         """Its hosts die: fail it, in the place of the call that they die of, if that is known."""
@@ -308,15 +330,25 @@ class Lane:
         if (worker := self._workers.get(message.worker)) is not None:
             handle(worker, message)
 
+    def _ended(self, message: Ended) -> None:
+        self._to(message, RemoteWorker.ended)
+        self._turn_over(message.worker)
+
     def _taken(self, message: Taken) -> None:
         worker = self._workers.get(message.worker)
         if worker is not None and worker.feeding is not None:
             worker.feeding.taken(message)
 
     def _closed(self, message: Closed) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is not None and worker.calm() and self._link is not None:
+            worker.open(self._link)
+            return
         self._wanted.discard(message.worker)
-        if (worker := self._workers.pop(message.worker, None)) is not None:
+        self._workers.pop(message.worker, None)
+        if worker is not None:
             worker.gone()
+        self._turn_over(message.worker)
 
     def _left_out(self, message: LeftOut) -> None:
         failure = left_out_in(message.failure)

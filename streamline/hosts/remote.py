@@ -14,7 +14,7 @@ import anyio
 
 from streamline.border.crossing import StatesIn, failure_in
 from streamline.border.link import Link
-from streamline.border.messages import Calling, Calm, Close, Credit, Culprit, Ended, Items, Open, Opened
+from streamline.border.messages import Calling, Close, Credit, Culprit, Ended, Items, Open, Opened
 from streamline.channel import Channel, Inbox
 from streamline.errors import TransportError
 from streamline.flow import Chunk, Site
@@ -30,7 +30,8 @@ __all__ = ["RemoteWorker"]
 T = TypeVar("T")
 
 CAREFUL_ITEMS = 512
-"""Items that a worker gives behind a death before it stops telling of its calls."""
+"""Items that a worker gives in peace before the next death of its host counts as another matter. One that isn't: the
+worker becomes careful, until it has given so many again. More are seldom on their way."""
 
 
 class RemoteWorker(Generic[T]):
@@ -46,6 +47,7 @@ class RemoteWorker(Generic[T]):
       link: to its host; None: there is none at the moment.
       closed: it has ended in the host, with all that it opened.
       deaths: of its host, since it last gave something.
+      careful: whether it tells of its calls: its host has died again and again.
       heard_at: when it was opened, or last gave something.
       calls: of user code that it is in, as far as it tells.
       culprit: the call that its hosts have died of.
@@ -59,10 +61,11 @@ class RemoteWorker(Generic[T]):
         self.link: Link | None = None
         self.closed = anyio.Event()
         self.deaths = 0
+        self.careful = False
         self.heard_at = 0.0
         self.calls: set[tuple[str, int]] = set()
         self.culprit: Culprit | None = None
-        self._careful_items = 0  # until it need not be careful any more
+        self._given = CAREFUL_ITEMS  # items since the last death
         self._state = state
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
@@ -78,6 +81,7 @@ class RemoteWorker(Generic[T]):
         self._owed = 0  # items that have been dealt with, and for which there was no credit yet
         self._owed_bytes = 0
         self._leaving = False
+        self._closing = False  # in order to be opened anew
 
     def wire(self, start: Callable[[], None], session_name: str) -> Inbox[T]:
         """Return the inbox, whose first pull calls `start`."""
@@ -109,14 +113,13 @@ class RemoteWorker(Generic[T]):
         self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
         self.heard_at = perf_counter()
         self.calls.clear()
-        self._careful_items = CAREFUL_ITEMS if self.deaths else 0
         fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
         link.send(
             Open(
                 self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
                 self._capacity, self._size, self._parcels.items, self._parcels.size, fed,
-                self.deaths > 0, self.culprit,
+                self.careful, self.culprit,
             )
         )  # fmt: skip
         if self.feeding is not None:
@@ -140,8 +143,22 @@ class RemoteWorker(Generic[T]):
     def lost(self) -> None:
         """Its host is gone."""
         self.link = None
+        self._closing = False
         if self.feeding is not None:
             self.feeding.lost()
+
+    def died(self, max_restarts: int) -> bool:
+        """Count a death of its host; return whether it was the last that is borne."""
+        self.deaths += 1
+        self.careful = self.careful or self._given < CAREFUL_ITEMS or self.deaths == max_restarts - 1
+        self._given = 0
+        return self.deaths >= max_restarts
+
+    def calm(self) -> bool:
+        """Whether it was closed in order to be opened anew, careful no more."""
+        calm = self._closing and not self.over
+        self._closing = False
+        return calm
 
     @property
     def position(self) -> str:
@@ -212,16 +229,19 @@ class RemoteWorker(Generic[T]):
         self._behind = chunk.behind
         if items:
             self._parcels.add(len(items), packed.nbytes)
+            self._calm_down(len(items))
             self.channel.reserve(len(items))
         self.channel.post(chunk)
         if self.feeding is not None:
             self.feeding.trim()
 
     def _calm_down(self, items: int) -> None:
-        if self._careful_items and self.link is not None:
-            self._careful_items = max(0, self._careful_items - items)
-            if not self._careful_items:
-                self.link.send(Calm(self.number))
+        self._given += items
+        if self.careful and self._given >= CAREFUL_ITEMS and self.link is not None:
+            self.careful, self._closing = False, True
+            self.link.send(Close(self.number))
+            if self.feeding is not None:
+                self.feeding.lost()
 
     def calling(self, message: Calling) -> None:
         """It is about to call a function, or that is over."""

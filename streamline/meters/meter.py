@@ -222,7 +222,7 @@ class Meters:
     def _hosts(self, now: float) -> Iterator[HostStats]:
         """Yield what is known of each host, with what its stages did."""
         meters = list(self.stages.values())
-        for host in sorted(tuple(self.hosts), key=lambda host: host.number):
+        for host in sorted(self.hosts.copy(), key=lambda host: host.number):
             mine = [meter for meter in meters if meter.host is host]
             workers = [meter.figures(now) for meter in mine]
             yield replace(
@@ -248,7 +248,7 @@ def _by_name(meters: dict[tuple[str, int], M], places: dict[str, int]) -> list[l
     found: dict[str, list[M]] = {}
     last = len(places)
     for meter in sorted(
-        tuple(meters.values()), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
+        meters.copy().values(), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
     ):
         found.setdefault(meter.name, []).append(meter)
     return list(found.values())

@@ -173,7 +173,7 @@ def test_a_worker_that_gives_nothing_dies_three_times_and_what_was_given_before_
         pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
         cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
         found: list[Any] = []
-        with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:  # noqa: PT012 - the loop raises
+        with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:
             async with pipe.open(backend=Copying(1, cuts)) as stream:
                 found = [item async for item in stream]
         assert found == []

@@ -1,0 +1,129 @@
+"""What disturbs host processes, and what must be gone behind them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Chaos", "children", "leaves_nothing_shared", "quiet", "recoveries"]
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has just ended
+            found += map(int, (task / "children").read_text().split())
+    return sorted(found)
+
+
+@contextmanager
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Let nothing be logged of hosts that end."""
+    with caplog.at_level(logging.ERROR, "streamline.hosts"):
+        yield
+
+
+def _shared() -> set[str]:
+    """Return what is mapped of memory without a name, and what has one."""
+    maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line}
+    return maps | {str(path) for path in Path("/dev/shm").glob("*streamline*")}
+
+
+@contextmanager
+def leaves_nothing_shared() -> Iterator[None]:
+    """Insist that no shared memory is left, mapped or named."""
+    before = _shared()
+    yield
+    gc.collect()  # a closed stream is a cycle, and may hold a list that nobody has asked for
+    deadline = time.monotonic() + 2.0
+    while left := _shared() - before:
+        assert time.monotonic() < deadline, f"shared memory is left: {left}"
+        time.sleep(0.01)
+
+
+class Chaos:
+    """Kills, stops and continues this process's children at random moments, in a thread of its own.
+
+    Attributes:
+      struck: how often, by signal.
+    """
+
+    def __init__(self, seed: int, every_s: float) -> None:
+        self.struck: dict[str, int] = {}
+        self._dice = random.Random(seed)
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos")
+
+    def __enter__(self) -> Chaos:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._dice.uniform(0.2, 1.8) * self._every_s):
+            if not (victims := children()):
+                continue
+            victim = self._dice.choice(victims)
+            with suppress(ProcessLookupError):  # it has gone by itself
+                if self._dice.random() < 0.5:
+                    self._strike(victim, signal.SIGKILL)
+                else:
+                    self._strike(victim, signal.SIGSTOP)
+                    self._over.wait(self._dice.uniform(0, self._every_s))
+                    self._strike(victim, signal.SIGCONT)
+
+    def _strike(self, victim: int, number: signal.Signals) -> None:
+        os.kill(victim, number)
+        self.struck[number.name] = self.struck.get(number.name, 0) + 1
+
+
+@contextmanager
+def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[float]]]:
+    """Measure the seconds from each death that a running notices to the next item of each worker that it has struck.
+
+    Yields:
+      What returns them, sorted.
+    """
+    from streamline.hosts.remote import RemoteWorker
+
+    lost_at: dict[tuple[int, int], float] = {}
+    took_s: list[float] = []
+    lost, items = RemoteWorker.lost, RemoteWorker.items
+
+    def losing(self: RemoteWorker[object]) -> None:
+        if self.channel.held < self.channel.capacity // 2:  # else it may well give nothing, undisturbed
+            lost_at[id(self), self.number] = time.perf_counter()
+        lost(self)
+
+    def giving(self: RemoteWorker[object], message: Any, link: Any) -> None:
+        items(self, message, link)
+        if (since := lost_at.pop((id(self), self.number), None)) is not None:
+            took_s.append(time.perf_counter() - since)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteWorker, "lost", losing)
+        patched.setattr(RemoteWorker, "items", giving)
+        yield lambda: sorted(took_s)
+
+
+def told_exit(message: str) -> str:
+    """Return what a message says that a host has ended with."""
+    found = re.search(r"ended with ([^:]*)", message)
+    return found.group(1) if found else ""
