@@ -71,7 +71,7 @@ class Holding:
         if message.number != self._number or not self._gate.holding:
             return  # of a pause that is over
         if message.names:
-            self._mover.names = tuple(f"{name} ({host})" for name in message.names)
+            self._mover.names = tuple(f"{name} in {host}" for name in message.names)
         else:
             self._rests()
 
