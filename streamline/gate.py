@@ -163,7 +163,7 @@ class Gate:
     @property
     def at_work(self) -> tuple[str, ...]:
         """The movers that are not at rest, by name, with how many there are of each. May be read from any thread."""
-        names = Counter(name for mover in list(self._movers) if not mover.rests for name in mover.names)
+        names = Counter(name for mover in list(self._movers) if not mover.rests for name in mover.names())
         return tuple(name if count == 1 else f"{name} ({count} calls)" for name, count in sorted(names.items()))
 
     async def moves(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -218,14 +218,15 @@ class Gate:
 class Mover:
     """A task that moves items; `rests` counts its waits for others (a custom stage may have tasks of its own).
 
-    What stands for several of them elsewhere has several names.
+    Attributes:
+      names: tells what people read while a pause waits for it; of what stands for several of them elsewhere, theirs.
     """
 
     __slots__ = ("gate", "names", "rests")
 
     def __init__(self, gate: Gate, name: str) -> None:
         self.gate = gate
-        self.names: tuple[str, ...] = (name,)
+        self.names: Callable[[], tuple[str, ...]] = lambda: (name,)
         self.rests = 0
 
     def rest(self) -> None:

@@ -17,7 +17,7 @@ class LinkClosed(Exception):  # noqa: N818 - no error where both ends know that 
 
 
 class Link(ABC):
-    """One end. Its methods are called in its own event loop; `close` and `tell` may be called in any thread."""
+    """One end. Its methods are called in its own event loop; `close`, `tell` and `push` may be called in any thread."""
 
     copies: ClassVar[bool]
     """Whether what crosses is copied; else both ends see the same objects."""
@@ -48,6 +48,10 @@ class Link(ABC):
     def tell(self, message: Message) -> None:
         """Send a message without items, from any thread. Here: for links whose `send` may be called in any thread."""
         self.send(message)
+
+    def push(self) -> None:  # noqa: B027 - most have nothing to do
+        """Write, from any thread, what `send` couldn't write at once: while a function holds the event loop, say, and
+        `flush` can't."""
 
     @abstractmethod
     async def receive(self) -> Sequence[Message]:

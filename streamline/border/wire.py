@@ -168,6 +168,10 @@ class SocketLink(Link):
         if not (self._deaf or self._closed):
             self._post(head(pickle.dumps(message, 5)))
 
+    def push(self) -> None:
+        if self._unsent:
+            self._write()
+
     async def flush(self) -> None:
         self._home = threading.get_ident(), waker()
         while not (self._deaf or self._closed):

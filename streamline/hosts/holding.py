@@ -22,7 +22,7 @@ class Holding:
     may again. While there is no host, everything in it is at rest.
 
     Args:
-      busy: names what seems to be at work there, before it says so itself.
+      busy: names what seems to be at work there, as long as it doesn't say so itself; called in any thread.
       handle: deals with a message.
       failed: told what `handle` raised.
     """
@@ -39,6 +39,8 @@ class Holding:
         self._handle = handle
         self._failed = failed
         self._mover = gate.mover("")
+        self._mover.names = self._names
+        self._said: tuple[str, ...] = ()
         self._link: Link | None = None
         self._number = 0
         self._kept: deque[tuple[Link, Message]] = deque()
@@ -71,14 +73,17 @@ class Holding:
         if message.number != self._number or not self._gate.holding:
             return  # of a pause that is over
         if message.names:
-            self._mover.names = tuple(f"{name} ({host})" for name in message.names)
+            self._said = tuple(f"{name} in {host}" for name in message.names)
         else:
             self._rests()
+
+    def _names(self) -> tuple[str, ...]:
+        return self._said or self._busy()
 
     def _hold(self) -> None:
         if self._link is not None:
             self._number += 1
-            self._mover.names = self._busy()
+            self._said = ()
             self._link.send(Hold(self._number))
             if self._mover.rests:
                 self._mover.wake()

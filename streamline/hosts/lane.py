@@ -366,7 +366,7 @@ class Lane:
         """Name what seems to be at work there."""
         meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
         busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
-        return tuple(f"{name} ({self.host.name})" for name in busy) or (self.host.name,)
+        return tuple(f"{name} in {self.host.name}" for name in busy) or (self.host.name,)
 
     def _observe(self) -> None:
         """Tell the host whether a trace wants to know of all that it does; in the thread of whoever traces."""

@@ -2,7 +2,8 @@
 
 With the first items of a worker, at its end, and at the host's; in between by a thread, which looks some times a second
 while anything is at work, and sends what is new. A thread, since a function that is stuck holds the event loop, and is
-just what has to be seen. While nothing is at work, it waits.
+just what has to be seen. What was sent before that function was called, and the socket didn't take, it pushes, too. While
+nothing is at work, it waits.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Telling:
             self._news.clear()
             pause_s = TICK_S
             while not self._over.wait(pause_s):
+                self._link.push()
                 pause_s = TICK_S if self.tell() else min(SLOWEST_S, 2 * pause_s)
                 if pause_s > TICK_S and not self._gate.at_work:
                     break

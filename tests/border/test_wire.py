@@ -454,3 +454,31 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
                 await far.receive()
 
     run_on("asyncio", test)
+
+
+def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_while_the_loop_stands_still() -> None:
+    """Nothing here runs an event loop at the sending end: it is held by a function."""
+    ours, theirs = socket.socketpair()
+    near, far = SocketLink(ours), SocketLink(theirs)
+    sent = 0
+    while not far._unsent:
+        far.send(Hold(sent))
+        sent += 1
+    thread = threading.Thread(target=far.tell, args=(Hold(sent),))
+    thread.start()
+    thread.join()
+
+    async def receive() -> None:
+        found: list[int] = []
+        while len(found) <= sent:
+            with anyio.move_on_after(0.05) as patience:
+                found += [message.number for message in await near.receive() if isinstance(message, Hold)]
+            if patience.cancelled_caught:
+                pushing = threading.Thread(target=far.push)
+                pushing.start()
+                pushing.join()
+        assert found == list(range(sent + 1))
+
+    anyio.run(receive)
+    near.close()
+    far.close()
