@@ -2,8 +2,8 @@
 
 With the first items of a worker, at its end, and at the host's; in between by a thread, which looks some times a second
 while anything is at work, and sends what is new. A thread, since a function that is stuck holds the event loop, and is
-just what has to be seen. What was sent before that function was called, and the socket didn't take, it pushes, too. While
-nothing is at work, it waits.
+just what has to be seen. What was sent before that function was called and the socket didn't take, it pushes, too.
+While nothing is at work, it waits.
 """
 
 from __future__ import annotations

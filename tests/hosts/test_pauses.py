@@ -23,7 +23,7 @@ HERE = [sl.Inline(), Copying(2)]
 COUNT = 40
 
 
-def names(backends: list[Any]) -> Any:
+def names(backends: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("backend", backends, ids=lambda backend: type(backend).__name__)
 
 

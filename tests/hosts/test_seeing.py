@@ -29,7 +29,7 @@ from streamline.testing.running import settle
 BACKENDS = [sl.Threads(2), Copying(2)]
 
 
-def names(backends: list[Any]) -> Any:
+def names(backends: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("backend", backends, ids=lambda backend: type(backend).__name__)
 
 
