@@ -14,6 +14,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import TooManyErrors
+from streamline.failing.failures import Decision
 from streamline.testing.copying import Copying
 
 BACKENDS = [sl.Threads(2), Copying(2), sl.Processes(2)]
@@ -35,7 +36,7 @@ def test_a_handler_runs_here_one_call_at_a_time(backend: Backend) -> None:
     inside = threading.Lock()
     pids = set()
 
-    def handler(failure: sl.Failure) -> str:
+    def handler(failure: sl.Failure) -> Decision:
         assert inside.acquire(blocking=False)
         try:
             pids.add(os.getpid())
@@ -53,7 +54,7 @@ def test_a_handler_runs_here_one_call_at_a_time(backend: Backend) -> None:
 
 @everywhere
 def test_what_a_handler_raises_is_the_failure_of_the_stream(backend: Backend) -> None:
-    def handler(failure: sl.Failure) -> str:
+    def handler(failure: sl.Failure) -> Decision:
         raise LookupError("no idea")
 
     with PIPE.open(backend=backend, on_error=handler) as stream, pytest.raises(LookupError, match="no idea") as found:
