@@ -158,7 +158,7 @@ cuts = st.builds(
 )
 
 
-@examples(60)
+@examples(40)
 @given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
 def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[Cut], seed: int) -> None:
     DICE.seed(seed)
@@ -173,15 +173,13 @@ def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list
     on_loop(test)
 
 
-def test_a_worker_that_gives_nothing_dies_three_times_and_what_was_given_before_arrives() -> None:
+def test_a_worker_that_dies_three_times_and_gives_nothing_fails_the_stream() -> None:
     async def test() -> None:
         pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
         cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
-        found: list[Any] = []
         with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:
             async with pipe.open(backend=Copying(1, cuts)) as stream:
-                found = [item async for item in stream]
-        assert found == []
+                await anext(stream)
         assert caught.value.shard in (0, 1)
         assert caught.value.process == 0
         assert caught.value.exit == "a cut"
