@@ -93,6 +93,7 @@ class Lane:
         self._mirror = Mirror(self._meters, self._meter)
         self._holding = Holding(self._gate, self._busy, self._handle, self._fail_all)
         self._begun = False
+        self._left = False
         if own:
             tasks.own(self._abandon)
         self._failure: BaseException | None = None
@@ -128,7 +129,9 @@ class Lane:
         """Start a worker."""
         self._wanted.add(worker.number)
         self.begin()
-        if self._failure is not None:
+        if self._left:  # a pass that begins while all ends: nothing will come, and nobody is to wait for its end
+            worker.gone()
+        elif self._failure is not None:
             self._fail_all(self._failure)
         elif self._link is not None:
             worker.open(self._link)
@@ -265,6 +268,7 @@ class Lane:
     async def _leave(self) -> None:
         """Let the host clean up behind this running; one that takes too long is ended."""
         link = self._link
+        self._left = True
         if link is not None:
             link.send(Leave())
             with anyio.move_on_after(CLOSE_S) as patience:

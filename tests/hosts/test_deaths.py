@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -17,8 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.flow import Site
+from streamline.session import Session
+from streamline.tasks import Tasks, supervise
 from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying, Cut
+from streamline.testing.running import settle
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
@@ -153,7 +158,7 @@ cuts = st.builds(
 )
 
 
-@examples(60)
+@examples(40)
 @given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
 def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[Cut], seed: int) -> None:
     DICE.seed(seed)
@@ -168,15 +173,13 @@ def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list
     on_loop(test)
 
 
-def test_a_worker_that_gives_nothing_dies_three_times_and_what_was_given_before_arrives() -> None:
+def test_a_worker_that_dies_three_times_and_gives_nothing_fails_the_stream() -> None:
     async def test() -> None:
         pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
         cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
-        found: list[Any] = []
         with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:
             async with pipe.open(backend=Copying(1, cuts)) as stream:
-                found = [item async for item in stream]
-        assert found == []
+                await anext(stream)
         assert caught.value.shard in (0, 1)
         assert caught.value.process == 0
         assert caught.value.exit == "a cut"
@@ -202,5 +205,40 @@ def test_a_filter_that_drops_nearly_all_is_told_of_in_few_messages() -> None:
         found = await Run().read(sl.from_items(range(20_000)).filter(lambda item: item == 19_999), backend)
         assert found.items == [19_999]
         assert backend.runnings[0].received[0] < 200
+
+    on_loop(test)
+
+
+def test_a_worker_that_begins_when_its_host_was_left_already_can_be_closed() -> None:
+    """A repeat behind the merge may begin another pass while the stream ends."""
+    plan, stop, ready, closed = items(1).plan, anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def late(tasks: Tasks) -> None:
+        site = Site(tasks)
+        workers = Copying(1).begin(plan, site, 1)
+        first = workers.open_worker(site, None)
+        assert await anext(first) == 0
+        ready.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await first.aclose()
+                await settle(100)  # by then the host has been left
+                second = workers.open_worker(site, None)
+                second.start()
+                await second.aclose()
+                closed.set()
+
+    def begin(tasks: Tasks) -> None:
+        tasks.start(partial(late, tasks), "late", lambda: None)
+
+    async def test() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(supervise, begin, stop, Session())
+            with anyio.fail_after(5):
+                await ready.wait()
+                stop.set()
+                await closed.wait()
 
     on_loop(test)

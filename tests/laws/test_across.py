@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.resuming.inspection import report
 from streamline.testing.compositions import DICE, Composition, compositions
@@ -35,6 +36,11 @@ AnyPipeline = Pipeline[Any]
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
 
 seeds = st.integers(0, 10_000)
+
+BACKENDS: list[Backend] = [sl.Inline(), Copying(2), sl.Threads(2)]
+
+backends = st.sampled_from(BACKENDS)
+"""Where the parts run; the whole runs inline."""
 
 
 class Runs:
@@ -96,12 +102,14 @@ def describe(pipe: AnyPipeline, snapshot: sl.Snapshot) -> None:
 
 
 @examples(30)
-@given(compositions(more=failing_steps()), seeds)
-def test_skipped_items_are_the_same_however_a_run_is_interrupted(composition: Composition, seed: int) -> None:
+@given(compositions(more=failing_steps()), seeds, backends)
+def test_skipped_items_are_the_same_however_a_run_is_interrupted(
+    composition: Composition, seed: int, backend: Backend
+) -> None:
     DICE.seed(seed)
     dice, pipe = Random(seed), composition.pipeline
     with TemporaryDirectory() as folder:
-        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"))
+        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"), backend=backend)
         whole.part(pipe, None, None)
         snapshot = None
         for most in (*(dice.randrange(len(whole.items) // 2 + 2) for _ in range(5)), None):
@@ -130,9 +138,9 @@ def live_pipelines(draw: st.DrawFn) -> tuple[str, int, Callable[[Tape, Path], Co
 
 
 @examples(14)
-@given(live_pipelines(), seeds)
+@given(live_pipelines(), seeds, backends)
 def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
-    live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int
+    live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int, backend: Backend
 ) -> None:
     """Take has been left out: behind the end of a worker, which items the others get depends on timing."""
     DICE.seed(seed)
@@ -142,7 +150,7 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
         for rank in range(2):
             where: dict[str, Any] = {"rank": rank, "world_size": 2}
             whole = Runs(Path(folder, f"whole{rank}.jsonl"), **where)
-            parts = Runs(Path(folder, f"parts{rank}.jsonl"), **where)
+            parts = Runs(Path(folder, f"parts{rank}.jsonl"), backend=backend, **where)
             whole.part(make(Tape(length), Path(folder, f"whole{rank}")).pipeline, None, None)
             ranks.append((whole, parts, make(Tape(length), Path(folder, "parts"))))
         snapshot = None
@@ -157,11 +165,13 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
 
 
 @examples(20)
-@given(compositions(most=14, stages=3, choosing=False, more=failing_steps()), seeds)
-def test_a_loader_writes_each_dead_letter_once_over_epochs_and_resumes(composition: Composition, seed: int) -> None:
+@given(compositions(most=14, stages=3, choosing=False, more=failing_steps()), seeds, backends)
+def test_a_loader_writes_each_dead_letter_once_over_epochs_and_resumes(
+    composition: Composition, seed: int, backend: Backend
+) -> None:
     dice, pipe = Random(seed), composition.pipeline
     with TemporaryDirectory() as folder:
-        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"))
+        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"), backend=backend)
         with pipe.loader(**whole.options) as loader:
             epochs = [list(loader) for _ in range(3)]
         delivered: list[list[Any]] = [[], [], []]
@@ -281,10 +291,10 @@ def test_a_run_with_skipped_items_may_be_left_in_any_way(
     compositions(stages=3, more=failing_steps()),
     st.sampled_from(WAYS),
     st.integers(0, 8),
-    st.sampled_from([Copying(2), sl.Threads(2)]),
+    st.sampled_from(BACKENDS[1:]),
 )
 def test_a_run_on_hosts_may_be_left_in_any_way(
-    composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int, backend: Any
+    composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int, backend: Backend
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SKIP, "backend", backend)

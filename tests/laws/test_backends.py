@@ -49,7 +49,7 @@ HOSTED: list[Backend] = [Copying(2), sl.Threads(2)]
 
 
 @pytest.mark.timeout(600)
-@examples(40)
+@examples(25)
 @given(compositions(most=16, stages=3), seeds, st.sampled_from([1, 2, 4]))
 def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition, seed: int, hosts: int) -> None:
     DICE.seed(seed)
@@ -57,7 +57,7 @@ def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition,
 
 
 @pytest.mark.timeout(600)
-@examples(15)
+@examples(8)
 @given(compositions(most=12, stages=3), seeds)
 def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Composition, seed: int) -> None:
     DICE.seed(seed)
@@ -69,7 +69,7 @@ def test_a_state_of_one_backend_resumes_on_any_other() -> None:
     with sl.Processes(2) as pool:
         anywhere = st.lists(st.sampled_from([*ANY, pool]), min_size=2, max_size=5).map(Changing)
 
-        @examples(25)
+        @examples(15)
         @given(compositions(most=12, stages=3), seeds, anywhere)
         def check(composition: Composition, seed: int, backends: Changing) -> None:
             DICE.seed(seed)
@@ -82,7 +82,7 @@ def test_a_state_of_one_backend_resumes_on_any_other() -> None:
 def test_compositions_keep_the_laws_in_processes() -> None:
     with sl.Processes(2) as pool:
 
-        @examples(12)
+        @examples(8)
         @given(compositions(most=10, stages=3), seeds)
         def check(composition: Composition, seed: int) -> None:
             DICE.seed(seed)
