@@ -61,4 +61,6 @@ class Processes(Hosting):
 
     def payload(self, plan: Plan, session: Session) -> Shipped:
         spec = Spec(plan=plan, policy=session.errors.policy, most_ahead=session.most_ahead, metered=session.meters.on)
-        return ship(spec)
+        shipped = ship(spec)
+        session.at_close(shipped.close)  # what has ended is a cycle, which the collector may leave alone for long
+        return shipped
