@@ -60,4 +60,6 @@ class Processes(Hosting):
         return ProcessHost(number, self.env)
 
     def payload(self, plan: Plan, session: Session) -> Shipped:
-        return ship(Spec.of(plan, session))
+        shipped = ship(Spec.of(plan, session))
+        session.at_close(shipped.close)  # what has ended is a cycle, which the collector may leave alone for long
+        return shipped
