@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamline.hosts.child_host import ProcessHost
+from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
-from streamline.hosts.lane import Care
 from streamline.hosts.pool import Hosting
 from streamline.hosts.shipping import Shipped, ship
 from streamline.options import check_int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
-from streamline.hosts.lane import Care
 from streamline.hosts.pool import Hosting
 from streamline.hosts.thread import ThreadHost
 from streamline.options import check_int

@@ -7,8 +7,9 @@ from typing import Any
 
 from streamline.channel import Inbox
 from streamline.flow import Site
+from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
-from streamline.hosts.lane import Care, Lane
+from streamline.hosts.lane import Lane
 from streamline.hosts.remote import RemoteWorker
 from streamline.plan import Plan
 from streamline.states import Tree

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -20,7 +18,6 @@ from streamline.border.messages import (
     Calling,
     Closed,
     Counts,
-    Culprit,
     Ended,
     Hello,
     Items,
@@ -31,8 +28,9 @@ from streamline.border.messages import (
     Opened,
     Taken,
 )
-from streamline.errors import ClosedError, WorkerDied
+from streamline.errors import ClosedError
 from streamline.gate import resting
+from streamline.hosts.deaths import Care, Inquest, at_fault
 from streamline.hosts.deciding import answers
 from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
@@ -42,28 +40,12 @@ from streamline.hosts.stuck import watch_stuck
 from streamline.meters.host_meter import HostMeter
 from streamline.tasks import Tasks
 
-__all__ = ["CLOSE_S", "Care", "Lane"]
+__all__ = ["CLOSE_S", "Lane"]
 
 CLOSE_S = 5.0
 """Seconds that user code in a host has to end when the stream is left; then the host is killed."""
 
 logger = logging.getLogger("streamline.hosts")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Care:
-    """What is borne of a host.
-
-    Attributes:
-      max_restarts: deaths while a worker gives nothing in between.
-      worker_timeout: seconds that the consumer waits for a worker that gives nothing before it is reported with its
-        stack; None: for ever.
-      replace_stuck: whether the host is then replaced.
-    """
-
-    max_restarts: int = 3
-    worker_timeout: float | None = None
-    replace_stuck: bool = False
 
 
 class Lane:
@@ -86,7 +68,7 @@ class Lane:
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
-        self._turns: deque[RemoteWorker[Any]] = deque()  # who go on one after the other: one of them ends hosts
+        self._inquest = Inquest[RemoteWorker[Any]](care)
         self._meters = tasks.session.meters
         self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
         self._meters.hosts.append(self._meter)
@@ -99,8 +81,8 @@ class Lane:
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
-            Calling: lambda message: self._to(message, RemoteWorker.calling),
-            Ended: self._ended,
+            Calling: lambda message: self._to(message, lambda worker, message: worker.deaths.calling(message)),
+            Ended: lambda message: self._to(message, self._ended),
             Taken: self._taken,
             Closed: self._closed,
             LeftOut: self._left_out,
@@ -177,7 +159,7 @@ class Lane:
         self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
-            if not worker.over and worker not in self._turns:
+            if not worker.over and not self._inquest.waits(worker):
                 worker.open(link)
         self._next_turn()
 
@@ -203,10 +185,10 @@ class Lane:
         meter.arrival_s += perf_counter() - began
         meter.items += packed.count
         meter.bytes += packed.nbytes
-        self._turn_over(message.worker)
+        self._turn_over(worker)
 
     async def _died(self) -> None:
-        """Count the death against the workers that may be at fault, and let another host take over."""
+        """Count the death, and let another host take over."""
         link, self._link = self._link, None
         assert link is not None
         link.close()
@@ -231,39 +213,20 @@ class Lane:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
-        suspects = [stuck[0]] if stuck is not None else [worker for worker in lost if worker.calls]
-        if len(suspects) > 1:
-            self._turns = deque(sorted(suspects, key=lambda worker: worker.channel.held))  # whom the merge waits for: 0
-        else:
-            self._turns.clear()
-            for worker in suspects or lost:
-                if worker.died(self._care.max_restarts):
-                    self._give_up(worker, name, ended)
+        for worker in self._inquest.died(lost, stuck and stuck[0]):
+            worker.given_up(at_fault(worker, self.host.number, name, ended))
         for worker in lost:
-            worker.calls.clear()
+            worker.deaths.calls.clear()
 
     def _next_turn(self) -> None:
-        """Open the first one of those that take turns, if it isn't; it is over as soon as it gives something."""
-        while self._turns and self._turns[0].over:
-            self._turns.popleft()
-        if self._turns and self._turns[0].link is None and self._link is not None:
-            self._turns[0].open(self._link)
+        """Open the one of those that take turns whose turn it is, if it isn't."""
+        worker = self._inquest.turn
+        if worker is not None and worker.link is None and self._link is not None:
+            worker.open(self._link)
 
-    def _turn_over(self, number: int) -> None:
-        if self._turns and self._turns[0].number == number:
-            self._turns.popleft()
+    def _turn_over(self, worker: RemoteWorker[Any]) -> None:
+        if self._inquest.turn_over(worker):
             self._next_turn()
-
-    def _give_up(self, worker: RemoteWorker[Any], name: str, ended: str) -> None:
-        """Its hosts die: fail it, in the place of the call that they die of, if that is known."""
-        if worker.culprit is None and len(worker.calls) == 1:
-            ((stage, number),) = worker.calls
-            message = f"{self._deaths(worker, name, ended)}: each time it had called {stage}, on the same item"
-            shard = worker.site.shard
-            worker.culprit = Culprit(stage, number, message, shard, self.host.number, ended)
-        else:
-            worker.fail(self._dead(worker, name, ended))
-            worker.gone()
 
     async def _leave(self) -> None:
         """Let the host clean up behind this running; one that takes too long is ended."""
@@ -315,28 +278,15 @@ class Lane:
             worker.fail(failure)
             worker.gone()
 
-    def _deaths(self, worker: RemoteWorker[Any], name: str, ended: str) -> str:
-        site = worker.site
-        return (
-            f"the worker of shard {site.shard} of {site.num_shards} has lost its host {worker.deaths} times without "
-            f"giving anything in between; the last, {name}, ended with {ended}"
-        )
-
-    def _dead(self, worker: RemoteWorker[Any], name: str, ended: str) -> WorkerDied:
-        at = worker.position
-        message = self._deaths(worker, name, ended) + (f". It stands behind {at}" if at else "")
-        shard, process = worker.site.shard, self.host.number
-        return WorkerDied(message, shard=shard, process=process, exit=ended, position=at)
-
     # Messages ---------------------------------------------------------------------------------------------------------
 
     def _to(self, message: Any, handle: Callable[[RemoteWorker[Any], Any], None]) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             handle(worker, message)
 
-    def _ended(self, message: Ended) -> None:
-        self._to(message, RemoteWorker.ended)
-        self._turn_over(message.worker)
+    def _ended(self, worker: RemoteWorker[Any], message: Ended) -> None:
+        worker.ended(message)
+        self._turn_over(worker)
 
     def _taken(self, message: Taken) -> None:
         worker = self._workers.get(message.worker)
@@ -352,7 +302,7 @@ class Lane:
         self._workers.pop(message.worker, None)
         if worker is not None:
             worker.gone()
-        self._turn_over(message.worker)
+            self._turn_over(worker)
 
     def _left_out(self, message: LeftOut) -> None:
         failure = left_out_in(message.failure)

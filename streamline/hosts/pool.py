@@ -18,9 +18,9 @@ from typing import Any
 
 from streamline.errors import ClosedError
 from streamline.flow import Site
+from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
-from streamline.hosts.lane import Care
 from streamline.hosts.sizing import cpus_here
 from streamline.plan import Plan
 from streamline.session import Session

@@ -14,11 +14,12 @@ import anyio
 
 from streamline.border.crossing import StatesIn, failure_in
 from streamline.border.link import Link
-from streamline.border.messages import Calling, Close, Credit, Culprit, Ended, Items, Open, Opened
+from streamline.border.messages import Close, Credit, Culprit, Ended, Items, Open, Opened
 from streamline.channel import Channel, Inbox
-from streamline.errors import TransportError
+from streamline.errors import TransportError, WorkerDied
 from streamline.flow import Chunk, Site
 from streamline.hosts.begin import BeginState
+from streamline.hosts.deaths import Deaths
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels
 from streamline.meters.figures import BORDER
@@ -28,10 +29,6 @@ from streamline.states import Reference, Tree
 __all__ = ["RemoteWorker"]
 
 T = TypeVar("T")
-
-CAREFUL_ITEMS = 512
-"""Items that a worker gives in peace before the next death of its host counts as another matter. One that isn't: the
-worker becomes careful, until it has given so many again. More are seldom on their way."""
 
 
 class RemoteWorker(Generic[T]):
@@ -46,11 +43,8 @@ class RemoteWorker(Generic[T]):
     Attributes:
       link: to its host; None: there is none at the moment.
       closed: it has ended in the host, with all that it opened.
-      deaths: of its host, since it last gave something.
-      careful: whether it tells of its calls: its host has died again and again.
+      deaths: of its hosts.
       heard_at: when it was opened, or last gave something.
-      calls: of user code that it is in, as far as it tells.
-      culprit: the call that its hosts have died of.
     """
 
     def __init__(
@@ -60,12 +54,8 @@ class RemoteWorker(Generic[T]):
         self.site = site
         self.link: Link | None = None
         self.closed = anyio.Event()
-        self.deaths = 0
-        self.careful = False
+        self.deaths = Deaths()
         self.heard_at = 0.0
-        self.calls: set[tuple[str, int]] = set()
-        self.culprit: Culprit | None = None
-        self._given = CAREFUL_ITEMS  # items since the last death
         self._state = state
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
@@ -112,14 +102,14 @@ class RemoteWorker(Generic[T]):
         self.link = link
         self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
         self.heard_at = perf_counter()
-        self.calls.clear()
+        self.deaths.calls.clear()
         fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
         link.send(
             Open(
                 self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
                 self._capacity, self._size, self._parcels.items, self._parcels.size, fed,
-                self.careful, self.culprit,
+                self.deaths.careful, self.deaths.culprit,
             )
         )  # fmt: skip
         if self.feeding is not None:
@@ -147,18 +137,24 @@ class RemoteWorker(Generic[T]):
         if self.feeding is not None:
             self.feeding.lost()
 
-    def died(self, max_restarts: int) -> bool:
-        """Count a death of its host; return whether it was the last that is borne."""
-        self.deaths += 1
-        self.careful = self.careful or self._given < CAREFUL_ITEMS or self.deaths == max_restarts - 1
-        self._given = 0
-        return self.deaths >= max_restarts
+    def given_up(self, fault: Culprit | WorkerDied) -> None:
+        """Its hosts die: go on without the call that is at fault, or fail."""
+        if isinstance(fault, Culprit):
+            self.deaths.culprit = fault
+        else:
+            self.fail(fault)
+            self.gone()
 
     def calm(self) -> bool:
         """Whether it was closed in order to be opened anew, careful no more."""
         calm = self._closing and not self.over
         self._closing = False
         return calm
+
+    @property
+    def held(self) -> int:
+        """Items that have arrived and are not dealt with."""
+        return self.channel.held
 
     @property
     def position(self) -> str:
@@ -222,34 +218,25 @@ class RemoteWorker(Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        self.deaths, self.culprit = 0, None
+        self.deaths.gave(len(items))
         self.heard_at = perf_counter()
         states, after = self._states.column(message.states, len(items))
         chunk = Chunk[T](items, states, after)
         self._behind = chunk.behind
         if items:
             self._parcels.add(len(items), packed.nbytes)
-            self._calm_down(len(items))
+            self._calm_down()
             self.channel.reserve(len(items))
         self.channel.post(chunk)
         if self.feeding is not None:
             self.feeding.trim()
 
-    def _calm_down(self, items: int) -> None:
-        self._given += items
-        if self.careful and self._given >= CAREFUL_ITEMS and self.link is not None:
-            self.careful, self._closing = False, True
+    def _calm_down(self) -> None:
+        if self.deaths.careful and self.deaths.in_peace and self.link is not None:
+            self.deaths.careful, self._closing = False, True
             self.link.send(Close(self.number))
             if self.feeding is not None:
                 self.feeding.lost()
-
-    def calling(self, message: Calling) -> None:
-        """It is about to call a function, or that is over."""
-        call = message.stage, message.number
-        if message.over:
-            self.calls.discard(call)
-        else:
-            self.calls.add(call)
 
     def ended(self, message: Ended) -> None:
         """It has given all that it has."""

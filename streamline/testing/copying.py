@@ -22,10 +22,10 @@ from streamline.border.messages import Message
 from streamline.border.packed import Packed, PackingError
 from streamline.border.pipe import PipeLink
 from streamline.flow import Site
+from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
-from streamline.hosts.lane import Care
 from streamline.plan import Plan
 from streamline.tasks import Tasks
 
