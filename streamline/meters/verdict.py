@@ -1,9 +1,7 @@
 """Which stage limits a stream, in one line. Pure: figures in, a verdict or nothing out.
 
-The rules are those of docs/seeing.md, tried in the order of `RULES`; the first that applies speaks. A *load* is the
-share of the time for which something was at work: the event loop, which all inline functions share, or the calls that a
-stage may have at work at once. Making the most loaded part faster helps until the next one is as loaded: that bounds
-every estimate.
+The rules are those of docs/seeing.md, tried in the order of `RULES`; the first that applies speaks. Making the most
+loaded part faster helps until the next one is as loaded: that bounds every estimate. What a load is, `Loads` says.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from statistics import median
 
 from streamline.meters.advice import MOST, THREADABLE, calls_for, if_threads, more_at_once, several, way_out
 from streamline.meters.figures import Figures, StageStats, WorkerStats
+from streamline.meters.loads import FULL, Loads
 
 __all__ = ["RULES", "Verdict", "judge"]
 
@@ -26,9 +25,6 @@ WAITS = 0.1
 
 LOADED = 0.6
 """From this load on, a part of the pipeline may be what limits it; true limits are at 0.9, noise takes some of it."""
-
-FULL = 0.85
-"""An event loop with this load delays all that is awaited, so it is looked at before what is awaited."""
 
 APART = 3.0
 """How much slower than the others a worker has to be."""
@@ -67,124 +63,54 @@ def judge(figures: Figures) -> Verdict | None:
     """Return what limits a stream; None: nothing does, or the figures say too little."""
     if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS:
         return None
-    view = _View(figures)
+    loads = Loads(figures)
     for rule in RULES.values():
-        if (verdict := rule(view)) is not None:
+        if (verdict := rule(loads)) is not None:
             return verdict if verdict.speedup is None or verdict.speedup >= WORTH else None
     return None
 
 
-class _View:
-    """Figures as shares of the time that has passed."""
-
-    def __init__(self, figures: Figures) -> None:
-        self.figures = figures
-        self.stages = figures.stages
-        self.elapsed_s = figures.elapsed_s
-        self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
-        self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
-        self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
-        self.stages_hold = self.arrivals_hold + sum(self.holds(stage) for stage in self.stages if not stage.hosts)
-        self.hosted_hold = sum(self.holds(stage) for stage in self.stages if stage.hosts)
-
-    def holds(self, stage: StageStats) -> float:
-        """The share of the time for which a stage held the event loop; the event loops of its hosts, on average."""
-        return stage.held_s / (self.elapsed_s * max(1, stage.hosts))
-
-    def loop_of(self, stage: StageStats) -> float:
-        """The share of the time for which the event loop that a stage runs in was held by stages."""
-        return self.hosted_hold if stage.hosts else self.stages_hold
-
-    def load(self, stage: StageStats) -> float:
-        """The load of a stage's calls."""
-        return stage.busy_s / (self.elapsed_s * stage.slots)
-
-    def awaited(self, stage: StageStats) -> float:
-        """The load of a stage that doesn't hold the loop, or the part of it that doesn't."""
-        return (stage.busy_s - stage.held_s) / (self.elapsed_s * stage.slots)
-
-    def full(self, stage: StageStats) -> float:
-        """The share for which a stage's results found no room."""
-        return stage.wait_output_s / (self.elapsed_s * stage.slots)
-
-    def call_s(self, stage: StageStats) -> float:
-        """Seconds that a call of an inline function takes."""
-        at = self.stages.index(stage)
-        calls = self.stages[at - 1].items if at and stage.kind in ("filter", "flat_map", "unbatch") else stage.items
-        return stage.held_s / max(1, calls)
-
-    @property
-    def heaviest(self) -> StageStats | None:
-        """The stage that holds the loop most."""
-        return max(self.stages, key=self.holds, default=None)
-
-    def next_limit(self, but: StageStats, *, loop: bool = False) -> float:
-        """The highest load when a stage is out of the way: of the consumer, another stage, or the loop without it.
-
-        Args:
-          but: the stage.
-          loop: whether it is the loop that it is to be taken off.
-        """
-        full = self.loop_of(but) if loop and self.loop_of(but) >= FULL else 0.0
-        delays = {bool(but.hosts): full}  # what is awaited in the same loop lasts longer by it
-        others = [self.awaited(stage) - delays.get(bool(stage.hosts), 0.0) for stage in self.stages if stage is not but]
-        out = self.holds(but) if loop else 0.0
-        own, hosted = (
-            (self.stages_hold, self.hosted_hold - out) if but.hosts else (self.stages_hold - out, self.hosted_hold)
-        )
-        return max([0.01, 1 - self.waits, own, hosted, *others])
-
-    def rest_of_rank(self, but: StageStats) -> float:
-        """The highest load that stays when all that workers do goes elsewhere."""
-        at = next((at for at, stage in enumerate(self.stages) if stage.kind == "merge"), len(self.stages))
-        behind = [max(self.holds(stage), self.awaited(stage)) for stage in self.stages[at:] if stage is not but]
-        return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *behind])
-
-    def in_workers(self, stage: StageStats) -> bool:
-        """Whether a stage stands before the merge."""
-        at = self.stages.index(stage)
-        return not any(before.kind == "merge" for before in self.stages[:at])
-
-
-def _consumer(view: _View) -> Verdict | None:
-    if view.waits >= WAITS:
+def _consumer(loads: Loads) -> Verdict | None:
+    if loads.waits >= WAITS:
         return None
     return Verdict(
         rule="consumer",
         stage=None,
-        line=f"the consumer limits: it waits {_percent(view.waits)} of its time, so the pipeline keeps up; nothing to "
+        line=f"the consumer limits: it waits {_percent(loads.waits)} of its time, so the pipeline keeps up; nothing to "
         "do here",
     )
 
 
-def _body(view: _View) -> Verdict | None:
+def _body(loads: Loads) -> Verdict | None:
     """The loop's body and the pipeline take turns in one event loop."""
-    most = max(map(view.holds, view.stages), default=0.0)
-    if view.body_holds < max(0.3, most) or view.body_holds + view.stages_hold < FULL:
+    most = max(map(loads.holds, loads.stages), default=0.0)
+    if loads.body_holds < max(0.3, most) or loads.body_holds + loads.stages_hold < FULL:
         return None
-    speedup = 1 / max(1 - view.waits, view.stages_hold)
+    speedup = 1 / max(1 - loads.waits, loads.stages_hold)
     return Verdict(
         rule="loop body",
         stage=None,
-        line=f"the body of the `async for` limits: it holds the event loop {_percent(view.body_holds)} of the time, "
+        line=f"the body of the `async for` limits: it holds the event loop {_percent(loads.body_holds)} of the time, "
         f"and the pipeline stands still meanwhile; try a plain `for`, behind which it runs in a thread of its own: "
         f"{_about(speedup)}",
         speedup=speedup,
     )
 
 
-def _uneven(view: _View) -> Verdict | None:
+def _uneven(loads: Loads) -> Verdict | None:
     """One worker's stage is loaded, and slower than those of the others."""
-    found = [(load, stage, worker) for stage in view.stages if (one := _slowest(view, stage)) for load, worker in [one]]
+    found = [
+        (load, stage, worker) for stage in loads.stages if (one := _slowest(loads, stage)) for load, worker in [one]
+    ]
     if not found:
         return None
     load, stage, slow = max(found, key=lambda one: one[0])
     others = [worker for worker in stage.per_worker if worker is not slow]
     usual = median(_each(worker) for worker in others if worker.items)
     ratio = _each(slow) / usual if usual else math.inf
-    rest = max(worker.busy_s for worker in others) / (view.elapsed_s * stage.concurrency)
-    speedup = min(ratio, load / max(rest, 1 - view.waits, 0.01))
-    strict = any(merge.kind == "merge" and merge.ordered for merge in view.stages)
+    rest = max(worker.busy_s for worker in others) / (loads.elapsed_s * stage.concurrency)
+    speedup = min(ratio, load / max(rest, 1 - loads.waits, 0.01))
+    strict = any(merge.kind == "merge" and merge.ordered for merge in loads.stages)
     way = (
         '.merge("best_effort", max_lead=) bridges its slow stretches'
         if strict
@@ -194,19 +120,19 @@ def _uneven(view: _View) -> Verdict | None:
         rule="uneven workers",
         stage=str(stage),
         line=f"{stage} of shard {slow.shard} limits: busy {_percent(load)}, {_times(ratio)} the time of the others for "
-        f"an item, and the merge waits for it; {_consumer_waits(view)}; {way}, .shard({2 * stage.workers}) splits its "
+        f"an item, and the merge waits for it; {_consumer_waits(loads)}; {way}, .shard({2 * stage.workers}) splits its "
         f"work: {_about(speedup)} if it kept up",
         speedup=speedup,
     )
 
 
-def _slowest(view: _View, stage: StageStats) -> tuple[float, WorkerStats] | None:
+def _slowest(loads: Loads, stage: StageStats) -> tuple[float, WorkerStats] | None:
     """Return the load of the stage's slowest worker and that worker, if it alone is what the others wait for."""
     workers = stage.per_worker
     if len(workers) < 2:
         return None
     slow = max(workers, key=lambda worker: worker.busy_s)
-    load = slow.busy_s / (view.elapsed_s * stage.concurrency)
+    load = slow.busy_s / (loads.elapsed_s * stage.concurrency)
     others = [_each(worker) for worker in workers if worker is not slow and worker.items]
     if load < LOADED or not others or _each(slow) < APART * median(others):
         return None
@@ -220,57 +146,57 @@ def _each(worker: WorkerStats) -> float:
     return worker.busy_s / max(1, worker.items)
 
 
-def _loop(view: _View) -> Verdict | None:
+def _loop(loads: Loads) -> Verdict | None:
     """An event loop is full, and a stage's inline function is what holds it."""
-    stage = view.heaviest
+    stage = loads.heaviest
     if stage is None:
         return None
-    body = 0.0 if stage.hosts else view.body_holds
-    total = view.loop_of(stage) + body
-    if total < LOADED or view.holds(stage) < 0.3 or view.holds(stage) < body:
+    body = 0.0 if stage.hosts else loads.body_holds
+    total = loads.loop_of(stage) + body
+    if total < LOADED or loads.holds(stage) < 0.3 or loads.holds(stage) < body:
         return None
-    if total < FULL and any(view.awaited(other) > total for other in view.stages):
+    if total < FULL and any(loads.awaited(other) > total for other in loads.stages):
         return None
-    held, rest = view.holds(stage), view.next_limit(stage, loop=True)
-    if view.call_s(stage) < TINY_S:
+    held, rest = loads.holds(stage), loads.next_limit(stage, loop=True)
+    if loads.call_s(stage) < TINY_S:
         return Verdict(
             rule="loop",
             stage=str(stage),
-            line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time, with calls of "
-            f"{1e6 * view.call_s(stage):.1f} µs; {_consumer_waits(view)}; {several(stage.kind)}: "
+            line=f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time, with calls of "
+            f"{1e6 * loads.call_s(stage):.1f} µs; {_consumer_waits(loads)}; {several(stage.kind)}: "
             f"{_about(1 / rest)} at the most",
             speedup=1 / rest,
         )
     calls = calls_for(1 / rest)
     speedup = min(1 / rest, calls / held) if stage.kind in THREADABLE else 1 / rest
-    more, faster = _more_hosts(view, stage, rest)
+    more, faster = _more_hosts(loads, stage, rest)
     return Verdict(
         rule="loop",
         stage=str(stage),
-        line=f"{stage} limits: it holds {_loops(view, stage)} {_percent(held)} of the time; {_consumer_waits(view)}; "
+        line=f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time; {_consumer_waits(loads)}; "
         f"try {way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
         f"the GIL, nothing if it computes in Python{more}",
         speedup=max(speedup, faster),
     )
 
 
-def _loops(view: _View, stage: StageStats) -> str:
+def _loops(loads: Loads, stage: StageStats) -> str:
     """Return the event loops that a stage runs in."""
     if not stage.hosts:
         return "the event loop"
-    kind = view.figures.hosts[0].kind if view.figures.hosts else "host"
+    kind = loads.figures.hosts[0].kind if loads.figures.hosts else "host"
     return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {_counted(stage.hosts, kind)}"
 
 
-def _more_hosts(view: _View, stage: StageStats, rest: float) -> tuple[str, float]:
+def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, float]:
     """Return what processes would do for a stage's inline function, and how much faster it gets; "": nothing."""
-    kind = view.figures.hosts[0].kind if stage.hosts and view.figures.hosts else None
+    kind = loads.figures.hosts[0].kind if stage.hosts and loads.figures.hosts else None
     now = stage.hosts if kind == "process" else 1
-    rest = rest if kind == "process" else view.rest_of_rank(stage)
-    count = min(view.figures.cpus, MOST * now, math.ceil(now / rest))
+    rest = rest if kind == "process" else loads.rest_of_rank(stage)
+    count = min(loads.figures.cpus, MOST * now, math.ceil(now / rest))
     speedup = min(1 / rest, count / now)
-    if not view.in_workers(stage) or count <= now or speedup < WORTH:
-        full = kind == "process" and now >= view.figures.cpus
+    if not loads.in_workers(stage) or count <= now or speedup < WORTH:
+        full = kind == "process" and now >= loads.figures.cpus
         return (f" (its {_counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
     shards = f".shard({count}) and " if stage.workers < count else ""
     gil = " if it computes in Python" if kind == "thread" else ""
@@ -283,82 +209,82 @@ def _counted(count: int, kind: str) -> str:
     return f"{count} {kind}{'es' if kind == 'process' else 's'}"
 
 
-def _border(view: _View) -> Verdict | None:
+def _border(loads: Loads) -> Verdict | None:
     """Taking in what hosts give keeps this process's event loop busy."""
-    share = view.arrivals_hold
-    if view.stages_hold < LOADED or share < 0.3 or share < max(map(view.holds, view.stages), default=0.0):
+    share = loads.arrivals_hold
+    if loads.stages_hold < LOADED or share < 0.3 or share < max(map(loads.holds, loads.stages), default=0.0):
         return None
-    hosts = view.figures.hosts
+    hosts = loads.figures.hosts
     return Verdict(
         rule="border",
         stage=None,
         line=f"the border limits: taking in the items of {_counted(len(hosts), hosts[0].kind)} holds the event loop "
-        f"{_percent(share)} of the time; {_consumer_waits(view)}; let fewer and larger items cross (.batch before "
+        f"{_percent(share)} of the time; {_consumer_waits(loads)}; let fewer and larger items cross (.batch before "
         ".merge(), arrays in place of many small objects)",
     )
 
 
-def _calls_full(view: _View) -> Verdict | None:
+def _calls_full(loads: Loads) -> Verdict | None:
     """All calls of a stage, or all readers of a source, are at work nearly all of the time."""
-    stage = max(view.stages, key=view.awaited, default=None)
-    if stage is None or view.awaited(stage) < LOADED:
+    stage = max(loads.stages, key=loads.awaited, default=None)
+    if stage is None or loads.awaited(stage) < LOADED:
         return None
     if stage.kind == "from_stream":
         return Verdict(
             rule="calls",
             stage=str(stage),
-            line=f"{stage} limits: the feed gives {_per_s(stage.items / view.elapsed_s)} items/s and is waited for "
-            f"{_percent(view.awaited(stage))} of the time, "
-            f"{_consumer_waits(view)}; what it does for each item, if anything, belongs into .map(concurrency=)",
+            line=f"{stage} limits: the feed gives {_per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
+            f"{_percent(loads.awaited(stage))} of the time, "
+            f"{_consumer_waits(loads)}; what it does for each item, if anything, belongs into .map(concurrency=)",
         )
-    rest = view.next_limit(stage)
+    rest = loads.next_limit(stage)
     more = min(MOST, math.ceil(1 / rest))
     speedup = min(float(more), 1 / rest)
     return Verdict(
         rule="calls",
         stage=str(stage),
-        line=f"{stage} limits: busy {_percent(view.awaited(stage))}, {_consumer_waits(view)}; "
+        line=f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_consumer_waits(loads)}; "
         f"try {more_at_once(stage, more)}: {_about(speedup)}{if_threads(stage)}",
         speedup=speedup,
     )
 
 
-def _order(view: _View) -> Verdict | None:
+def _order(loads: Loads) -> Verdict | None:
     """Calls are idle because the results of slow ones are waited for."""
-    held_up = [stage for stage in view.stages if stage.executor != "inline" and view.full(stage) >= 0.3]
+    held_up = [stage for stage in loads.stages if stage.executor != "inline" and loads.full(stage) >= 0.3]
     if not held_up:
         return None
-    stage = max(held_up, key=view.full)
-    speedup = min(1 / max(view.load(stage), 0.01), 1 / view.next_limit(stage))
+    stage = max(held_up, key=loads.full)
+    speedup = min(1 / max(loads.load(stage), 0.01), 1 / loads.next_limit(stage))
     way = "ordered=False" if stage.ordered else f"a time limit in the function, or concurrency={2 * stage.concurrency}"
     return Verdict(
         rule="order",
         stage=str(stage),
-        line=f"{stage} limits: its calls are idle {_percent(view.full(stage))} of the time while slow ones hold up the "
-        f"results behind them; {_consumer_waits(view)}; try {way}: {_about(speedup)}",
+        line=f"{stage} limits: its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up "
+        f"the results behind them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}",
         speedup=speedup,
     )
 
 
-def _selective(view: _View) -> Verdict | None:
+def _selective(loads: Loads) -> Verdict | None:
     """Nearly all that is read is dropped, and nothing takes long of an item."""
-    heaviest = view.heaviest
-    if heaviest is not None and view.holds(heaviest) >= 0.3 and view.call_s(heaviest) >= TINY_S:
+    heaviest = loads.heaviest
+    if heaviest is not None and loads.holds(heaviest) >= 0.3 and loads.call_s(heaviest) >= TINY_S:
         return None
-    if any(view.awaited(stage) >= LOADED for stage in view.stages):
+    if any(loads.awaited(stage) >= LOADED for stage in loads.stages):
         return None
-    for before, stage in zip(view.stages, view.stages[1:], strict=False):
-        if stage.kind == "filter" and before.items > 0 and view.waits >= 0.5 and stage.items <= RARE * before.items:
+    for before, stage in zip(loads.stages, loads.stages[1:], strict=False):
+        if stage.kind == "filter" and before.items > 0 and loads.waits >= 0.5 and stage.items <= RARE * before.items:
             return Verdict(
                 rule="selective filter",
                 stage=str(stage),
                 line=f"{stage} keeps {_share(stage.items, before.items)} items, and all that is before it works for "
-                f"the others too; {_consumer_waits(view)}; drop them earlier, best where they are read",
+                f"the others too; {_consumer_waits(loads)}; drop them earlier, best where they are read",
             )
     return None
 
 
-RULES: dict[str, Callable[[_View], Verdict | None]] = {
+RULES: dict[str, Callable[[Loads], Verdict | None]] = {
     "consumer": _consumer,
     "loop body": _body,
     "uneven workers": _uneven,
@@ -371,8 +297,8 @@ RULES: dict[str, Callable[[_View], Verdict | None]] = {
 """By name, in the order in which they are tried."""
 
 
-def _consumer_waits(view: _View) -> str:
-    return f"the consumer waits {_percent(view.waits)} of its time"
+def _consumer_waits(loads: Loads) -> str:
+    return f"the consumer waits {_percent(loads.waits)} of its time"
 
 
 def _percent(share: float) -> str:
