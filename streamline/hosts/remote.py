@@ -29,6 +29,9 @@ __all__ = ["RemoteWorker"]
 
 T = TypeVar("T")
 
+START_S = 30.0
+"""Seconds that a host may take until it has opened a worker, which is no user code being stuck: imports, mostly."""
+
 CAREFUL_ITEMS = 512
 """Items that a worker gives in peace before the next death of its host counts as another matter. One that isn't: the
 worker becomes careful, until it has given so many again. More are seldom on their way."""
@@ -48,7 +51,7 @@ class RemoteWorker(Generic[T]):
       closed: it has ended in the host, with all that it opened.
       deaths: of its host, since it last gave something.
       careful: whether it tells of its calls: its host has died again and again.
-      heard_at: when it was opened, or last gave something.
+      heard_at: when it last gave something, or was opened in its host; until then, when it should have been.
       calls: of user code that it is in, as far as it tells.
       culprit: the call that its hosts have died of.
     """
@@ -111,7 +114,7 @@ class RemoteWorker(Generic[T]):
             self._states.restarted(behind)
         self.link = link
         self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
-        self.heard_at = perf_counter()
+        self.heard_at = perf_counter() + START_S
         self.calls.clear()
         fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
@@ -147,12 +150,17 @@ class RemoteWorker(Generic[T]):
         if self.feeding is not None:
             self.feeding.lost()
 
-    def died(self, max_restarts: int) -> bool:
-        """Count a death of its host; return whether it was the last that is borne."""
+    def died(self, max_restarts: int, stuck: bool) -> bool:
+        """Count a death of its host, which may have been stuck; return whether it was the last that is borne."""
         self.deaths += 1
-        self.careful = self.careful or self._given < CAREFUL_ITEMS or self.deaths == max_restarts - 1
+        self.careful = self.careful or stuck or self._given < CAREFUL_ITEMS or self.deaths == max_restarts - 1
         self._given = 0
         return self.deaths >= max_restarts
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it could give something; behind a full border it waits for a quarter of it."""
+        return self.channel.held <= self._capacity * 3 // 4 and self._parcels.size <= self._size * 3 // 4
 
     def calm(self) -> bool:
         """Whether it was closed in order to be opened anew, careful no more."""
@@ -206,6 +214,7 @@ class RemoteWorker(Generic[T]):
 
     def opened(self, message: Opened) -> None:
         """It stands at its beginning, or behind the last item that has arrived."""
+        self.heard_at = perf_counter()
         self._capacity = self.channel.capacity = min(self._capacity, message.items)
         self.channel.inbox.fit(self._capacity)
         begin = self._states.state(message.begin)
