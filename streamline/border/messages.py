@@ -37,6 +37,8 @@ __all__ = [
     "Release",
     "Span",
     "Taken",
+    "Waiting",
+    "WhatWaits",
 ]
 
 Carried: TypeAlias = Any
@@ -157,6 +159,10 @@ class Release(NamedTuple):
     """Let things move again."""
 
 
+class WhatWaits(NamedTuple):
+    """Say what the tasks wait for; `Waiting` is the answer."""
+
+
 class Leave(NamedTuple):
     """The running is over: clean up, and hang up."""
 
@@ -229,6 +235,12 @@ class AtWork(NamedTuple):
     names: tuple[str, ...]
 
 
+class Waiting(NamedTuple):
+    """The stacks of the tasks that wait in user code."""
+
+    stacks: str
+
+
 class Counts(NamedTuple):
     """What the host's meters say: of those that say something new. Times are those of `time.perf_counter`, which has
     one clock for all processes of a machine.
@@ -260,6 +272,7 @@ Message: TypeAlias = (
     | Hold
     | Release
     | Leave
+    | WhatWaits
     | Opened
     | Items
     | Calling
@@ -269,5 +282,6 @@ Message: TypeAlias = (
     | LeftOut
     | AtWork
     | Counts
+    | Waiting
     | Broken
 )

@@ -3,11 +3,11 @@
 A host runs many workers, and what one of them calls may end it. Its workers then go on in another one, each behind the
 last item of it that has arrived. That would go on for ever where the same call ends each host, so:
 
-1. A death counts against the worker that was found stuck; else against those that had said that they were in a call;
-   else against all. Whoever gives something has its count at 0 again.
-2. A worker that dies before it has given `CAREFUL_ITEMS` since its last death, or for the last time but one, becomes
-   *careful*: it says before each call of user code which one it is (`streamline.hosts.careful`), until it has given so
-   many. So the next death is behind a call that is known.
+1. A death counts against those that had said that they were in a call; else against all that had room to give
+   something. Whoever gives something has its count at 0 again.
+2. A worker that dies before it has given `CAREFUL_ITEMS` since its last death, or for the last time but one, or whose
+   host was killed because somebody was stuck, becomes *careful*: it says before each call of user code which one it is
+   (`streamline.hosts.careful`), until it has given so many. So the next death is behind a call that is known.
 3. Where several were in calls, nobody is counted: they take *turns*. One of them is opened at a time, and the next one
    when it has given something, or ended. So the next death is behind one call.
 4. With the last death that is borne, the call is the *culprit*: the worker is opened once more, and raises `WorkerDied`
@@ -83,10 +83,14 @@ class Deaths:
         else:
             self.calls.add(call)
 
-    def another(self, most: int) -> bool:
-        """Count one; return whether it was the last of `most` that are borne."""
+    def another(self, most: int, *, careful: bool) -> bool:
+        """Count one; return whether it was the last of `most` that are borne.
+
+        Args:
+          careful: be so from now on, whatever came before.
+        """
         self.count += 1
-        self.careful = self.careful or not self.in_peace or self.count == most - 1
+        self.careful = self.careful or careful or not self.in_peace or self.count == most - 1
         self._given = 0
         return self.count >= most
 
@@ -103,6 +107,10 @@ class Mortal(Protocol):
     @property
     def over(self) -> bool:
         """Whether nothing more is wanted of it, or comes."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it could give something."""
 
     @property
     def held(self) -> int:
@@ -123,19 +131,20 @@ class Inquest(Generic[W]):
         self._most = care.max_restarts
         self._turns: deque[W] = deque()
 
-    def died(self, workers: Collection[W], stuck: W | None) -> list[W]:
+    def died(self, workers: Collection[W], *, stuck: bool) -> list[W]:
         """Count a death of the host that these workers ran in; return those of whom it was the last that is borne.
 
         Args:
-          stuck: the one for whose sake it was killed, if that is why.
+          stuck: it was killed because one of them, not necessarily the one that was waited for, was stuck.
         """
-        suspects = [stuck] if stuck is not None else [worker for worker in workers if worker.deaths.calls]
+        suspects = [worker for worker in workers if worker.deaths.calls]
         dead: list[W] = []
         self._turns.clear()
         if len(suspects) > 1:
             self._turns.extend(sorted(suspects, key=lambda worker: worker.held))  # whom the merge waits for: 0
         else:
-            dead += [worker for worker in suspects or workers if worker.deaths.another(self._most)]
+            counted = suspects or [worker for worker in workers if worker.has_room]
+            dead += [worker for worker in counted if worker.deaths.another(self._most, careful=stuck)]
         return dead
 
     def waits(self, worker: W) -> bool:

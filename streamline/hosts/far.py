@@ -29,6 +29,8 @@ from streamline.border.messages import (
     Open,
     Opened,
     Release,
+    Waiting,
+    WhatWaits,
 )
 from streamline.channel import Inbox
 from streamline.driver import drive
@@ -39,6 +41,7 @@ from streamline.hosts.deciding import FarErrors, far_policy
 from streamline.hosts.inlet import Inlet
 from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
+from streamline.hosts.waiting import waiting_tasks
 from streamline.plan import Plan
 from streamline.session import Session
 from streamline.sources.fed import FedSource
@@ -116,6 +119,7 @@ class _Hosting:
             Hold: self._hold,
             Release: self._release,
             Leave: lambda _: stop.set(),
+            WhatWaits: lambda _: link.send(Waiting(waiting_tasks())),
         }
 
     def start(self) -> None:

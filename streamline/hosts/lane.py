@@ -27,6 +27,8 @@ from streamline.border.messages import (
     Observe,
     Opened,
     Taken,
+    Waiting,
+    WhatWaits,
 )
 from streamline.errors import ClosedError
 from streamline.gate import resting
@@ -41,6 +43,9 @@ from streamline.meters.host_meter import HostMeter
 from streamline.tasks import Tasks
 
 __all__ = ["CLOSE_S", "Lane"]
+
+ANSWER_S = 0.2
+"""Seconds that a host's event loop has to say what its tasks wait for; one that doesn't is shown by its threads."""
 
 CLOSE_S = 5.0
 """Seconds that user code in a host has to end when the stream is left; then the host is killed."""
@@ -78,6 +83,8 @@ class Lane:
         self._left = False
         if own:
             tasks.own(self._abandon)
+        self._waiting = anyio.Event()  # what waits there has been told
+        self._waits = ""
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
@@ -89,6 +96,7 @@ class Lane:
             AtWork: self._at_work,
             Counts: self._mirror.show,
             Broken: self._broken,
+            Waiting: self._told_what_waits,
         }
 
     def add(self, worker: RemoteWorker[Any]) -> None:
@@ -104,7 +112,8 @@ class Lane:
             self._tasks.start(partial(self._gate.moves, name, self._serve), name, self._abandon)
             if (timeout_s := self._care.worker_timeout) is not None:
                 replace = self._replace if self._care.replace_stuck else None
-                watch = partial(watch_stuck, self.host, self._running, self._tasks, timeout_s, replace)
+                stacks = self._stacks
+                watch = partial(watch_stuck, self.host, stacks, self._running, self._tasks, timeout_s, replace)
                 self._tasks.start(watch, f"watch over {self.host.name}", lambda: None)
 
     def start(self, worker: RemoteWorker[Any]) -> None:
@@ -120,6 +129,20 @@ class Lane:
 
     def _running(self) -> Collection[RemoteWorker[Any]]:
         return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
+
+    async def _stacks(self) -> str:
+        """Return what the host is at: its threads, and the tasks of its event loop, if that answers."""
+        answered = self._waiting = anyio.Event()
+        self._waits = ""
+        if self._link is not None:
+            self._link.send(WhatWaits())
+            with anyio.move_on_after(ANSWER_S):
+                await answered.wait()
+        return await self._tasks.threads.run(self.host.stacks) + (self._waits and f"\n{self._waits}")
+
+    def _told_what_waits(self, message: Waiting) -> None:
+        self._waits = message.stacks
+        self._waiting.set()
 
     def _replace(self, worker: RemoteWorker[Any], spent: float) -> None:
         """End the host of a worker that is stuck."""
@@ -213,7 +236,7 @@ class Lane:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
-        for worker in self._inquest.died(lost, stuck and stuck[0]):
+        for worker in self._inquest.died(lost, stuck=stuck is not None):
             worker.given_up(at_fault(worker, self.host.number, name, ended))
         for worker in lost:
             worker.deaths.calls.clear()

@@ -151,7 +151,7 @@ class Child:
 
     def _crash(self) -> str:
         _, fatal, text = self.written(0).rpartition("Fatal Python error")
-        return fatal + text
+        return fatal + text if fatal else ""  # else stacks that somebody has asked for
 
     def _hang_up(self) -> None:
         """End the links of a process that is gone: one that it has forked may hold their far ends."""

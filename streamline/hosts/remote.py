@@ -30,6 +30,9 @@ __all__ = ["RemoteWorker"]
 
 T = TypeVar("T")
 
+START_S = 30.0
+"""Seconds that a host may take until it has opened a worker, which is no user code being stuck: imports, mostly."""
+
 
 class RemoteWorker(Generic[T]):
     """One worker.
@@ -44,7 +47,7 @@ class RemoteWorker(Generic[T]):
       link: to its host; None: there is none at the moment.
       closed: it has ended in the host, with all that it opened.
       deaths: of its hosts.
-      heard_at: when it was opened, or last gave something.
+      heard_at: when it last gave something, or was opened in its host; until then, when it should have been.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class RemoteWorker(Generic[T]):
             self._states.restarted(behind)
         self.link = link
         self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
-        self.heard_at = perf_counter()
+        self.heard_at = perf_counter() + START_S
         self.deaths.calls.clear()
         fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
@@ -144,6 +147,11 @@ class RemoteWorker(Generic[T]):
         else:
             self.fail(fault)
             self.gone()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it could give something; behind a full border it waits for a quarter of it."""
+        return self.channel.held <= self._capacity * 3 // 4 and self._parcels.size <= self._size * 3 // 4
 
     def calm(self) -> bool:
         """Whether it was closed in order to be opened anew, careful no more."""
@@ -202,6 +210,7 @@ class RemoteWorker(Generic[T]):
 
     def opened(self, message: Opened) -> None:
         """It stands at its beginning, or behind the last item that has arrived."""
+        self.heard_at = perf_counter()
         self._capacity = self.channel.capacity = min(self._capacity, message.items)
         self.channel.inbox.fit(self._capacity)
         begin = self._states.state(message.begin)

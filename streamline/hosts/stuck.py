@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from time import perf_counter
 
 import anyio
@@ -22,6 +22,7 @@ LOOKS = 4
 
 async def watch_stuck(
     host: Host,
+    stacks: Callable[[], Awaitable[str]],
     workers: Callable[[], Collection[RemoteWorker[object]]],
     tasks: Tasks,
     timeout_s: float,
@@ -33,6 +34,7 @@ async def watch_stuck(
     that has dealt with all that it was fed is not stuck. Each is reported once until it gives something again.
 
     Args:
+      stacks: what the host is at.
       workers: those that run now.
       replace: told to end the host of a stuck worker, and how long it has been stuck; None: it is only reported.
     """
@@ -44,7 +46,7 @@ async def watch_stuck(
             if spent < timeout_s or reported.get(worker.number) == worker.heard_at:
                 continue
             reported[worker.number] = worker.heard_at
-            await _report(host, worker, tasks, spent)
+            await _report(host, stacks, worker, spent)
             if replace is not None:
                 replace(worker, spent)
 
@@ -60,8 +62,8 @@ def _stuck_s(worker: RemoteWorker[object], tasks: Tasks) -> float:
     return perf_counter() - max(waiting_since, worker.heard_at)
 
 
-async def _report(host: Host, worker: RemoteWorker[object], tasks: Tasks, spent: float) -> None:
-    stacks = await tasks.threads.run(host.stacks)
+async def _report(host: Host, stacks: Callable[[], Awaitable[str]], worker: RemoteWorker[object], spent: float) -> None:
+    what = await stacks()
     at = worker.position
     logger.warning(
         "the worker of shard %d (%s) has given nothing for %.3g s, while the consumer waits%s. What runs there:\n%s",
@@ -69,5 +71,5 @@ async def _report(host: Host, worker: RemoteWorker[object], tasks: Tasks, spent:
         host.name,
         spent,
         f"; it stands behind {at}" if at else "",
-        stacks,
+        what,
     )
