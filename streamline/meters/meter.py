@@ -11,16 +11,16 @@ Times are those of `time.perf_counter`.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from streamline.meters.figures import BORDER, ChannelStats, Figures, HostStats, StageStats
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import LoopMeter, Observer, StageMeter
-from streamline.meters.stats import Stats
+
+if TYPE_CHECKING:
+    from streamline.meters.figures import Figures
+    from streamline.meters.stats import Stats
 
 __all__ = ["ChannelMeter", "ConsumerMeter", "Meters"]
 
@@ -200,88 +200,13 @@ class Meters:
         Args:
           at_hand: items of the consumer's list that it has not seen yet.
         """
+        from streamline.meters.stats import Stats  # not at the top: in a host process nobody asks
+
         figures = self.figures()
         return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=self._first)
 
     def figures(self) -> Figures:
         """Return what the meters say now."""
-        consumer = self.consumer
-        now = perf_counter() if consumer.closed_at is None else consumer.closed_at
-        places = {name: place for place, name in enumerate(self.order)}
-        return Figures(
-            elapsed_s=max(0.0, now - consumer.opened_at),
-            items=consumer.items,
-            consumer_wait_s=consumer.waited_until(now),
-            stages=tuple(_stage(meters, now) for meters in _by_name(self.stages, places)),
-            hosts=tuple(self._hosts(now)),
-            cpus=usable_cpus(),
-            channels=tuple(_channel(meters) for meters in _by_name(self.channels, places)),
-            consumer_held_s=consumer.held_s,
-        )
+        from streamline.meters.picture import picture  # likewise
 
-    def _hosts(self, now: float) -> Iterator[HostStats]:
-        """Yield what is known of each host, with what its stages did."""
-        meters = list(self.stages.values())
-        for host in sorted(self.hosts.copy(), key=lambda host: host.number):
-            mine = [meter for meter in meters if meter.host is host]
-            workers = [meter.figures(now) for meter in mine]
-            yield replace(
-                host.figures(),
-                busy_s=sum(meter.held_until(now) for meter in mine),
-                wait_input_s=sum(worker.wait_input_s for worker in workers),
-                wait_output_s=sum(worker.wait_output_s for worker in workers),
-            )
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-M = TypeVar("M", StageMeter, ChannelMeter)
-
-
-def _by_name(meters: dict[tuple[str, int], M], places: dict[str, int]) -> list[list[M]]:
-    """Return the meters of each name together, by shard, in the plan's order."""
-    found: dict[str, list[M]] = {}
-    last = len(places)
-    for meter in sorted(
-        meters.copy().values(), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
-    ):
-        found.setdefault(meter.name, []).append(meter)
-    return list(found.values())
-
-
-def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
-    workers = tuple(meter.figures(now) for meter in meters)
-    first = meters[0]
-    return StageStats(
-        name=first.name,
-        kind=first.kind,
-        workers=len(meters),
-        concurrency=first.concurrency,
-        items=sum(worker.items for worker in workers),
-        bytes=sum(meter.bytes for meter in meters),
-        busy_s=sum(worker.busy_s for worker in workers),
-        wait_input_s=sum(worker.wait_input_s for worker in workers),
-        wait_output_s=sum(worker.wait_output_s for worker in workers),
-        errors=sum(meter.errors for meter in meters),
-        held_s=sum(meter.held_until(now) for meter in meters),
-        executor=first.executor,
-        ordered=first.ordered,
-        per_worker=workers,
-        hosts=len({meter.host for meter in meters if meter.host is not None}),
-    )
-
-
-def _channel(meters: Sequence[ChannelMeter]) -> ChannelStats:
-    return ChannelStats(
-        name=meters[0].name,
-        items=sum(meter.items for meter in meters),
-        depth=sum(meter.depth for meter in meters),
-        peak=max(meter.peak for meter in meters),
-        capacity=meters[0].capacity,
-        channels=len(meters),
-    )
+        return picture(self)
