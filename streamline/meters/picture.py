@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
+from streamline.meters.channel_meter import ChannelMeter
+from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.figures import ChannelStats, Figures, HostStats, StageStats
-from streamline.meters.meter import ChannelMeter, Meters
+from streamline.meters.host_meter import HostMeter
 from streamline.meters.names import BORDER
 from streamline.meters.stage_meter import StageMeter
 
 __all__ = ["picture"]
 
 
-def picture(meters: Meters) -> Figures:
-    """Return what the meters say now. From any thread."""
-    consumer = meters.consumer
+def picture(
+    consumer: ConsumerMeter,
+    order: Sequence[str],
+    stages: dict[tuple[str, int], StageMeter],
+    channels: dict[tuple[str, int], ChannelMeter],
+    hosts: Sequence[HostMeter],
+) -> Figures:
+    """Return what the meters of a running say now; see `Meters`. From any thread."""
     now = perf_counter() if consumer.closed_at is None else consumer.closed_at
-    places = {name: place for place, name in enumerate(meters.order)}
+    places = {name: place for place, name in enumerate(order)}
+    meters = list(stages.copy().values())  # copied in one go, whatever other threads add
     return Figures(
         elapsed_s=max(0.0, now - consumer.opened_at),
         items=consumer.items,
         consumer_wait_s=consumer.waited_until(now),
-        stages=tuple(_stage(each, now) for each in _by_name(meters.stages, places)),
-        hosts=tuple(_hosts(meters, now)),
+        stages=tuple(_stage(each, now) for each in _by_name(meters, places)),
+        hosts=tuple(_host(host, [meter for meter in meters if meter.host is host], now) for host in _numbered(hosts)),
         cpus=_usable_cpus(),
-        channels=tuple(_channel(each) for each in _by_name(meters.channels, places)),
+        channels=tuple(_channel(each) for each in _by_name(list(channels.copy().values()), places)),
         consumer_held_s=consumer.held_s,
     )
 
 
-def _hosts(meters: Meters, now: float) -> Iterator[HostStats]:
-    """Yield what is known of each host, with what its stages did."""
-    stages = list(meters.stages.values())
-    for host in sorted(meters.hosts, key=lambda host: host.number):
-        mine = [meter for meter in stages if meter.host is host]
-        workers = [meter.figures(now) for meter in mine]
-        yield replace(
-            host.figures(),
-            busy_s=sum(meter.held_until(now) for meter in mine),
-            wait_input_s=sum(worker.wait_input_s for worker in workers),
-            wait_output_s=sum(worker.wait_output_s for worker in workers),
-        )
+def _numbered(hosts: Sequence[HostMeter]) -> list[HostMeter]:
+    return sorted(hosts, key=lambda host: host.number)
+
+
+def _host(host: HostMeter, meters: Sequence[StageMeter], now: float) -> HostStats:
+    """Return what is known of a host, with what its stages did."""
+    workers = [meter.figures(now) for meter in meters]
+    return replace(
+        host.figures(),
+        busy_s=sum(meter.held_until(now) for meter in meters),
+        wait_input_s=sum(worker.wait_input_s for worker in workers),
+        wait_output_s=sum(worker.wait_output_s for worker in workers),
+    )
 
 
 def _usable_cpus() -> int:
@@ -57,13 +66,11 @@ def _usable_cpus() -> int:
 M = TypeVar("M", StageMeter, ChannelMeter)
 
 
-def _by_name(meters: dict[tuple[str, int], M], places: dict[str, int]) -> list[list[M]]:
+def _by_name(meters: Sequence[M], places: Mapping[str, int]) -> list[list[M]]:
     """Return the meters of each name together, by shard, in the plan's order."""
     found: dict[str, list[M]] = {}
     last = len(places)
-    for meter in sorted(
-        meters.copy().values(), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
-    ):
+    for meter in sorted(meters, key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)):
         found.setdefault(meter.name, []).append(meter)
     return list(found.values())
 
