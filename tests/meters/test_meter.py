@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from streamline.meters import consumer_meter, picture, stage_meter
-from streamline.meters import stage_meter
 from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import HOLD_S, Doing, Holding, StageMeter, Working
