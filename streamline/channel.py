@@ -22,7 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from streamline.errors import ClosedError
 from streamline.flow import Chunk, Flow
 from streamline.gate import Gate, resting
-from streamline.meters.meter import ChannelMeter
+from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.stage_meter import StageMeter
 from streamline.packet import Packet
 from streamline.session import Session

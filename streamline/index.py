@@ -13,15 +13,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamline.errors import PlanError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["Bijection", "Index", "Repeated", "Shuffled", "Slice", "Whole"]
 
-Positions = NDArray[np.int64]
+Positions: TypeAlias = "NDArray[np.int64]"
 
 ROUNDS = 6
 """Feistel rounds. 4 suffice against an adversary (Luby and Rackoff); two more for the simple round function."""

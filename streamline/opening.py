@@ -11,6 +11,7 @@ from weakref import ref
 
 from streamline.backends.base import Backend, Workers
 from streamline.channel import Inbox
+from streamline.compiling import merged_size
 from streamline.driver import behind_channel
 from streamline.failing.failures import Policy
 from streamline.failing.letters import Letters
@@ -19,7 +20,7 @@ from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.merge import MergeFlow
 from streamline.meters.meter import Meters
-from streamline.plan import Plan, merged_size
+from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.resuming.fingerprint import Entry, fingerprint
 from streamline.session import Awaited, Journal, Session

@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from streamline.blame import stage_name
 from streamline.collate import as_list, stack, unstack
+from streamline.compiling import compiled
 from streamline.declared import check_call
 from streamline.errors import PlanError
 from streamline.merge import Merge, merge_of
 from streamline.options import check_function, check_int, check_seconds, check_seed, is_async
-from streamline.plan import Plan, Shard, compiled
+from streamline.plan import Plan, Shard
 from streamline.rules import RESERVED
 from streamline.runnable import Runnable
 from streamline.sources.base import Mode, Source

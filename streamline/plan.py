@@ -8,21 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from streamline.errors import PlanError
-from streamline.index import Index, Repeated, Shuffled, Slice, Whole
-from streamline.merge import Merge, Strict
-from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed, check_shared
+from streamline.index import Index, Whole
+from streamline.merge import Merge
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
-from streamline.transforms.flat_map import Unbatch
-from streamline.transforms.limit import Skip, Take
-from streamline.transforms.repeat import Repeat
-from streamline.transforms.shuffle import IndexShuffle, ShuffleFiles
 
-__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "compiled", "index_of", "merged_size"]
+__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "index_of"]
 
 AnyStage = Stage[Any, Any]
 
@@ -106,27 +101,19 @@ class Plan:
 
     def part(self, epoch: tuple[int, ...]) -> Part:
         """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""
-        seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
-        index = None
+        index, seeds = None, list[int]()
         if self.source.indexable:
             index = index_of(self.before, self.source.length or 0, epoch)
+        if self.source.listed:
+            from streamline.transforms.shuffle import ShuffleFiles  # not at the top: see `streamline.compiling`
+
+            seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
         return Part(
             mode=self.mode,
             index=index,
             shuffle_seed=seeds[-1] if seeds else None,
             drop_remainder=self.shard.drop_remainder,
         )
-
-
-def merged_size(plan: Plan) -> int:
-    """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
-    sizes: list[int] = []
-    for stage in plan.worker:
-        if isinstance(stage, Batch):
-            sizes.append(stage.size)
-        elif isinstance(stage, Unbatch) and sizes:
-            sizes.pop()
-    return math.prod(sizes)
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
@@ -137,62 +124,4 @@ def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> In
     """
     if not ops:
         return Whole(length)
-    *before, op = ops
-    if isinstance(op, Repeat):
-        return Repeated(lambda number: index_of(before, length, (*epoch, number)), op.times)
-    inner = index_of(before, length, epoch)
-    if isinstance(op, IndexShuffle):
-        return Shuffled(inner, [op.seed, *epoch])
-    if isinstance(op, Take):
-        return Slice(inner, 0, op.count)
-    if isinstance(op, Skip):
-        return Slice(inner, op.count)
-    raise PlanError(f".{op.kind} doesn't act on an index: move it behind .shard")
-
-
-def compiled(
-    source: Source[Any],
-    stages: tuple[AnyStage, ...],
-    sharding: Shard | None,
-    sharded_at: int,
-    merging: Merge | None,
-    merged_at: int,
-) -> Plan:
-    """Return the plan of a pipeline, section by section.
-
-    Raises:
-      PlanError: the stages don't fit together; the message says which, and what to do.
-    """
-    end = len(stages) if merging is None else merged_at
-    start = sharded_at if sharding is not None else _leading(source, stages[:end])
-    plan = Plan(
-        source=source,
-        before=stages[:start],
-        shard=sharding or Shard(),
-        worker=stages[start:end],
-        merge=merging or Strict(name="merge"),
-        after=stages[end:],
-        sharded=sharding is not None,
-    )
-    check_names([source.name, *(stage.name for stage in stages)])
-    check_mode(source, plan.mode, plan.shard.drop_remainder)
-    if plan.mode == "shared":
-        check_shared(source, stages, drop_remainder=plan.shard.drop_remainder)
-    check_before(source, plan.before, plan.mode, plan.shard.num_shards)
-    check_placed(source, plan.worker + plan.after)
-    if source.indexable:
-        _check_index(index_of(plan.before, source.length or 0, (0,)), plan.mode)
-    check_choices(plan.worker + plan.after, plan.merge.chooses, len(plan.worker))
-    return plan
-
-
-def _check_index(index: Index, mode: Mode) -> None:
-    """Insist on an index that can be split so."""
-    if index.length is None and mode == "contiguous":
-        raise PlanError("an endless .repeat() has no contiguous blocks: put .repeat() behind .shard")
-
-
-def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:
-    """Without a shard: how many stages act on the source itself."""
-    ops = INDEX_OPS if source.indexable else (ShuffleFiles,) if source.listed else ()
-    return next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
+    return ops[-1].reindexed(partial(index_of, ops[:-1], length), epoch)

@@ -1,6 +1,8 @@
 """One shard's section of a plan, opened at a state: source, what stands before the shard, the worker's stages.
 
 A channel stands where concurrency begins: behind a source that waits, and at the worker's end.
+
+Stages that few plans need are imported where they are: a host process starts sooner without.
 """
 
 from __future__ import annotations
@@ -15,9 +17,6 @@ from streamline.flow import Flow, Opener, Site
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.states import Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.repeat import Repeat
-from streamline.transforms.stride import Stride
 
 __all__ = ["SourceOpener", "StageOpener", "open_worker", "worker_flow"]
 
@@ -76,10 +75,20 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
     opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at.epoch), state), site)
     replicated = plan.mode == "replicated"
     for stage in plan.before:
-        if replicated or (isinstance(stage, Repeat) and not plan.source.indexable):
+        if replicated or (not plan.source.indexable and _repeats(stage)):
             opener = StageOpener(stage, opener)  # the others are in the part that the source reads
     if replicated and site.num_shards > 1:
+        from streamline.transforms.stride import Stride
+
         opener = StageOpener(Stride(name="shard"), opener)
     if plan.source.waits:
+        from streamline.transforms.prefetch import Prefetch
+
         opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS), opener)
     return opener
+
+
+def _repeats(stage: Stage[Any, Any]) -> bool:
+    from streamline.transforms.repeat import Repeat
+
+    return isinstance(stage, Repeat)

@@ -32,6 +32,7 @@ FLOORS: list[set[str]] = [
     {"sources", "transforms"},
     {"rules"},
     {"plan"},
+    {"compiling"},
     {"worker"},
     {"border"},
     {"hosts"},

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 from streamline.border.parts import Parts, dumped, parts_of, rebuilt
 from streamline.errors import StageError
 from streamline.failing.failures import Failure, trace_of
-from streamline.failing.letters import REPR_BYTES, cut, said
 from streamline.failing.replay import KEY, Call
+from streamline.failing.texts import REPR_BYTES, cut, said
 
 __all__ = ["carry", "carry_left_out", "delivered", "left_out"]
 

@@ -21,11 +21,9 @@ import msgspec
 from streamline.durable import replace_file
 from streamline.errors import DeadLetterError
 from streamline.failing.failures import Failure
+from streamline.failing.texts import clean, cut, said
 
-__all__ = ["REPR_BYTES", "Letter", "Letters", "cut", "said"]
-
-REPR_BYTES = 1024
-"""How much of an item's `repr` is kept."""
+__all__ = ["Letter", "Letters"]
 
 PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""
@@ -76,11 +74,11 @@ class Letters:
             "kind": failure.kind,
             "items": failure.items,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "position": _clean(failure.position),
+            "position": clean(failure.position),
             "error": type(failure.error).__qualname__,
-            "message": _clean(said(failure.error, str)),
+            "message": clean(said(failure.error, str)),
             "item": cut(said(failure.item, repr)),
-            "traceback": _clean(failure.traceback),
+            "traceback": clean(failure.traceback),
         }
 
     def append(self, letters: Iterable[Letter]) -> None:
@@ -147,29 +145,6 @@ class _Numbered(msgspec.Struct):
 
 def _letter(line: bytes) -> Letter:
     return msgspec.structs.asdict(msgspec.json.decode(line, type=_Numbered))
-
-
-def cut(text: str) -> str:
-    """Return the first kilobyte of a text, as UTF-8."""
-    if len(text) <= REPR_BYTES // 4:
-        return _clean(text)
-    raw = text[:REPR_BYTES].encode(errors="backslashreplace")
-    if len(raw) <= REPR_BYTES and len(text) <= REPR_BYTES:
-        return raw.decode()
-    return raw[: REPR_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def _clean(text: str) -> str:
-    """Return text that can be written as UTF-8: lone surrogates become escapes."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def said(thing: object, how: Any) -> str:
-    """Return an object's `repr` or `str`; a user's own may fail, which must not end the run."""
-    try:
-        return str(how(thing))
-    except Exception as error:
-        return f"<{type(thing).__name__} whose {how.__name__} raised {type(error).__name__}>"
 
 
 def _failed(what: str, path: Path, error: OSError) -> DeadLetterError:

@@ -16,15 +16,17 @@ import threading
 from collections import deque
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamline.errors import DeadLetterError, PlanTypeError, StageError, StreamlineError, TooManyErrors
 from streamline.failing.failures import ErrorReport, Failure, Policy, trace_of
-from streamline.failing.letters import Letter, Letters
 from streamline.failing.replay import KEY, Adapter, Call
-from streamline.meters.figures import label
 from streamline.meters.meter import Meters
+from streamline.meters.names import label
 from streamline.states import Reference, State, Tally, Tree
+
+if TYPE_CHECKING:
+    from streamline.failing.letters import Letter, Letters
 
 __all__ = ["Errors", "Skips", "counting_in", "counts_in", "moved"]
 

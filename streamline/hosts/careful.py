@@ -27,7 +27,6 @@ from streamline.plan import Plan
 from streamline.tasks import Tasks
 from streamline.threads import waker
 from streamline.transforms.base import Stage
-from streamline.transforms.custom import Through
 
 __all__ = ["Calls", "careful", "one_ahead"]
 
@@ -162,6 +161,8 @@ def careful(plan: Plan, calls: Calls) -> Plan:
 
 
 def _told(stage: Stage[Any, Any], calls: Calls) -> Stage[Any, Any]:
+    from streamline.transforms.custom import Through  # not at the top: a host starts sooner without
+
     changes: dict[str, Any] = {
         field: _Told(fn, stage.name, calls)
         for field in ("fn", "collate")

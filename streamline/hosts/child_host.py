@@ -13,7 +13,7 @@ from streamline.errors import ClosedError
 from streamline.hosts.host import Host
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped
-from streamline.meters.figures import HostKind
+from streamline.meters.names import HostKind
 
 __all__ = ["ProcessHost"]
 

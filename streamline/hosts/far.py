@@ -69,6 +69,7 @@ class Spec:
     def of(cls, plan: Plan, session: Session) -> Spec:
         """Return what a host is told of a running that has this session."""
         policy = far_policy(session.errors.policy)
+        plan = replace(plan, after=())  # what stands there may be of any kind: a model on a GPU
         return cls(plan=plan, policy=policy, most_ahead=session.most_ahead, metered=session.meters.on)
 
 

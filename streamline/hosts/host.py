@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from streamline.border.link import Link
-from streamline.meters.figures import HostKind
+from streamline.meters.names import HostKind
 
 __all__ = ["Host"]
 

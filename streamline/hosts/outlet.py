@@ -21,7 +21,7 @@ from streamline.errors import TransportError
 from streamline.flow import Chunk
 from streamline.gate import resting
 from streamline.hosts.parcels import Parcels
-from streamline.meters.figures import label
+from streamline.meters.names import label
 from streamline.meters.stage_meter import StageMeter
 
 __all__ = ["Outlet"]

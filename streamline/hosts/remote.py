@@ -22,7 +22,7 @@ from streamline.hosts.begin import BeginState
 from streamline.hosts.deaths import Deaths
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels
-from streamline.meters.figures import BORDER
+from streamline.meters.names import BORDER
 from streamline.plan import Plan
 from streamline.states import Reference, Tree
 

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
-__all__ = [
-    "BORDER",
-    "ChannelStats",
-    "Executor",
-    "Figures",
-    "HostKind",
-    "HostStats",
-    "StageStats",
-    "WorkerStats",
-    "between",
-    "label",
-]
+from streamline.meters.names import Executor, HostKind, host_label, label
 
-Executor: TypeAlias = Literal["inline", "task", "thread"]
-"""Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
-
-HostKind: TypeAlias = Literal["process", "thread"]
-
-BORDER = " (border)"
-"""Behind the name of a channel whose items come from a host; the stage may fill another channel there."""
-
-
-def label(name: str, kind: str) -> str:
-    """Return a stage as it is printed: "map(decode)"; where its name says no more than its kind, "read_jsonl"."""
-    if kind == "numbering":  # what makes the generators of .map(seed=)
-        return f"rng({name.removesuffix('.rng')})"
-    return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
+__all__ = ["ChannelStats", "Figures", "HostStats", "StageStats", "WorkerStats", "between"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +164,7 @@ class HostStats:
     @property
     def name(self) -> str:
         """How messages call it: "process 2, pid 4711", "thread 0"."""
-        return f"{self.kind} {self.number}" + (f", pid {self.pid}" if self.kind == "process" and self.pid else "")
+        return host_label(self.number, self.kind, self.pid)
 
     def since(self, earlier: HostStats) -> HostStats:
         """Return what was added since `earlier`; memory, pid, restarts and shards are those of now."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from streamline.meters.figures import HostKind, HostStats
+from streamline.meters.names import HostKind, host_label
+
+if TYPE_CHECKING:
+    from streamline.meters.figures import HostStats
 
 __all__ = ["HostMeter"]
 
@@ -48,7 +52,7 @@ class HostMeter:
         self._seen_bytes = 0
 
     def __str__(self) -> str:
-        return HostStats(number=self.number, kind=self.kind, pid=self.pid).name
+        return host_label(self.number, self.kind, self.pid)
 
     @property
     def pid(self) -> int | None:
@@ -58,6 +62,8 @@ class HostMeter:
 
     def figures(self) -> HostStats:
         """Return what was counted, but for what its stages did. From any thread."""
+        from streamline.meters.figures import HostStats  # not at the top: in a host process nobody asks
+
         if self.alive:
             self._seen_bytes = self._resident() or self._seen_bytes
         return HostStats(

@@ -11,115 +11,19 @@ Times are those of `time.perf_counter`.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from time import perf_counter
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from streamline.meters.figures import BORDER, ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.channel_meter import ChannelMeter
+from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import LoopMeter, Observer, StageMeter
-from streamline.meters.stats import Stats
 
-__all__ = ["ChannelMeter", "ConsumerMeter", "Meters"]
+if TYPE_CHECKING:
+    from streamline.meters.figures import Figures
+    from streamline.meters.stats import Stats
 
-QUICK_S = 0.001
-"""A body of the consumer's loop that takes less is timed now and then only."""
-
-BODIES = 8
-"""One in so many."""
-
-
-class ChannelMeter:
-    """One channel: who fills it, and how full it was."""
-
-    __slots__ = ("capacity", "depth", "items", "name", "peak", "shard")
-
-    def __init__(self, name: str, shard: int, capacity: int) -> None:
-        self.name = name
-        self.shard = shard
-        self.capacity = capacity
-        self.items = 0
-        self.depth = 0
-        self.peak = 0
-
-
-class ConsumerMeter:
-    """The training loop, as seen from the pipeline.
-
-    Attributes:
-      items: that it was given, in whole lists: up to a list more than it has seen.
-      waiting_since: when the wait that is going on began; None: the consumer has what it asked for.
-      held_s: how long its loop's body is known to have held the event loop that it shares with the pipeline.
-      closed_at: when the stream ended or was closed; None: it is open.
-    """
-
-    __slots__ = (
-        "_body",
-        "_quick",
-        "_unseen",
-        "closed_at",
-        "held_s",
-        "items",
-        "loop",
-        "opened_at",
-        "wait_s",
-        "waiting_since",
-    )
-
-    def __init__(self, opened_at: float, loop: LoopMeter | None = None) -> None:
-        self.opened_at = opened_at
-        self.items = 0
-        self.wait_s = 0.0
-        self.waiting_since: float | None = None
-        self.held_s = 0.0
-        self.closed_at: float | None = None
-        self.loop = loop or LoopMeter()
-        self._body: tuple[float, float] | None = None
-        self._quick = False
-        self._unseen = 0
-
-    def asks(self, now: float) -> None:
-        """It asks for a list, and has none."""
-        self.waiting_since = now
-
-    def gets(self, now: float) -> None:
-        """It has what it asked for, or gives up."""
-        if self.waiting_since is not None:
-            self.wait_s += now - self.waiting_since
-            self.waiting_since = None
-
-    def waited_until(self, now: float) -> float:
-        """Return how long it has waited up to `now`, with the wait that is going on."""
-        since = self.waiting_since
-        return self.wait_s + (0.0 if since is None else max(0.0, now - since))
-
-    def body_begins(self, now: float) -> bool:
-        """Its loop's body begins, in the event loop of the pipeline; say whether this one is to be timed.
-
-        Of quick ones, one in `BODIES` is, and stands for the others: timing one costs as much as it takes.
-        """
-        self._unseen += 1
-        if self._quick and self._unseen < BODIES:
-            return False
-        self._body = now, self.loop.held_s
-        return True
-
-    def body_ends(self) -> None:
-        """The body asks for more, or the event loop has turned; what else ran there meanwhile doesn't count."""
-        if self._body is not None:
-            (began, held_s), self._body = self._body, None
-            spent = max(0.0, perf_counter() - began - (self.loop.held_s - held_s))
-            self.held_s += spent * self._unseen
-            self._unseen = 0
-            self._quick = spent < QUICK_S
-
-    def close(self, unseen: int = 0) -> None:
-        """Stop the clock, and take back what it will never see. Idempotent."""
-        self.items -= unseen
-        if self.closed_at is None:
-            self.closed_at = perf_counter()
+__all__ = ["Meters"]
 
 
 class Meters:
@@ -200,88 +104,13 @@ class Meters:
         Args:
           at_hand: items of the consumer's list that it has not seen yet.
         """
+        from streamline.meters.stats import Stats  # not at the top: in a host process nobody asks
+
         figures = self.figures()
         return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=self._first)
 
     def figures(self) -> Figures:
         """Return what the meters say now."""
-        consumer = self.consumer
-        now = perf_counter() if consumer.closed_at is None else consumer.closed_at
-        places = {name: place for place, name in enumerate(self.order)}
-        return Figures(
-            elapsed_s=max(0.0, now - consumer.opened_at),
-            items=consumer.items,
-            consumer_wait_s=consumer.waited_until(now),
-            stages=tuple(_stage(meters, now) for meters in _by_name(self.stages, places)),
-            hosts=tuple(self._hosts(now)),
-            cpus=usable_cpus(),
-            channels=tuple(_channel(meters) for meters in _by_name(self.channels, places)),
-            consumer_held_s=consumer.held_s,
-        )
+        from streamline.meters.picture import picture  # likewise
 
-    def _hosts(self, now: float) -> Iterator[HostStats]:
-        """Yield what is known of each host, with what its stages did."""
-        meters = list(self.stages.values())
-        for host in sorted(self.hosts.copy(), key=lambda host: host.number):
-            mine = [meter for meter in meters if meter.host is host]
-            workers = [meter.figures(now) for meter in mine]
-            yield replace(
-                host.figures(),
-                busy_s=sum(meter.held_until(now) for meter in mine),
-                wait_input_s=sum(worker.wait_input_s for worker in workers),
-                wait_output_s=sum(worker.wait_output_s for worker in workers),
-            )
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-M = TypeVar("M", StageMeter, ChannelMeter)
-
-
-def _by_name(meters: dict[tuple[str, int], M], places: dict[str, int]) -> list[list[M]]:
-    """Return the meters of each name together, by shard, in the plan's order."""
-    found: dict[str, list[M]] = {}
-    last = len(places)
-    for meter in sorted(
-        meters.copy().values(), key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)
-    ):
-        found.setdefault(meter.name, []).append(meter)
-    return list(found.values())
-
-
-def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
-    workers = tuple(meter.figures(now) for meter in meters)
-    first = meters[0]
-    return StageStats(
-        name=first.name,
-        kind=first.kind,
-        workers=len(meters),
-        concurrency=first.concurrency,
-        items=sum(worker.items for worker in workers),
-        bytes=sum(meter.bytes for meter in meters),
-        busy_s=sum(worker.busy_s for worker in workers),
-        wait_input_s=sum(worker.wait_input_s for worker in workers),
-        wait_output_s=sum(worker.wait_output_s for worker in workers),
-        errors=sum(meter.errors for meter in meters),
-        held_s=sum(meter.held_until(now) for meter in meters),
-        executor=first.executor,
-        ordered=first.ordered,
-        per_worker=workers,
-        hosts=len({meter.host for meter in meters if meter.host is not None}),
-    )
-
-
-def _channel(meters: Sequence[ChannelMeter]) -> ChannelStats:
-    return ChannelStats(
-        name=meters[0].name,
-        items=sum(meter.items for meter in meters),
-        depth=sum(meter.depth for meter in meters),
-        peak=max(meter.peak for meter in meters),
-        capacity=meters[0].capacity,
-        channels=len(meters),
-    )
+        return picture(self.consumer, self.order, self.stages, self.channels, self.hosts)

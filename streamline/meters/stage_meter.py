@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from time import perf_counter
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from streamline.meters.figures import Executor, WorkerStats, label
 from streamline.meters.host_meter import HostMeter
+from streamline.meters.names import Executor, label
 from streamline.sizes import nbytes
+
+if TYPE_CHECKING:
+    from streamline.meters.figures import WorkerStats
 
 __all__ = ["HOLD_S", "Counted", "Doing", "Holding", "LoopMeter", "Observer", "StageMeter", "TimedCall", "Working"]
 
@@ -189,7 +191,7 @@ class StageMeter:
         self._sampled_bytes, self._sampled_items = self.bytes, self.items
         self._sample_at += min(self._lists, SAMPLE_LISTS)
         self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
-        self._item_bytes = fmean(self._samples)
+        self._item_bytes = sum(self._samples) / len(self._samples)
 
     def held_until(self, now: float) -> float:
         """Return how long the stage held the event loop up to `now`, with what is going on."""
@@ -198,6 +200,8 @@ class StageMeter:
 
     def figures(self, now: float) -> WorkerStats:
         """Return what was counted up to `now`, with what is going on."""
+        from streamline.meters.figures import WorkerStats  # not at the top: in a host process nobody asks
+
         waits = list(self._waits.values())
         calls = [max(0.0, now - began) for began in list(self.slots) if began]
         begun = self.begun

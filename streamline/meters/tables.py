@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.meters.figures import BORDER, ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.figures import ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.names import BORDER
 
 __all__ = ["table"]
 

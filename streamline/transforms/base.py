@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.errors import PlanError
 from streamline.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.index import Index
 from streamline.states import Json, State, Tree
 
 __all__ = ["Stage"]
@@ -76,6 +78,17 @@ class Stage(ABC, Generic[In, Out]):
     def options(self) -> dict[str, Any]:
         """The options that change which items come out, by name; a resume insists on them."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+
+    def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
+        """Return the index of an indexable source behind this stage, in an epoch.
+
+        Args:
+          inner: returns the index before this stage, in an epoch.
+
+        Raises:
+          PlanError: this stage doesn't act on an index, or not on this one.
+        """
+        raise PlanError(f".{self.kind} doesn't act on an index: move it behind .shard")
 
     def num_outputs(self, items: float) -> float | None:
         """Return how many items come out when `items` go in; None: that depends on the items, or nobody knows.

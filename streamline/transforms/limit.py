@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.flow import Chunk, Lists, Run
+from streamline.index import Index, Slice
 from streamline.states import Numbered, Over, Overlaid, State
 from streamline.transforms.base import Stage
 
@@ -27,6 +28,9 @@ class Take(Stage[T, T]):
     steady: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
 
     count: int
+
+    def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
+        return Slice(inner(epoch), 0, self.count)
 
     def num_outputs(self, items: float) -> float | None:
         return min(self.count, items)
@@ -59,6 +63,9 @@ class Skip(Stage[T, T]):
     }
 
     count: int
+
+    def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
+        return Slice(inner(epoch), self.count)
 
     def num_outputs(self, items: float) -> float | None:
         return max(0, items - self.count)

@@ -6,12 +6,13 @@ State: the pass, whether it has yielded anything yet, and the upstream's state i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.index import Index, Repeated
 from streamline.states import Over, State, States, Tally, Tree, trimmed
 from streamline.transforms.base import Stage
 
@@ -37,6 +38,9 @@ class Repeat(Stage[T, T]):
     }
 
     times: int | None = None
+
+    def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
+        return Repeated(lambda number: inner((*epoch, number)), self.times)
 
     def num_outputs(self, items: float) -> float | None:
         if not items or self.times == 0:

@@ -10,7 +10,7 @@ The idea of "start state + position" is grain's WindowShuffle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Lists, Run, Site
+from streamline.index import Index, Shuffled
 from streamline.states import Json, Over, Since, State, Tally
 from streamline.transforms.base import Stage
 
@@ -191,6 +192,9 @@ class IndexShuffle(Stage[T, T]):
     }
 
     seed: int = 0
+
+    def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
+        return Shuffled(inner(epoch), [self.seed, *epoch])
 
     @property
     def kind(self) -> str:

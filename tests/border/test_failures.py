@@ -21,8 +21,8 @@ from streamline.border import parts
 from streamline.border.failures import carry, carry_left_out, delivered, left_out
 from streamline.errors import PlanError, StageError, StreamlineError
 from streamline.failing.failures import Failure, trace_of
-from streamline.failing.letters import cut
 from streamline.failing.replay import Call
+from streamline.failing.texts import cut
 from tests.laws.profile import examples
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DeadLetterError
-from streamline.failing.letters import REPR_BYTES, cut
+from streamline.failing.texts import REPR_BYTES, cut
 from tests.laws.profile import examples
 
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from streamline.meters import meter as meter_module
-from streamline.meters import stage_meter
-from streamline.meters.meter import ConsumerMeter, Meters
+from streamline.meters import consumer_meter, picture, stage_meter
+from streamline.meters.consumer_meter import ConsumerMeter
+from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import HOLD_S, Doing, Holding, StageMeter, Working
 from streamline.meters.stats import Stats
 
@@ -27,8 +27,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(meter_module, "perf_counter", clock)
-    monkeypatch.setattr(stage_meter, "perf_counter", clock)
+    for module in (stage_meter, consumer_meter, picture):
+        monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
 

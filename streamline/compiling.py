@@ -1,0 +1,85 @@
+"""From what a user wrote to a plan: sections are told apart, and what doesn't fit together is refused.
+
+Apart from the plan itself, since this needs all kinds of stages, and a host process, which is handed a plan that is
+done, starts sooner without those that aren't in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from streamline.errors import PlanError
+from streamline.index import Index
+from streamline.merge import Merge, Strict
+from streamline.plan import Plan, Shard, index_of
+from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed, check_shared
+from streamline.sources.base import Mode, Source
+from streamline.transforms.base import Stage
+from streamline.transforms.batch import Batch
+from streamline.transforms.flat_map import Unbatch
+from streamline.transforms.shuffle import ShuffleFiles
+
+__all__ = ["compiled", "merged_size"]
+
+AnyStage = Stage[Any, Any]
+
+
+def merged_size(plan: Plan) -> int:
+    """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
+    sizes: list[int] = []
+    for stage in plan.worker:
+        if isinstance(stage, Batch):
+            sizes.append(stage.size)
+        elif isinstance(stage, Unbatch) and sizes:
+            sizes.pop()
+    return math.prod(sizes)
+
+
+def compiled(
+    source: Source[Any],
+    stages: tuple[AnyStage, ...],
+    sharding: Shard | None,
+    sharded_at: int,
+    merging: Merge | None,
+    merged_at: int,
+) -> Plan:
+    """Return the plan of a pipeline, section by section.
+
+    Raises:
+      PlanError: the stages don't fit together; the message says which, and what to do.
+    """
+    end = len(stages) if merging is None else merged_at
+    start = sharded_at if sharding is not None else _leading(source, stages[:end])
+    plan = Plan(
+        source=source,
+        before=stages[:start],
+        shard=sharding or Shard(),
+        worker=stages[start:end],
+        merge=merging or Strict(name="merge"),
+        after=stages[end:],
+        sharded=sharding is not None,
+    )
+    check_names([source.name, *(stage.name for stage in stages)])
+    check_mode(source, plan.mode, plan.shard.drop_remainder)
+    if plan.mode == "shared":
+        check_shared(source, stages, drop_remainder=plan.shard.drop_remainder)
+    check_before(source, plan.before, plan.mode, plan.shard.num_shards)
+    check_placed(source, plan.worker + plan.after)
+    if source.indexable:
+        _check_index(index_of(plan.before, source.length or 0, (0,)), plan.mode)
+    check_choices(plan.worker + plan.after, plan.merge.chooses, len(plan.worker))
+    return plan
+
+
+def _check_index(index: Index, mode: Mode) -> None:
+    """Insist on an index that can be split so."""
+    if index.length is None and mode == "contiguous":
+        raise PlanError("an endless .repeat() has no contiguous blocks: put .repeat() behind .shard")
+
+
+def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:
+    """Without a shard: how many stages act on the source itself."""
+    ops = INDEX_OPS if source.indexable else (ShuffleFiles,) if source.listed else ()
+    return next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
