@@ -120,10 +120,10 @@ class Lane:
         """Start a worker."""
         self._wanted.add(worker.number)
         self.begin()
-        if self._left:  # a pass that begins while all ends: nothing will come, and nobody is to wait for its end
-            worker.gone()
-        elif self._failure is not None:
+        if self._failure is not None:
             self._fail_all(self._failure)
+        elif self._left:  # a pass that begins while all ends: nothing will come, and nobody is to wait for its end
+            worker.gone()
         elif self._link is not None:
             worker.open(self._link)
 
