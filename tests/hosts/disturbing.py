@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -121,9 +120,3 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
         patched.setattr(RemoteWorker, "lost", losing)
         patched.setattr(RemoteWorker, "items", giving)
         yield lambda: sorted(took_s)
-
-
-def told_exit(message: str) -> str:
-    """Return what a message says that a host has ended with."""
-    found = re.search(r"ended with ([^:]*)", message)
-    return found.group(1) if found else ""
