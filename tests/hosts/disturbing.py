@@ -46,11 +46,10 @@ def leaves_nothing_shared() -> Iterator[None]:
     """Insist that no shared memory is left, mapped or named."""
     before = _shared()
     yield
-    gc.collect()  # a closed stream is a cycle, and may hold a list that nobody has asked for
     deadline = time.monotonic() + 2.0
     while left := _shared() - before:
         assert time.monotonic() < deadline, f"shared memory is left: {left}"
-        time.sleep(0.01)
+        gc.collect()  # a closed stream is a cycle, which its thread may still hold, and with it a list of items
 
 
 class Chaos:
