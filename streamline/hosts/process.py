@@ -73,7 +73,8 @@ class HostProcess:
                 self._child = Child(self.number, self._env, self._attend)
             except OSError as error:
                 raise HostError(_why_not_started(self.number, error)) from error
-        weakref.finalize(self, Child.abandon, self._child)
+        # Not at the interpreter's exit: whoever still runs there would see it die, and say so; the kernel sees to it.
+        weakref.finalize(self, Child.abandon, self._child).atexit = False
 
     def link(self, shipped: Shipped, answer: Answer | None = None) -> socket.socket:
         """Hand over a new link and what it serves; return its near end. Thread-safe.

@@ -19,9 +19,7 @@ __all__ = ["waiting_tasks"]
 
 DEEPEST = 100
 
-NOT_USERS = tuple(str(Path(module.__file__ or "").parent) for module in (asyncio, anyio)) + (
-    str(Path(__file__).parents[1]),
-)
+NOT_USERS = (*(str(Path(module.__file__ or "").parent) for module in (asyncio, anyio)), str(Path(__file__).parents[1]))
 
 
 def waiting_tasks() -> str:

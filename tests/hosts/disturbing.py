@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -47,11 +46,10 @@ def leaves_nothing_shared() -> Iterator[None]:
     """Insist that no shared memory is left, mapped or named."""
     before = _shared()
     yield
-    gc.collect()  # a closed stream is a cycle, and may hold a list that nobody has asked for
     deadline = time.monotonic() + 2.0
     while left := _shared() - before:
         assert time.monotonic() < deadline, f"shared memory is left: {left}"
-        time.sleep(0.01)
+        gc.collect()  # a closed stream is a cycle, which its thread may still hold, and with it a list of items
 
 
 class Chaos:
@@ -121,9 +119,3 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
         patched.setattr(RemoteWorker, "lost", losing)
         patched.setattr(RemoteWorker, "items", giving)
         yield lambda: sorted(took_s)
-
-
-def told_exit(message: str) -> str:
-    """Return what a message says that a host has ended with."""
-    found = re.search(r"ended with ([^:]*)", message)
-    return found.group(1) if found else ""
