@@ -130,7 +130,8 @@ def test_a_journal_on_disk_loses_nothing_when_processes_die(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.1, 0.2])
 def test_a_process_is_killed_while_it_starts(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, killed = HostProcess.start, []
+    start = HostProcess.start
+    killed: list[threading.Timer] = []
 
     def dying(self: HostProcess) -> None:
         start(self)

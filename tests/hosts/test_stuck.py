@@ -27,7 +27,10 @@ def stuck_at(marks: str, how: str) -> Any:
 
     def first(item: int) -> bool:
         mark = Path(marks, f"{item}")
-        return item == AT and not mark.exists() and mark.touch() is None
+        if item != AT or mark.exists():
+            return False
+        mark.touch()
+        return True
 
     def sleeps(item: int) -> int:
         if first(item):
