@@ -32,9 +32,9 @@ from streamline.border.messages import (
 from streamline.errors import ClosedError
 from streamline.gate import resting
 from streamline.hosts.deaths import Care, Inquest, at_fault
-from streamline.hosts.deciding import answers
 from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
+from streamline.hosts.left_out import answers
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.remote import RemoteWorker
 from streamline.hosts.stuck import Watch

@@ -84,9 +84,9 @@ def test_a_worker_that_is_stuck_again_and_again_raises(caplog: pytest.LogCapture
     pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck).merge()
     backend = sl.Processes(1, worker_timeout=TIMEOUT_S, replace_stuck=True, max_restarts=2)
     found: list[int] = []
-    with quiet(caplog), pipe.open(backend=backend) as stream:
-        with pytest.raises(WorkerDied, match="was stuck for") as caught:
-            found.extend(stream)
+    stopped = pytest.raises(WorkerDied, match="was stuck for")
+    with quiet(caplog), pipe.open(backend=backend) as stream, stopped as caught:
+        found.extend(stream)
     assert found == [0]
     assert caught.value.shard == 1  # although the consumer waits for shard 0, whose loop is held
 
