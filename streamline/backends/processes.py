@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streamline.hosts.child_host import ProcessHost
 from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
+from streamline.hosts.process_host import ProcessHost
 from streamline.hosts.shipping import Shipped, ship
 from streamline.options import check_int
 from streamline.plan import Plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
-from streamline.hosts.thread import ThreadHost
+from streamline.hosts.thread_host import ThreadHost
 from streamline.options import check_int
 from streamline.plan import Plan
 from streamline.session import Session

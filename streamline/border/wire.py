@@ -6,7 +6,6 @@ import os
 import pickle
 import socket
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import Message
 from streamline.border.packed import Packed
 from streamline.border.pickling import Pickled, Pickling
+from streamline.border.shared_socket import Gone, SharedSocket
 from streamline.border.slabs import ONCE, Lent, Pool, Slab
 from streamline.threads import waker
 
@@ -32,18 +32,8 @@ POOL_BYTES = 256 << 20
 SLAB_BYTES = 1 << 15
 """Bytes of a list of items from which on they cross in shared memory (measured by bench/buffer_threshold.py)."""
 
-SOCKET_BYTES = 1 << 20
-"""Asked for as the socket's buffer; the system gives what it allows."""
-
-DESCRIPTORS = 64
-"""Read at once at the most. A kernel hands out those of one message at a time, and a message has one."""
-
 AT_ONCE = 64
 """Pieces written with one call; kernels allow 1,024."""
-
-_RECEIVE = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTORS)
-_SEND = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 @dataclass(slots=True)
@@ -78,10 +68,6 @@ class _Dropped(NamedTuple):
     numbers: Sequence[int]
 
 
-class _Gone(Exception):  # noqa: N818 - as LinkClosed
-    """The socket is closed."""
-
-
 class SocketLink(Link):
     """One end of a link between two processes, over a connected stream socket of the AF_UNIX family.
 
@@ -97,13 +83,7 @@ class SocketLink(Link):
     copies: ClassVar[bool] = True
 
     def __init__(self, sock: socket.socket, *, pool_bytes: int = POOL_BYTES) -> None:
-        sock.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-        self._socket = sock
-        self._lock = threading.Lock()
-        self._users = 0  # tasks and calls at the socket: it is closed behind the last of them
-        self._closed = False
+        self._socket = SharedSocket(sock, self._stop)
         self._pickling = Pickling()
         self._pool = Pool(pool_bytes)
         self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
@@ -114,11 +94,10 @@ class SocketLink(Link):
         self._deaf = False  # the other end reads no more
         self._over: str | None = None  # it will say no more, and why
         self._frames = Frames()
-        self._descriptors: deque[int] = deque()
         self._lent: dict[int, Lent] = {}
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self._unsent)} unsent"
+        state = "closed" if self._socket.closed else f"{len(self._unsent)} unsent"
         return f"<SocketLink {state}, {self._pool.nbytes} bytes shared>"
 
     # Items
@@ -137,7 +116,7 @@ class SocketLink(Link):
     # Sending
 
     def send(self, message: Message) -> None:
-        if self._deaf or self._closed:
+        if self._deaf or self._socket.closed:
             return
         packed = getattr(message, "packed", None)
         if packed is None:
@@ -165,7 +144,7 @@ class SocketLink(Link):
         self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
 
     def tell(self, message: Message) -> None:
-        if not (self._deaf or self._closed):
+        if not (self._deaf or self._socket.closed):
             self._post(head(pickle.dumps(message, 5)))
 
     def push(self) -> None:
@@ -174,7 +153,7 @@ class SocketLink(Link):
 
     async def flush(self) -> None:
         self._home = threading.get_ident(), waker()
-        while not (self._deaf or self._closed):
+        while not (self._deaf or self._socket.closed):
             with self._sending:  # another thread may tell something just now
                 self._queued = queued = None if self._unsent else anyio.Event()
             if queued is None:
@@ -183,7 +162,7 @@ class SocketLink(Link):
                 await queued.wait()
 
     async def drain(self) -> None:
-        while self._unsent and not (self._deaf or self._closed):
+        while self._unsent and not (self._deaf or self._socket.closed):
             await self._write_more()
 
     async def _write_more(self) -> None:
@@ -193,13 +172,10 @@ class SocketLink(Link):
             return
         self._wrote = anyio.Event()
         try:
-            self._enter()
-            try:
-                await anyio.wait_writable(self._socket)
-            finally:
-                self._leave()
+            with self._socket as sock:
+                await anyio.wait_writable(sock)
             self._write()
-        except (_Gone, OSError, anyio.ClosedResourceError):
+        except (Gone, OSError, anyio.ClosedResourceError):
             self._stop_sending()
         finally:
             self._wrote.set()
@@ -218,15 +194,12 @@ class SocketLink(Link):
         """Write what the socket takes."""
         with self._sending:
             try:
-                self._enter()
-                try:
+                with self._socket:
                     while self._unsent:
-                        self._written(_send(self._socket, self._unsent))
-                finally:
-                    self._leave()
+                        self._written(self._send_first())
             except BlockingIOError:
                 return
-            except (_Gone, OSError):
+            except (Gone, OSError):
                 self._stop_sending()
 
     def _flush_on(self) -> None:
@@ -239,6 +212,16 @@ class SocketLink(Link):
         else:
             with suppress(RuntimeError):  # the loop has ended
                 self._home[1](queued.set)
+
+    def _send_first(self) -> int:
+        """Write the first pieces; those with a descriptor alone."""
+        first, slab = self._unsent[0]
+        if slab is not None and slab.fd is not None:
+            return self._socket.write([first], slab.fd)
+        if len(self._unsent) == 1:
+            return self._socket.write([first])
+        bare = takewhile(lambda piece: piece[1] is None, islice(self._unsent, AT_ONCE))
+        return self._socket.write([piece for piece, _ in bare])
 
     def _written(self, nbytes: int) -> None:
         while self._unsent:
@@ -266,14 +249,11 @@ class SocketLink(Link):
     async def receive(self) -> Sequence[Message]:
         while self._over is None:
             try:
-                self._enter()
-                try:
-                    messages = self._read(self._socket)
+                with self._socket as sock:
+                    messages = self._read()
                     if not messages and self._over is None:
-                        await anyio.wait_readable(self._socket)
-                finally:
-                    self._leave()
-            except (_Gone, OSError, anyio.ClosedResourceError) as error:
+                        await anyio.wait_readable(sock)
+            except (Gone, OSError, anyio.ClosedResourceError) as error:
                 self._over = str(error) or "this end was closed"
                 break
             if messages:
@@ -281,13 +261,13 @@ class SocketLink(Link):
         self._stop_receiving()
         raise LinkClosed(self._over)
 
-    def _read(self, sock: socket.socket) -> list[Message]:
+    def _read(self) -> list[Message]:
         """Return the messages that are there."""
         messages: list[Message] = []
         try:
             while True:
                 spaces = self._frames.spaces()
-                nbytes = self._fill(sock, spaces)
+                nbytes = self._socket.read(spaces)
                 if not nbytes:
                     self._over = "the other end hung up"
                     break
@@ -300,18 +280,6 @@ class SocketLink(Link):
         except OSError as error:
             self._over = f"the other end is gone: {error}"
         return messages
-
-    def _fill(self, sock: socket.socket, spaces: list[memoryview]) -> int:
-        nbytes, ancillary, flags, _ = sock.recvmsg_into(spaces, _ANCILLARY, _RECEIVE)
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                got = array("i", data[: len(data) // 4 * 4])
-                self._descriptors.extend(got)
-                for fd in () if _RECEIVE else got:
-                    os.set_inheritable(fd, False)
-        if flags & socket.MSG_CTRUNC:
-            raise OSError("a descriptor was lost: this process has as many open as it may")
-        return nbytes
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         message = pickle.loads(frame.message)
@@ -329,7 +297,7 @@ class SocketLink(Link):
     def _borrow(self, frame: Frame) -> memoryview:
         assert frame.slab is not None
         if frame.descriptors:
-            fd = self._descriptors.popleft()
+            fd = self._socket.descriptors.popleft()
             try:
                 lent = Lent(fd, frame.slab_size)
             finally:
@@ -341,50 +309,15 @@ class SocketLink(Link):
         return lent.lend(offsets(frame.sizes)[-1])
 
     def _stop_receiving(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
+        self._socket.drop_descriptors()
         self._lent.clear()
         self._frames = Frames()
 
     # The end
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            with suppress(OSError):  # the other end was faster
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, in whatever loop
-            idle = not self._users
-        if idle:
-            self._let_go()
-
-    def _enter(self) -> None:
-        """Begin to use the socket; it isn't closed before everybody who does has left."""
-        with self._lock:
-            if self._closed:
-                raise _Gone
-            self._users += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._closed and not self._users
-        if last:
-            self._let_go()
-
-    def _let_go(self) -> None:
         self._socket.close()
+
+    def _stop(self) -> None:
         self._stop_sending()
         self._stop_receiving()
-
-
-def _send(sock: socket.socket, unsent: deque[tuple[memoryview, Slab | None]]) -> int:
-    """Write the first pieces; a descriptor only with the first of them."""
-    first, slab = unsent[0]
-    if slab is not None and slab.fd is not None:
-        return sock.sendmsg([first], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slab.fd]))], _SEND)
-    if len(unsent) == 1:
-        return sock.send(first, _SEND)
-    bare = takewhile(lambda piece: piece[1] is None, islice(unsent, AT_ONCE))
-    return sock.sendmsg([piece for piece, _ in bare], (), _SEND)

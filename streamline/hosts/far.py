@@ -37,11 +37,11 @@ from streamline.driver import drive
 from streamline.failing.failures import Policy
 from streamline.flow import Site
 from streamline.hosts.careful import Calls, careful, one_ahead
-from streamline.hosts.deciding import FarErrors, far_policy
 from streamline.hosts.inlet import Inlet
+from streamline.hosts.left_out import FarErrors, far_policy
 from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
-from streamline.hosts.waiting import waiting_tasks
+from streamline.hosts.waiting_tasks import waiting_tasks
 from streamline.plan import Plan
 from streamline.session import Session
 from streamline.sources.fed import FedSource

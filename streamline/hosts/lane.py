@@ -28,24 +28,20 @@ from streamline.border.messages import (
     Opened,
     Taken,
     Waiting,
-    WhatWaits,
 )
 from streamline.errors import ClosedError
 from streamline.gate import resting
 from streamline.hosts.deaths import Care, Inquest, at_fault
-from streamline.hosts.deciding import answers
 from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
+from streamline.hosts.left_out import answers
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.remote import RemoteWorker
-from streamline.hosts.stuck import watch_stuck
+from streamline.hosts.stuck import Watch
 from streamline.meters.host_meter import HostMeter
 from streamline.tasks import Tasks
 
 __all__ = ["CLOSE_S", "Lane"]
-
-ANSWER_S = 0.2
-"""Seconds that a host's event loop has to say what its tasks wait for; one that doesn't is shown by its threads."""
 
 CLOSE_S = 5.0
 """Seconds that user code in a host has to end when the stream is left; then the host is killed."""
@@ -64,8 +60,6 @@ class Lane:
 
     def __init__(self, host: Host, payload: Any, tasks: Tasks, care: Care, *, own: bool) -> None:
         self.host = host
-        self._care = care
-        self._stuck: tuple[RemoteWorker[Any], float] | None = None
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
@@ -74,6 +68,7 @@ class Lane:
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
         self._inquest = Inquest[RemoteWorker[Any]](care)
+        self._watch = Watch(host, care, tasks, self._running)
         self._meters = tasks.session.meters
         self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
         self._meters.hosts.append(self._meter)
@@ -83,8 +78,6 @@ class Lane:
         self._left = False
         if own:
             tasks.own(self._abandon)
-        self._waiting = anyio.Event()  # what waits there has been told
-        self._waits = ""
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
@@ -96,7 +89,7 @@ class Lane:
             AtWork: self._at_work,
             Counts: self._mirror.show,
             Broken: self._broken,
-            Waiting: self._told_what_waits,
+            Waiting: self._watch.answered,
         }
 
     def add(self, worker: RemoteWorker[Any]) -> None:
@@ -110,11 +103,7 @@ class Lane:
             self._begun = True
             name = f"border of {self.host.name}"
             self._tasks.start(partial(self._gate.moves, name, self._serve), name, self._abandon)
-            if (timeout_s := self._care.worker_timeout) is not None:
-                replace = self._replace if self._care.replace_stuck else None
-                stacks = self._stacks
-                watch = partial(watch_stuck, self.host, stacks, self._running, self._tasks, timeout_s, replace)
-                self._tasks.start(watch, f"watch over {self.host.name}", lambda: None)
+            self._watch.start()
 
     def start(self, worker: RemoteWorker[Any]) -> None:
         """Start a worker."""
@@ -129,26 +118,6 @@ class Lane:
 
     def _running(self) -> Collection[RemoteWorker[Any]]:
         return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
-
-    async def _stacks(self) -> str:
-        """Return what the host is at: its threads, and the tasks of its event loop, if that answers."""
-        answered = self._waiting = anyio.Event()
-        self._waits = ""
-        if self._link is not None:
-            self._link.send(WhatWaits())
-            with anyio.move_on_after(ANSWER_S):
-                await answered.wait()
-        return await self._tasks.threads.run(self.host.stacks) + (self._waits and f"\n{self._waits}")
-
-    def _told_what_waits(self, message: Waiting) -> None:
-        self._waits = message.stacks
-        self._waiting.set()
-
-    def _replace(self, worker: RemoteWorker[Any], spent: float) -> None:
-        """End the host of a worker that is stuck."""
-        if self._link is not None:
-            self._stuck = worker, spent
-            self.host.kill(self._link)
 
     # The task ---------------------------------------------------------------------------------------------------------
 
@@ -174,7 +143,7 @@ class Lane:
         """Connect, and open the workers that are wanted; not during a pause."""
         await self._gate.passage()
         session, meters = self._tasks.session, self._meters
-        link = self._link = self.host.connect(self._payload, answers(session.errors))
+        link = self._link = self._watch.link = self.host.connect(self._payload, answers(session.errors))
         self._meter.alive = True
         self._holding.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
@@ -214,6 +183,7 @@ class Lane:
         """Count the death, and let another host take over."""
         link, self._link = self._link, None
         assert link is not None
+        self._watch.link = None
         link.close()
         self._gone()
         if self.host.closed:
@@ -227,16 +197,16 @@ class Lane:
         name = self.host.name
         fell = await self._tasks.threads.run(partial(self.host.fell, link))
         ended, _, crash = fell.partition("\n")
-        stuck, self._stuck = self._stuck, None
-        if stuck is not None:
-            ended = f"{ended}: it was stuck for {stuck[1]:.3g} s"
+        stuck_s, self._watch.ended_for_s = self._watch.ended_for_s, None
+        if stuck_s is not None:
+            ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
         self._meter.restarts += 1
         logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
         for worker in lost:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
-        for worker in self._inquest.died(lost, stuck=stuck is not None):
+        for worker in self._inquest.died(lost, stuck=stuck_s is not None):
             worker.given_up(at_fault(worker, self.host.number, name, ended))
         for worker in lost:
             worker.deaths.calls.clear()

@@ -22,7 +22,8 @@ from streamline.errors import HostError
 from streamline.hosts.child import HANDED
 from streamline.hosts.interpreter import start
 from streamline.hosts.shipping import memory_file
-from streamline.hosts.talk import NearTalk, surroundings
+from streamline.hosts.surroundings import surroundings
+from streamline.hosts.talk import NearTalk
 
 __all__ = ["Child"]
 

@@ -18,7 +18,7 @@ from streamline.border.messages import Close, Credit, Culprit, Ended, Items, Ope
 from streamline.channel import Channel, Inbox
 from streamline.errors import TransportError, WorkerDied
 from streamline.flow import Chunk, Site
-from streamline.hosts.begin import BeginState
+from streamline.hosts.begin_state import BeginState
 from streamline.hosts.deaths import Deaths
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels

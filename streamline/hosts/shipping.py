@@ -26,7 +26,7 @@ import cloudpickle
 import numpy as np
 
 from streamline.errors import PlanError
-from streamline.hosts.maps import mapped_again
+from streamline.hosts.memory_maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
 __all__ = ["Shipped", "dumps", "importable", "load", "memory_file", "ship"]

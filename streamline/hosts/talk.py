@@ -19,9 +19,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-__all__ = ["Answer", "Asker", "FarTalk", "NearTalk", "Surroundings", "asker", "surroundings"]
+__all__ = ["Answer", "Asker", "FarTalk", "NearTalk", "asker"]
 
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a running's questions, in a thread of its process's; what it raises is raised where it was asked."""
@@ -30,50 +30,6 @@ HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follo
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
 
 READ_BYTES = 1 << 16
-
-Kept: TypeAlias = "tuple[int, Exception | None, Any]"
-
-
-class Surroundings(NamedTuple):
-    """What a host takes over from its parent, anew with every running.
-
-    Attributes:
-      path: `sys.path`.
-      directory: the working directory; None: it is gone.
-      disabled: what `logging.disable` was told.
-      levels: of the loggers that have one; "" is the root.
-    """
-
-    path: list[str]
-    directory: str | None
-    disabled: int
-    levels: dict[str, int]
-
-    def adopt(self) -> None:
-        """Make them this process's own."""
-        sys.path[:] = self.path
-        if self.directory is not None:
-            with contextlib.suppress(OSError):  # then what needs it says so
-                os.chdir(self.directory)
-        logging.disable(self.disabled)
-        for name, level in self.levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-def surroundings() -> Surroundings:
-    """Return this process's."""
-    try:
-        directory = os.getcwd()  # noqa: PTH109 - a string is what crosses
-    except FileNotFoundError:
-        directory = None
-    known = [(name, logger) for name, logger in list(logging.root.manager.loggerDict.items())]
-    levels = {name: logger.level for name, logger in known if isinstance(logger, logging.Logger) and logger.level}
-    return Surroundings(
-        [entry for entry in sys.path if isinstance(entry, str)],
-        directory,
-        logging.root.manager.disable,
-        {"": logging.root.level, **levels},
-    )
 
 
 # In the child ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from streamline.border import wire
+from streamline.border import shared_socket
 from streamline.border.link import LinkClosed
 from streamline.border.messages import Close, Credit, Hold, Items, Message
 from streamline.border.wire import SLAB_BYTES, SocketLink
@@ -308,7 +308,7 @@ def test_a_link_may_be_closed_in_any_thread(run: Run) -> None:
                 thread.start()
                 await closed(far)
                 thread.join()
-            assert near._socket.fileno() == -1
+            assert near._socket._socket.fileno() == -1
 
     run(test)
 
@@ -443,7 +443,7 @@ def test_a_thousand_links_leave_nothing() -> None:
 
 def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with as many files open as it may is given none: the kernel says that something is missing."""
-    monkeypatch.setattr(wire, "_ANCILLARY", 0)
+    monkeypatch.setattr(shared_socket, "_ANCILLARY", 0)
 
     async def test() -> None:
         with linked() as (near, far):

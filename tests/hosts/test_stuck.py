@@ -26,7 +26,8 @@ def stuck_at(marks: str, how: str) -> Any:
     """Return a function that is stuck at an item on first sight."""
 
     def first(item: int) -> bool:
-        if item != AT or (mark := Path(marks, f"{item}")).exists():
+        mark = Path(marks, f"{item}")
+        if item != AT or mark.exists():
             return False
         mark.touch()
         return True
@@ -83,8 +84,8 @@ def test_a_worker_that_is_stuck_again_and_again_raises(caplog: pytest.LogCapture
     pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck).merge()
     backend = sl.Processes(1, worker_timeout=TIMEOUT_S, replace_stuck=True, max_restarts=2)
     found: list[int] = []
-    raising = pytest.raises(WorkerDied, match="was stuck for")
-    with quiet(caplog), pipe.open(backend=backend) as stream, raising as caught:
+    stopped = pytest.raises(WorkerDied, match="was stuck for")
+    with quiet(caplog), pipe.open(backend=backend) as stream, stopped as caught:
         found.extend(stream)
     assert found == [0]
     assert caught.value.shard == 1  # although the consumer waits for shard 0, whose loop is held

@@ -19,7 +19,11 @@ __all__ = ["waiting_tasks"]
 
 DEEPEST = 100
 
-NOT_USERS = (*(str(Path(module.__file__ or "").parent) for module in (asyncio, anyio)), str(Path(__file__).parents[1]))
+NOT_USERS = (
+    *(str(Path(module.__file__ or "").parent) for module in (asyncio, anyio)),
+    str(Path(__file__).parents[1]),
+)
+"""Where what isn't user code lies."""
 
 
 def waiting_tasks() -> str:
