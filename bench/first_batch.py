@@ -89,11 +89,14 @@ def spdl() -> Iterator[Any]:
             yield from running
 
 
-LIBRARIES: dict[str, tuple[str, Callable[[], Iterator[Any]], Callable[[], Open] | None]] = {
-    "streamline": ("streamline", ours, our_loader),
-    "torch-spawn": ("torch", partial(torch, "spawn"), partial(torch_loader, "spawn")),
-    "torch-forkserver": ("torch", partial(torch, "forkserver"), partial(torch_loader, "forkserver")),
-    "spdl-spawn": ("spdl.pipeline", spdl, None),
+OURS = "streamline.start", "streamline.backends.processes"
+"""What `import streamline` finds when it is first used."""
+
+LIBRARIES: dict[str, tuple[tuple[str, ...], Callable[[], Iterator[Any]], Callable[[], Open] | None]] = {
+    "streamline": (OURS, ours, our_loader),
+    "torch-spawn": (("torch",), partial(torch, "spawn"), partial(torch_loader, "spawn")),
+    "torch-forkserver": (("torch",), partial(torch, "forkserver"), partial(torch_loader, "forkserver")),
+    "spdl-spawn": (("spdl.pipeline",), spdl, None),
 }
 """What to import first, untimed; what opens it; what opens epochs of a loader that keeps its processes."""
 
@@ -112,8 +115,9 @@ def timed(start: Open) -> dict[str, float]:
 
 
 def main(library: str, what: str) -> None:
-    module, opening, loader = LIBRARIES[library]
-    importlib.import_module(module)
+    modules, opening, loader = LIBRARIES[library]
+    for module in modules:
+        importlib.import_module(module)
     start = opening if what != "epoch" or loader is None else loader()
     if what != "first":
         timed(start)
