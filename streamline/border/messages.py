@@ -34,6 +34,7 @@ __all__ = [
     "Observe",
     "Open",
     "Opened",
+    "Progress",
     "Release",
     "Span",
     "Taken",
@@ -115,7 +116,7 @@ class Culprit(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """So many items, of so many bytes, have been dealt with."""
+    """So many items, of so many bytes, have been dealt with. No items: the worker's progress has arrived."""
 
     worker: int
     items: int
@@ -181,6 +182,14 @@ class Items(NamedTuple):
 
     worker: int
     packed: Packed
+    states: Carried
+
+
+class Progress(NamedTuple):
+    """How far a worker has come: all that followed its last item was dropped. One at a time is on its way, until there is
+    `Credit` for it: they must not pile up before a running that is busy elsewhere. Of careful workers, all."""
+
+    worker: int
     states: Carried
 
 
@@ -262,6 +271,7 @@ Message: TypeAlias = (
     | Leave
     | Opened
     | Items
+    | Progress
     | Calling
     | Ended
     | Closed
