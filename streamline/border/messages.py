@@ -34,6 +34,7 @@ __all__ = [
     "Observe",
     "Open",
     "Opened",
+    "Progress",
     "Release",
     "Span",
     "Taken",
@@ -117,7 +118,7 @@ class Culprit(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """So many items, of so many bytes, have been dealt with."""
+    """So many items, of so many bytes, have been dealt with. No items: the worker's progress has arrived."""
 
     worker: int
     items: int
@@ -187,6 +188,17 @@ class Items(NamedTuple):
 
     worker: int
     packed: Packed
+    states: Carried
+
+
+class Progress(NamedTuple):
+    """How far a worker has come: all that followed its last item was dropped.
+
+    One at a time is on its way, until there is `Credit` for it: they must not pile up before a running that is busy
+    elsewhere. Of careful workers, all.
+    """
+
+    worker: int
     states: Carried
 
 
@@ -275,6 +287,7 @@ Message: TypeAlias = (
     | WhatWaits
     | Opened
     | Items
+    | Progress
     | Calling
     | Ended
     | Closed

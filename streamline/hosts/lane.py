@@ -26,6 +26,7 @@ from streamline.border.messages import (
     Message,
     Observe,
     Opened,
+    Progress,
     Taken,
     Waiting,
 )
@@ -97,6 +98,11 @@ class Lane:
         self._workers[worker.number] = worker
         self._meter.shards.add(worker.site.shard)
 
+    def forget(self, worker: RemoteWorker[Any]) -> None:
+        """Nobody reads it any more, and it has ended; idempotent."""
+        self._wanted.discard(worker.number)
+        self._workers.pop(worker.number, None)
+
     def begin(self) -> None:
         """Start the host, if it doesn't run, and the task that listens to it."""
         if not self._begun:
@@ -166,6 +172,8 @@ class Lane:
     def _handle(self, link: Link, message: Message) -> None:
         if isinstance(message, Items):
             self._items(link, message)
+        elif isinstance(message, Progress):
+            self._progress(link, message)
         else:
             self._handlers[type(message)](message)
 
@@ -178,6 +186,11 @@ class Lane:
         meter.items += packed.count
         meter.bytes += packed.nbytes
         self._turn_over(worker)
+
+    def _progress(self, link: Link, message: Progress) -> None:
+        if (worker := self._workers.get(message.worker)) is not None:
+            worker.progress(message, link)
+            self._turn_over(worker)
 
     async def _died(self) -> None:
         """Count the death, and let another host take over."""
@@ -291,9 +304,8 @@ class Lane:
         if worker is not None and worker.calm() and self._link is not None:
             worker.open(self._link)
             return
-        self._wanted.discard(message.worker)
-        self._workers.pop(message.worker, None)
         if worker is not None:
+            self.forget(worker)
             worker.gone()
             self._turn_over(worker)
 

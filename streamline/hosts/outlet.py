@@ -14,7 +14,7 @@ import anyio
 
 from streamline.border.crossing import StatesOut, failure_out
 from streamline.border.link import Link
-from streamline.border.messages import Ended, Items
+from streamline.border.messages import Ended, Items, Progress
 from streamline.border.packed import Packed, PackingError
 from streamline.channel import Inbox
 from streamline.errors import TransportError
@@ -71,6 +71,8 @@ class Outlet(Generic[T]):
         self._kept: Inbox[T] | None = None
         self._pulled = Parcels()  # from there, and on their way
         self._foreign = held  # items on their way that aren't from there
+        self._heard = True  # no progress is on its way
+        self._progress: Chunk[T] | None = None  # waits for that; what comes next takes its place
 
     def keep(self, inbox: Inbox[T]) -> int:
         """Let what is pulled from `inbox`, the worker's own channel, count there until it has been dealt with.
@@ -105,10 +107,13 @@ class Outlet(Generic[T]):
           TransportError: an item can't cross; those before it have been sent.
         """
         start, count = 0, len(chunk.items)
-        if self._kept is not None and count:
+        if not count:
+            self._come(chunk)
+            return
+        if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
-        while start < count or not count:
+        while start < count:
             part = chunk.part(start, count - start) if start else chunk
             part, packed, failure = self._parcel(part)
             if packed is not None:
@@ -117,8 +122,6 @@ class Outlet(Generic[T]):
             if failure is not None:
                 raise failure
             start += len(part.items)
-            if not count:
-                return
 
     def finish(self) -> None:
         """Say that this was all."""
@@ -130,10 +133,14 @@ class Outlet(Generic[T]):
 
     def abandon(self) -> None:
         """Nobody is going to read: say nothing more."""
-        self._over = True
+        self._over, self._progress = True, None
 
     def credit(self, items: int, size: int) -> None:
-        """Take note that so many items have been dealt with at the other end."""
+        """Take note that so many items have been dealt with at the other end; none: that progress has arrived."""
+        if not items:
+            self._heard = True
+            self._go_on()
+            return
         self._held -= items
         self._held_bytes -= size
         if self._kept is not None:
@@ -149,11 +156,40 @@ class Outlet(Generic[T]):
             inbox.free(items - foreign, self._pulled.take(items - foreign))
 
     def _end(self, failure: BaseException | None) -> None:
-        if not self._over:
-            self._over = True
-            if self.on_edge is not None:
-                self.on_edge()
-            self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
+        if self._over:
+            return
+        self._over = True
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            try:
+                self._link.send(Progress(self._worker, self._states.column(progress)))
+            except Exception as error:
+                failure = failure or error
+        if self.on_edge is not None:
+            self.on_edge()
+        self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
+
+    def _come(self, chunk: Chunk[T]) -> None:
+        """Tell of progress, or leave it until the last one has arrived.
+
+        Twice as many items may be looked at next: a filter would get them one by one, else.
+        """
+        self._item_bytes = max(1.0, self._item_bytes / 2)
+        self._edge()
+        self._progress = None if self._over else chunk
+        self._go_on()
+
+    def _go_on(self) -> None:
+        progress = self._progress
+        if progress is None or not (self._heard or self.one_by_one):
+            return
+        self._heard, self._progress = False, None
+        try:
+            carried = self._states.column(progress)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self._link.send(Progress(self._worker, carried))
 
     def _parcel(self, chunk: Chunk[T]) -> tuple[Chunk[T], Packed | None, BaseException | None]:
         """Return the first part of a chunk that crosses in one parcel, packed, or why its first item can't cross."""
@@ -174,16 +210,17 @@ class Outlet(Generic[T]):
         count = len(chunk.items)
         self._held += count
         self._held_bytes += packed.nbytes
-        if count:
-            self._item_bytes = max(1.0, packed.nbytes / count)
-        else:  # all was dropped: twice as many may be looked at, else a filter would get them one by one
-            self._item_bytes = max(1.0, self._item_bytes / 2)
+        self._item_bytes = max(1.0, packed.nbytes / count)
+        self._progress = None  # the states behind these are later
+        self._edge()
+        if not self._over:
+            self._link.send(Items(self._worker, packed, self._states.column(chunk)))
+
+    def _edge(self) -> None:
         if not self._begun:
             self._begun = True
             if self.on_edge is not None:
                 self.on_edge()
-        if not self._over:
-            self._link.send(Items(self._worker, packed, self._states.column(chunk)))
 
     async def _wait_bytes(self, size: int) -> None:
         while self._held and self._held_bytes + size > self._size:

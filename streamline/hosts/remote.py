@@ -14,7 +14,7 @@ import anyio
 
 from streamline.border.crossing import StatesIn, failure_in
 from streamline.border.link import Link
-from streamline.border.messages import Close, Credit, Culprit, Ended, Items, Open, Opened
+from streamline.border.messages import Close, Credit, Culprit, Ended, Items, Open, Opened, Progress
 from streamline.channel import Channel, Inbox
 from streamline.errors import TransportError, WorkerDied
 from streamline.flow import Chunk, Site
@@ -76,8 +76,8 @@ class RemoteWorker(Generic[T]):
         self._leaving = False
         self._closing = False  # in order to be opened anew
 
-    def wire(self, start: Callable[[], None], session_name: str) -> Inbox[T]:
-        """Return the inbox, whose first pull calls `start`."""
+    def wire(self, start: Callable[[], None], forget: Callable[[], None], session_name: str) -> Inbox[T]:
+        """Return the inbox, whose first pull calls `start`; `forget` is called when it was closed."""
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
         if meters.on:
@@ -89,7 +89,12 @@ class RemoteWorker(Generic[T]):
 
         inbox.starter = begin
         inbox.stopper = lambda _: self._stopped()
-        inbox.on_closed = lambda: tasks.disown(channel.abandon)
+
+        def closed() -> None:
+            tasks.disown(channel.abandon)
+            forget()
+
+        inbox.on_closed = closed
         tasks.own(channel.abandon)
         return inbox
 
@@ -227,15 +232,24 @@ class RemoteWorker(Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        self.deaths.gave(len(items))
-        self.heard_at = perf_counter()
         states, after = self._states.column(message.states, len(items))
-        chunk = Chunk[T](items, states, after)
+        self._parcels.add(len(items), packed.nbytes)
+        self.channel.reserve(len(items))
+        self._arrived(Chunk(items, states, after))
+        self._calm_down()
+
+    def progress(self, message: Progress, link: Link) -> None:
+        """Take note of progress that came over `link`."""
+        if self.over:
+            return
+        states, after = self._states.column(message.states, 0)
+        self._arrived(Chunk((), states, after))
+        link.send(Credit(self.number, 0, 0))
+
+    def _arrived(self, chunk: Chunk[T]) -> None:
+        self.deaths.gave(len(chunk.items))
+        self.heard_at = perf_counter()
         self._behind = chunk.behind
-        if items:
-            self._parcels.add(len(items), packed.nbytes)
-            self._calm_down()
-            self.channel.reserve(len(items))
         self.channel.post(chunk)
         if self.feeding is not None:
             self.feeding.trim()
