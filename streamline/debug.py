@@ -32,7 +32,7 @@ from streamline.plan import Plan
 from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.stream import Stream
-from streamline.threads import ThreadPool
+from streamline.threads import Share, ThreadPool
 from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]
@@ -182,6 +182,16 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 class _CallingThread(ThreadPool):
     """Calls functions where it is asked to, instead of in threads."""
+
+    async def run(self, fn: Callable[[], R]) -> R:
+        return fn()
+
+    def share(self, most: int) -> Share:
+        return _Calling(self, most)
+
+
+class _Calling(Share):
+    """Some of them: none, too."""
 
     async def run(self, fn: Callable[[], R]) -> R:
         return fn()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-__all__ = ["ThreadPool", "waker"]
+__all__ = ["Share", "ThreadPool", "waker"]
 
 R = TypeVar("R")
 
@@ -23,55 +25,131 @@ R = TypeVar("R")
 class ThreadPool:
     """Runs sync functions in up to `max_threads` threads, started when needed.
 
-    Cancellation: a cancelled `run` returns at once; its function goes on, and its result is dropped.
+    Cancellation: a cancelled `run` returns at once. Its function isn't called, if it wasn't yet; else it goes on, and
+    its result is dropped.
     """
 
     def __init__(self, max_threads: int = 64) -> None:
         self._max_threads = max_threads
         self._pending = 0
         self._threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     async def run(self, fn: Callable[[], R]) -> R:
         """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong."""
-        call = _Call(fn, anyio.Event(), waker())
-        if self._pending >= len(self._threads) < self._max_threads:
-            thread = threading.Thread(target=_work, args=(self._calls,), name="streamline map", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._pending += 1
-        self._calls.put(call)
+        call = _Call(fn)
+        self._expect(1)
+        self._jobs.put(call.run)
         try:
-            await call.done.wait()
+            return await call.wait()
         finally:
             self._pending -= 1
-        return cast(R, call.result)
+
+    def share(self, most: int) -> Share:
+        """Return what runs calls in up to `most` of the threads at once."""
+        return Share(self, most)
 
     def close(self) -> None:
         """Let the threads end behind the calls that they are in. Returns at once."""
         for _ in self._threads:
-            self._calls.put(None)
+            self._jobs.put(None)
         self._threads.clear()
+
+    def _expect(self, jobs: int) -> None:
+        """Count jobs that are about to be put, and see to it that there are threads for them."""
+        for _ in range(jobs):
+            if self._pending >= len(self._threads) < self._max_threads:
+                thread = threading.Thread(target=_work, args=(self._jobs,), name="streamline map", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._pending += 1
+
+
+class Share:
+    """Some threads of a pool. Calls beyond their number wait, in order.
+
+    A thread goes on to the next call by itself: it doesn't wait for the event loop, which hears of its last one late.
+    """
+
+    def __init__(self, pool: ThreadPool, most: int) -> None:
+        self._pool = pool
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: deque[_Call[Any]] = deque()
+        self._busy = 0  # calls that threads have, or are about to take
+        self._calls = 0
+
+    async def run(self, fn: Callable[[], R]) -> R:
+        """As `ThreadPool.run`."""
+        call = _Call(fn)
+        self._pool._expect(1 if self._calls < self._most else 0)
+        self._calls += 1
+        with self._lock:
+            begins = self._busy < self._most
+            if begins:
+                self._busy += 1
+            else:
+                self._waiting.append(call)
+        if begins:
+            self._put(call)
+        try:
+            return await call.wait()
+        finally:
+            self._calls -= 1
+            if self._calls < self._most:
+                self._pool._pending -= 1
+
+    def _put(self, call: _Call[Any]) -> None:
+        self._pool._jobs.put(partial(self._run, call))
+
+    def _run(self, call: _Call[Any]) -> None:
+        try:
+            call.run()
+        finally:
+            with self._lock:
+                follower = self._waiting.popleft() if self._waiting else None
+                if follower is None:
+                    self._busy -= 1
+            if follower is not None:
+                self._put(follower)  # behind those of others
 
 
 class _Call(Generic[R]):
-    """One call on its way to a thread and back."""
+    """One call on its way to a thread and back. Made in the event loop."""
 
-    def __init__(self, fn: Callable[[], R], done: anyio.Event, wake: Callable[[Callable[[], None]], object]) -> None:
-        self.fn = fn
-        self.done = done
-        self.wake = wake
-        self.result: R | None = None
+    def __init__(self, fn: Callable[[], R]) -> None:
+        self._fn: Callable[[], R] | None = fn
+        self._done = anyio.Event()
+        self._wake = waker()
+        self._result: R | None = None
 
-
-def _work(calls: SimpleQueue[_Call[Any] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call.result = call.fn()
+    async def wait(self) -> R:
+        """Return the result, once it is there; a call that nobody waits for any more doesn't begin."""
         try:
-            call.wake(call.done.set)
+            await self._done.wait()
+        finally:
+            self._fn = None
+        return cast(R, self._result)
+
+    def run(self) -> None:
+        """Call the function, in a thread.
+
+        Raises:
+          RuntimeError: the loop has ended.
+        """
+        fn = self._fn
+        if fn is not None:
+            self._result = fn()
+            self._wake(self._done.set)
+
+
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        try:
+            job()
         except RuntimeError:
             return  # the loop has ended: nobody waits any more
-        del call  # an idle thread must not hold on to items
+        del job  # an idle thread must not hold on to items
 
 
 def waker() -> Callable[[Callable[[], None]], object]:

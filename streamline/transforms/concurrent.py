@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 
@@ -42,6 +42,9 @@ __all__ = ["Pool", "TaskPool", "ThreadedPool"]
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+LEAST_S = 0.004
+"""Seconds of work in a thread from which on a call isn't made longer: one costs some 0.1 ms of the event loop's."""
+
 
 class Pool(ABC, Generic[In, Out]):
     """The job of one concurrent map.
@@ -54,8 +57,12 @@ class Pool(ABC, Generic[In, Out]):
       skips: what is left out because of errors; None: nothing.
       order: in which results leave.
       meter: of this stage; None: nothing is counted.
+
+    Attributes:
+      claims_each: for each worker. One is at work, others wait, so that it finds the next when it has done with that.
     """
 
+    claims_each: ClassVar[int] = 1
     _fn: Callable[[In], Any]
 
     def __init__(
@@ -78,7 +85,7 @@ class Pool(ABC, Generic[In, Out]):
         self._skips = skips
         order.on_left_out = self._leave_out
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
-        self._meter.slots = self._slots = [0.0] * workers
+        self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
         self._full = False
         self._parts: deque[Part[In]] = deque()
         self._part: Part[In] | None = None
@@ -106,7 +113,7 @@ class Pool(ABC, Generic[In, Out]):
                 async with group:
                     feeder = f"feeder of {self._stage}"
                     tasks.start(partial(gate.moves, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
-                    for slot in range(self._workers):
+                    for slot in range(len(self._slots)):
                         tasks.start(partial(gate.moves, name, partial(self._work, slot)), self._stage)
                     await self._deliver()
                     group.cancel_scope.cancel()
@@ -190,12 +197,15 @@ class Pool(ABC, Generic[In, Out]):
         if self._fed:
             self._notify()
         event = anyio.Event()
+        counts = len(self._slots) - len(self._idle) <= self._workers  # else it is only that nothing waits for a worker
         self._idle.append(event)
-        self._meter.wait_begins("wait_output" if self._full else "wait_input", slot)
+        if counts:
+            self._meter.wait_begins("wait_output" if self._full else "wait_input", slot)
         try:
             await resting(event.wait())
         finally:
-            self._meter.wait_ends(slot)
+            if counts:
+                self._meter.wait_ends(slot)
 
     def _fail(self, part: Part[In], index: int, error: BaseException) -> None:
         """Take note that an item failed: leave it out, or start nothing more. Of several, the first in order counts."""
@@ -291,11 +301,17 @@ class TaskPool(Pool[In, Out]):
 
 
 class ThreadedPool(Pool[In, Out]):
-    """Calls of a sync function in threads, a list a call, as long as about two milliseconds of work."""
+    """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
+
+    Behind each call another one waits, so that its thread goes on while the results are on their way to the event loop.
+    """
+
+    claims_each = 2
 
     def __init__(self, fn: Callable[[In], Out], *args: Any) -> None:
         super().__init__(*args)
         self._fn = fn
+        self._threads = self._site.tasks.threads.share(self._workers)
 
     async def _work(self, slot: int) -> None:
         limit = 1
@@ -305,29 +321,38 @@ class ThreadedPool(Pool[In, Out]):
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
-            items = part.items[start : start + limit]
-            self._index = start + len(items)
+            stop = self._index = min(start + limit, len(part.items))
             self._running += 1
-            began = perf_counter()
-            error: BaseException | None = None
-            while items and error is None:
-                call = TimedCall(partial(call_all, self._fn, items), self._slots, slot)
-                results, error = await self._site.tasks.threads.run(call)
+            took_s = 0.0
+            while start < stop and self._wanted(part, start):
+                call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
+                results, error = await self._threads.run(call)
                 self._meter.worked(call.began, call.ended)
+                took_s += call.ended - call.began
                 for index, result in enumerate(results, start):
                     if self._order.put(part, index, result):
                         self._notify()
-                start, items = start + len(results), items[len(results) :]
+                start += len(results)
                 if self._site.tasks.gate.holding:
                     await self._site.tasks.gate.passage()
                 if error is not None:
                     self._fail(part, start, error)
-                    if self._failed_at is None:  # it is left out
-                        start, items, error = start + 1, items[1:], None
+                    start += 1
             self._running -= 1
-            limit = self._next_limit(limit, perf_counter() - began)
+            limit = self._next_limit(limit, took_s)
+
+    def _call(self, part: Part[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
+        """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""
+        if self._site.tasks.gate.holding or not self._wanted(part, start):
+            return [], None
+        return call_all(self._fn, part.items[start:stop])
+
+    def _wanted(self, part: Part[In], index: int) -> bool:
+        """Whether an item that was claimed is to be called: what is behind one that has failed isn't."""
+        failed_at = self._failed_at
+        return failed_at is None or part.first + index < failed_at[0].first + failed_at[1]
 
     def _next_limit(self, limit: int, took_s: float) -> int:
-        """Return how many items the next call gets: about 2 ms of work, but no more than one worker's share."""
-        share = max(1, self._channel.capacity // (2 * self._workers))
-        return min(share, limit * 2) if took_s < 0.001 else max(1, limit // 2) if took_s > 0.004 else min(share, limit)
+        """Return how many items the next call gets: 2 to 8 ms of work, but no more than one worker's share."""
+        share = max(1, self._channel.capacity // (4 * self._workers))
+        return min(share, limit * 2) if took_s < LEAST_S else max(1, limit // 2) if took_s > 4 * LEAST_S else limit
