@@ -94,6 +94,26 @@ def test_a_plan_of_custom_stages_goes_by_value(new_echo: NewEcho) -> None:
     assert seen == (plan.names, [])
 
 
+def test_what_stands_behind_the_merge_is_not_sent() -> None:
+    with (
+        socket.socket() as model,
+        sl.from_items(range(4))
+        .shard(2)
+        .map(abs)
+        .merge()
+        .map(lambda n: (n, model.fileno() >= 0))
+        .open(backend=sl.Processes(2)) as stream,
+    ):
+        assert list(stream) == [(n, True) for n in range(4)]
+
+
+def test_a_host_imports_nothing_that_it_has_no_use_for() -> None:
+    idle = ("streamline.rules", "streamline.meters.stats", "streamline.failing.letters", "msgspec", "statistics")
+    pipe = sl.from_items(range(4)).map(lambda n: [name for name in idle if name in sys.modules])
+    with pipe.open(backend=sl.Processes(1)) as stream:
+        assert list(stream) == [[]] * 4
+
+
 def test_a_module_is_importable_where_a_new_interpreter_finds_the_same(tmp_path: Path) -> None:
     assert all(map(importable, (os, sys, np, np.linalg, sl, socket)))
     lost = tmp_path / "lost.py"
