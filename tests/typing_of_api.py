@@ -141,6 +141,14 @@ def plain() -> None:
         assert_type(stream.snapshot(), sl.Snapshot)
 
 
+def hosts() -> None:
+    pipe = sl.from_items(["a"]).map(length)
+    with pipe.open(backend=sl.Processes(2, env={"A": "b"}, worker_timeout=60.0)) as stream:
+        assert_type(next(stream), int)
+    with sl.Threads() as pool, pipe.open(backend=pool) as stream:
+        assert_type(next(stream), int)
+
+
 def loaders() -> None:
     loader = sl.from_items(["a"]).map(length).loader(steps_per_epoch=3, rank=0, world_size=1, backend=sl.Inline())
     assert_type(loader, sl.Loader[int])

@@ -111,15 +111,24 @@ class RemoteWorker(Generic[T]):
         self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
         self.heard_at = perf_counter() + START_S
         self.deaths.calls.clear()
-        fed = 0 if self.feeding is None else self.feeding.capacity
         site = self.site
         link.send(
             Open(
-                self.number, site.shard, site.num_shards, site.epoch, dict(site.skipped), state,
-                self._capacity, self._size, self._parcels.items, self._parcels.size, fed,
-                self.deaths.careful, self.deaths.culprit,
+                self.number,
+                site.shard,
+                site.num_shards,
+                site.epoch,
+                dict(site.skipped),
+                state,
+                items=self._capacity,
+                size=self._size,
+                held=self._parcels.items,
+                held_size=self._parcels.size,
+                fed=0 if self.feeding is None else self.feeding.capacity,
+                careful=self.deaths.careful,
+                culprit=self.deaths.culprit,
             )
-        )  # fmt: skip
+        )
         if self.feeding is not None:
             self.feeding.open(link, state)
 

@@ -10,6 +10,7 @@ import pytest
 
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped, ship
+from tests.hosts.disturbing import quiet
 from tests.hosts.echo_near import Echo
 
 ECHO = "echo_far:attend"
@@ -19,6 +20,13 @@ ECHO = "echo_far:attend"
 def echo_importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parent)
+        yield
+
+
+@pytest.fixture
+def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Lets nothing be logged of hosts that end."""
+    with quiet(caplog):
         yield
 
 

@@ -6,7 +6,6 @@ direction, again and again in the same place. Real processes are killed in fewer
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
@@ -30,13 +29,10 @@ from tests.laws.profile import examples
 from tests.running.kit import Pipe, later
 from tests.sources.live_kit import Tape
 
+pytestmark = pytest.mark.usefixtures("quietly")
+
 LENGTH = 20
 """Items: some lists of each worker's, and all of it in hundredths of a second."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
 
 
 def items(shards: int = 3) -> Pipe:

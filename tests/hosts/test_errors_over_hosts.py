@@ -16,10 +16,11 @@ from streamline.backends.base import Backend
 from streamline.errors import TooManyErrors
 from streamline.failing.failures import Decision
 from streamline.testing.copying import Copying
+from tests.hosts.kit import on_each
 
-BACKENDS = [sl.Threads(2), Copying(2), sl.Processes(2)]
+BACKENDS: list[Backend] = [sl.Threads(2), Copying(2), sl.Processes(2)]
 
-everywhere = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: type(backend).__name__)
+everywhere = on_each(BACKENDS)
 
 
 def invert(item: int) -> int:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,11 @@ import pytest
 
 import streamline as sl
 from streamline.hosts.process import HostProcess
-from tests.hosts.disturbing import children, quiet
+from tests.hosts.disturbing import children
 
 LENGTH = 8
 
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with quiet(caplog):
-        yield
+pytestmark = pytest.mark.usefixtures("quietly")
 
 
 async def tape() -> AsyncIterator[int]:

@@ -15,16 +15,13 @@ from streamline.backends.base import Backend
 from streamline.gate import Phase
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
+from tests.hosts.kit import on_each
 
-BACKENDS = [sl.Threads(2), Copying(2)]
-HERE = [sl.Inline(), Copying(2)]
+BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
+HERE: list[Backend] = [sl.Inline(), Copying(2)]
 """Whose functions run in the test's own event loop, so that what they wait for can be an event of it."""
 
 COUNT = 40
-
-
-def names(backends: list[Any]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("backend", backends, ids=lambda backend: type(backend).__name__)
 
 
 class Calls:
@@ -60,7 +57,7 @@ class Held:
         return item
 
 
-@names(BACKENDS)
+@on_each(BACKENDS)
 def test_nothing_is_called_inside_and_nothing_is_lost(backend: Backend) -> None:
     called: list[int] = []
 
@@ -84,7 +81,7 @@ def test_nothing_is_called_inside_and_nothing_is_lost(backend: Backend) -> None:
 
 
 @pytest.mark.anyio
-@names(HERE)
+@on_each(HERE)
 async def test_calls_at_work_end_and_no_new_one_starts(backend: Backend) -> None:
     calls = Calls()
     pipe = sl.from_items(range(COUNT)).shard(2).map(calls, concurrency=2, name="ask")
@@ -185,7 +182,7 @@ def _lanes(stream: Any) -> list[Any]:
     return [holder.__self__._handle.__self__ for holder in stream._session.gate._holders]
 
 
-@names(BACKENDS)
+@on_each(BACKENDS)
 def test_a_pause_before_the_first_item_lets_nothing_start(backend: Backend) -> None:
     called: list[int] = []
 

@@ -25,12 +25,9 @@ from streamline.meters.meter import Meters
 from streamline.session import Session
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
+from tests.hosts.kit import on_each
 
-BACKENDS = [sl.Threads(2), Copying(2)]
-
-
-def names(backends: list[Any]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("backend", backends, ids=lambda backend: type(backend).__name__)
+BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
 
 
 async def double(item: int) -> int:
@@ -75,7 +72,7 @@ def counted(stats: sl.Stats) -> list[tuple[Any, ...]]:
     ]
 
 
-@names(BACKENDS)
+@on_each(BACKENDS)
 @pytest.mark.parametrize("pipe", PIPES)
 def test_counts_behind_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
     stats = after(PIPES[pipe], backend)
@@ -83,7 +80,7 @@ def test_counts_behind_the_end_are_those_of_a_stream_without_hosts(pipe: str, ba
     assert {stage.hosts for stage in stats.stages} == {0, 2}
 
 
-@names(BACKENDS)
+@on_each(BACKENDS)
 def test_channels_at_the_border_are_told_apart_from_those_in_hosts(backend: Backend) -> None:
     stats = after(PIPES["calls"], backend)
     channels = {channel.name: channel for channel in stats.channels}
@@ -95,7 +92,7 @@ def test_channels_at_the_border_are_told_apart_from_those_in_hosts(backend: Back
     assert 1 <= inside.peak <= inside.capacity
 
 
-@names(BACKENDS)
+@on_each(BACKENDS)
 def test_hosts_say_how_they_are(backend: Backend) -> None:
     with PIPES["stages"].open(backend=backend) as stream:
         next(stream)
@@ -292,7 +289,7 @@ def test_the_watchdog_names_stage_shard_and_host_and_shows_the_stack(
 # Traces ---------------------------------------------------------------------------------------------------------------
 
 
-@names([*BACKENDS, sl.Processes(2)])
+@on_each([*BACKENDS, sl.Processes(2)])
 def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     with PIPES["stages"].open(backend=backend) as stream:

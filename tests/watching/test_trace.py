@@ -396,13 +396,17 @@ def test_a_stream_fills_its_trace(tmp_path: Path) -> None:
 
 
 def test_tracks_stand_in_the_plans_order_and_a_feed_is_the_ranks(tmp_path: Path) -> None:
+    traced = threading.Event()
+
     async def feed() -> AsyncIterator[int]:
+        await anyio.to_thread.run_sync(traced.wait)  # else all may have been read ahead before the trace begins
         for item in range(40):
             yield item
             await anyio.lowlevel.checkpoint()
 
     pipe = sl.from_stream(feed).shard(3).map(slow).merge().batch(5, collate=None)
     with pipe.open() as stream, stream.trace(tmp_path / "run.json"):
+        traced.set()
         assert len(list(stream)) == 8
     events = load(tmp_path / "run.json")
     sorts = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
