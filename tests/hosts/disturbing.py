@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Chaos", "children", "leaves_nothing_shared", "quiet", "recoveries"]
+from streamline.hosts.lane import Lane
+
+__all__ = ["Chaos", "children", "lanes", "leaves_nothing_shared", "quiet", "recoveries"]
 
 
 def children() -> list[int]:
@@ -26,6 +28,11 @@ def children() -> list[int]:
         with suppress(OSError):  # the thread has just ended
             found += map(int, (task / "children").read_text().split())
     return sorted(found)
+
+
+def lanes(stream: Any) -> list[Lane]:
+    """Return what a stream has of each of its hosts."""
+    return [holder.__self__._handle.__self__ for holder in stream._session.gate._holders]
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -15,6 +14,7 @@ from streamline.backends.base import Backend
 from streamline.gate import Phase
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
+from tests.hosts.disturbing import lanes
 from tests.hosts.kit import on_each
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
@@ -171,15 +171,11 @@ async def test_a_stream_is_closed_inside_a_pause_in_which_its_host_died() -> Non
         async with sl.from_items(range(5_000)).map(abs).open(backend=backend) as stream:
             await anext(stream)
             async with stream.paused():
-                for link in [lane._link for lane in _lanes(stream)]:
+                for link in [lane._link for lane in lanes(stream)]:
                     if link is not None:
                         link.close()
                 await settle()
                 await stream.aclose()
-
-
-def _lanes(stream: Any) -> list[Any]:
-    return [holder.__self__._handle.__self__ for holder in stream._session.gate._holders]
 
 
 @on_each(BACKENDS)
