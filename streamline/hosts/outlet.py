@@ -1,8 +1,9 @@
 """Where a worker's items leave its host: the sending end of a channel whose receiving end is at the other end.
 
 As with every channel, inputs are throttled and outputs never: there is room while there is credit, in items and bytes.
-How large the next items are is not known, so room is what the last ones' size allows, one for the first, and more with
-each list of which nothing is left.
+How large the next items are is not known, so room is what the last ones' size allows, one for the first, and then twice
+as many as the last time at the most: a small one among large ones says little. So it is with lists of which nothing is
+left, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from streamline.border.messages import Ended, Items, Progress
 from streamline.border.packed import Packed, PackingError
 from streamline.channel import Inbox
 from streamline.errors import TransportError
-from streamline.flow import Chunk
+from streamline.flow import LIST_ITEMS, Chunk
 from streamline.gate import resting
 from streamline.hosts.parcels import Parcels
 from streamline.meters.names import label
@@ -66,6 +67,7 @@ class Outlet(Generic[T]):
         self._held = held
         self._held_bytes = held_size
         self._item_bytes = float(size)
+        self._most = 1
         self._freed: anyio.Event | None = None
         self._over = False
         self._kept: Inbox[T] | None = None
@@ -90,7 +92,7 @@ class Outlet(Generic[T]):
             by_size = max(1, int(self._size / self._item_bytes))
         else:
             by_size = int((self._size - self._held_bytes) / self._item_bytes)
-        return min(self._capacity - self._held, by_size, 1 if self.one_by_one else by_size)
+        return min(self._capacity - self._held, by_size, 1 if self.one_by_one else self._most)
 
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; behind a full border, for a quarter of it: lists are to be long."""
@@ -110,6 +112,7 @@ class Outlet(Generic[T]):
         if not count:
             self._come(chunk)
             return
+        self._most = 2 * count
         if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
@@ -170,11 +173,9 @@ class Outlet(Generic[T]):
         self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
 
     def _come(self, chunk: Chunk[T]) -> None:
-        """Tell of progress, or leave it until the last one has arrived.
-
-        Twice as many items may be looked at next: a filter would get them one by one, else.
-        """
+        """Tell of progress, or leave it until the last one has arrived."""
         self._item_bytes = max(1.0, self._item_bytes / 2)
+        self._most = min(2 * self._most, LIST_ITEMS)
         self._edge()
         self._progress = None if self._over else chunk
         self._go_on()
