@@ -54,4 +54,4 @@ class HostedWorkers:
             lane.start(worker)
 
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
-        return worker.wire(start, lambda: lane.forget(worker), filled_by)
+        return worker.wire(lane, start, filled_by)

@@ -37,15 +37,12 @@ from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
 from streamline.hosts.left_out import answers
 from streamline.hosts.mirror import Mirror
-from streamline.hosts.remote import RemoteWorker
+from streamline.hosts.remote import CLOSE_S, RemoteWorker
 from streamline.hosts.stuck import Watch
 from streamline.meters.host_meter import HostMeter
 from streamline.tasks import Tasks
 
-__all__ = ["CLOSE_S", "Lane"]
-
-CLOSE_S = 5.0
-"""Seconds that user code in a host has to end when the stream is left; then the host is killed."""
+__all__ = ["Lane"]
 
 logger = logging.getLogger("streamline.hosts")
 
@@ -79,6 +76,7 @@ class Lane:
         self._left = False
         if own:
             tasks.own(self._abandon)
+        self._news: anyio.Event | None = None
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Opened: lambda message: self._to(message, RemoteWorker.opened),
@@ -121,6 +119,16 @@ class Lane:
             worker.gone()
         elif self._link is not None:
             worker.open(self._link)
+        elif self._news is not None:
+            self._news.set()
+
+    def end_host(self) -> None:
+        """End a host in which user code doesn't end although its worker was closed."""
+        if self._link is not None:
+            logger.warning(
+                "user code in %s has not ended %g s after it was asked to: it is killed", self.host.name, CLOSE_S
+            )
+            self.host.kill(self._link)
 
     def _running(self) -> Collection[RemoteWorker[Any]]:
         return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
@@ -136,6 +144,7 @@ class Lane:
                     await self._listen()
                 except LinkClosed:
                     await self._died()
+                    await self._somebody_wanted()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as failure:
@@ -160,6 +169,12 @@ class Lane:
             if not worker.over and not self._inquest.waits(worker):
                 worker.open(link)
         self._next_turn()
+
+    async def _somebody_wanted(self) -> None:
+        """Behind a death, wait until there is a worker to go on with: there is none where the running is being left."""
+        while all(self._workers[number].over for number in self._wanted if number in self._workers):
+            self._news = anyio.Event()
+            await resting(self._news.wait())
 
     async def _listen(self) -> None:
         link = self._link
@@ -214,11 +229,12 @@ class Lane:
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
         self._meter.restarts += 1
-        logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
         for worker in lost:
             if worker.over:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
+        if lost:
+            logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
         for worker in self._inquest.died(lost, stuck=stuck_s is not None):
             worker.given_up(at_fault(worker, self.host.number, name, ended))
         for worker in lost:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -26,12 +26,26 @@ from streamline.meters.names import BORDER
 from streamline.plan import Plan
 from streamline.states import Reference, Tree
 
-__all__ = ["RemoteWorker"]
+__all__ = ["CLOSE_S", "RemoteWorker"]
 
 T = TypeVar("T")
 
 START_S = 30.0
 """Seconds that a host may take until it has opened a worker, which is no user code being stuck: imports, mostly."""
+
+
+CLOSE_S = 5.0
+"""Seconds that user code in a host has to end when it is asked to; then the host is killed."""
+
+
+class Lane(Protocol[T]):
+    """What has to be known here of the host's part of the running."""
+
+    def forget(self, worker: RemoteWorker[T]) -> None:
+        """The worker was closed."""
+
+    def end_host(self) -> None:
+        """User code there doesn't end: end the host."""
 
 
 class RemoteWorker(Generic[T]):
@@ -74,25 +88,30 @@ class RemoteWorker(Generic[T]):
         self._owed = 0  # items that have been dealt with, and for which there was no credit yet
         self._owed_bytes = 0
         self._leaving = False
+        self._patience_ends = 0.0  # for user code to end when it was asked to
         self._closing = False  # in order to be opened anew
 
-    def wire(self, start: Callable[[], None], forget: Callable[[], None], session_name: str) -> Inbox[T]:
-        """Return the inbox, whose first pull calls `start`; `forget` is called when it was closed."""
+    def wire(self, lane: Lane[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
+        """Return the inbox, whose first pull calls `start`.
+
+        Args:
+          filled_by: the name of the stage whose items it gets.
+        """
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
         if meters.on:
-            channel.meter = meters.channel(session_name + BORDER, self.site.shard, channel.capacity)
+            channel.meter = meters.channel(filled_by + BORDER, self.site.shard, channel.capacity)
 
         def begin() -> RemoteWorker[T]:
             start()
             return self
 
         inbox.starter = begin
-        inbox.stopper = lambda _: self._stopped()
+        inbox.stopper = lambda _: self._stopped(lane)
 
         def closed() -> None:
             tasks.disown(channel.abandon)
-            forget()
+            lane.forget(self)
 
         inbox.on_closed = closed
         tasks.own(channel.abandon)
@@ -141,6 +160,7 @@ class RemoteWorker(Generic[T]):
         """Ask it to end; do not wait."""
         if not self._leaving:
             self._leaving = True
+            self._patience_ends = perf_counter() + CLOSE_S
             self._end_feed()
             if self.link is None:
                 self.closed.set()
@@ -203,10 +223,15 @@ class RemoteWorker(Generic[T]):
         if self.feeding is not None:
             self.feeding.end()
 
-    async def _stopped(self) -> None:
+    async def _stopped(self, lane: Lane[T]) -> None:
+        """End it in its host, and wait for that; where user code there doesn't end, end the host."""
         self.cancel()
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(self._patience_ends - perf_counter(), shield=True):
             await self.closed.wait()
+        if not self.closed.is_set():
+            lane.end_host()
+            with anyio.CancelScope(shield=True):
+                await self.closed.wait()
 
     def _freed(self) -> None:
         """Give credit for what was dealt with; not for every list."""
