@@ -6,7 +6,8 @@ from typing import Any
 
 from streamline.border.columns import Columns
 from streamline.border.dumping import Dumper
-from streamline.border.failures import carry, carry_left_out, delivered, left_out
+from streamline.border.failures import carry, delivered
+from streamline.border.left_out import carry_left_out, left_out
 from streamline.border.link import Link
 from streamline.border.messages import Carried
 from streamline.errors import WorkerDied

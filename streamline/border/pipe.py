@@ -17,7 +17,7 @@ from streamline.threads import waker
 __all__ = ["PipeLink", "pipe"]
 
 
-class Handed(NamedTuple):
+class HandedOver(NamedTuple):
     """Items that are handed over as they are."""
 
     items: list[Any]
@@ -45,10 +45,10 @@ class PipeLink(Link):
         self._news: anyio.Event | None = None
 
     def pack(self, items: Sequence[Any]) -> Packed:
-        return Handed(list(items))
+        return HandedOver(list(items))
 
     def unpack(self, packed: Packed) -> list[Any]:
-        assert isinstance(packed, Handed)
+        assert isinstance(packed, HandedOver)
         return packed.items
 
     def send(self, message: Message) -> None:

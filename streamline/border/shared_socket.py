@@ -18,9 +18,10 @@ SOCKET_BYTES = 1 << 20
 DESCRIPTORS = 64
 """Read at once at the most. A kernel hands out those of one message at a time, and a message has one."""
 
-_RECEIVE = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTORS)
-_SEND = getattr(socket, "MSG_NOSIGNAL", 0)
+_SEND = int(getattr(socket, "MSG_NOSIGNAL", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)  # enumerations are slow
 
 
 class Gone(Exception):  # noqa: N818 - as LinkClosed
@@ -101,7 +102,7 @@ class SharedSocket:
                 self.descriptors.extend(got)
                 for fd in () if _RECEIVE else got:
                     os.set_inheritable(fd, False)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise OSError("a descriptor was lost: this process has as many open as it may")
         return nbytes
 

@@ -20,6 +20,7 @@ from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import Message
 from streamline.border.packed import Packed
 from streamline.border.pickling import Pickled, Pickling
+from streamline.border.reading import Reading
 from streamline.border.shared_socket import Gone, SharedSocket
 from streamline.border.slabs import ONCE, Lent, Pool, Slab
 from streamline.threads import waker
@@ -93,6 +94,9 @@ class SocketLink(Link):
         self._queued: anyio.Event | None = None  # while a task waits for something to write
         self._deaf = False  # the other end reads no more
         self._over: str | None = None  # it will say no more, and why
+        self._reading = Reading(self._socket, self._read)
+        self._arrived: list[Message] = []
+        self._unreadable: BaseException | None = None
         self._frames = Frames()
         self._lent: dict[int, Lent] = {}
 
@@ -247,34 +251,42 @@ class SocketLink(Link):
     # Receiving
 
     async def receive(self) -> Sequence[Message]:
-        while self._over is None:
+        while not self._arrived and self._over is None:
             try:
-                with self._socket as sock:
-                    messages = self._read()
-                    if not messages and self._over is None:
-                        await anyio.wait_readable(sock)
+                await self._reading.wait()
             except (Gone, OSError, anyio.ClosedResourceError) as error:
                 self._over = str(error) or "this end was closed"
-                break
-            if messages:
-                return messages
+        if self._unreadable is not None:
+            raise self._unreadable
+        if self._arrived:
+            messages, self._arrived = self._arrived, []
+            return messages
         self._stop_receiving()
         raise LinkClosed(self._over)
 
-    def _read(self) -> list[Message]:
-        """Return the messages that are there."""
+    def _read(self) -> None:
+        """Read the messages that are there; called by the event loop."""
+        try:
+            with self._socket:
+                self._arrived += self._messages()
+        except Gone:
+            self._over = self._over or "this end was closed"
+        except BaseException as error:  # for whoever receives
+            self._unreadable, self._over = error, "what came can't be read"
+        if self._over is not None:
+            self._reading.end()
+
+    def _messages(self) -> list[Message]:
+        """Return the messages that are there: up to the last, since libuv says but once that the other end is gone."""
         messages: list[Message] = []
         try:
             while True:
-                spaces = self._frames.spaces()
-                nbytes = self._socket.read(spaces)
+                nbytes = self._socket.read(self._frames.spaces())
                 if not nbytes:
                     self._over = "the other end hung up"
                     break
                 for frame in self._frames.filled(nbytes):
                     self._take(frame, messages)
-                if nbytes < sum(map(len, spaces)):
-                    break
         except BlockingIOError:
             pass
         except OSError as error:
@@ -317,6 +329,7 @@ class SocketLink(Link):
 
     def close(self) -> None:
         self._socket.close()
+        self._reading.end()
 
     def _stop(self) -> None:
         self._stop_sending()

@@ -138,14 +138,12 @@ class Inquest(Generic[W]):
           stuck: it was killed because one of them, not necessarily the one that was waited for, was stuck.
         """
         suspects = [worker for worker in workers if worker.deaths.calls]
-        dead: list[W] = []
         self._turns.clear()
         if len(suspects) > 1:
             self._turns.extend(sorted(suspects, key=lambda worker: worker.held))  # whom the merge waits for: 0
-        else:
-            counted = suspects or [worker for worker in workers if worker.has_room]
-            dead += [worker for worker in counted if worker.deaths.another(self._most, careful=stuck)]
-        return dead
+            return []
+        counted = suspects or [worker for worker in workers if worker.has_room]
+        return [worker for worker in counted if worker.deaths.another(self._most, careful=stuck)]
 
     def waits(self, worker: W) -> bool:
         """Tell whether a worker is one of those that take turns."""

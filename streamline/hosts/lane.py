@@ -211,7 +211,6 @@ class Lane:
         """Count the death, and let another host take over."""
         link, self._link = self._link, None
         assert link is not None
-        self._watch.link = None
         link.close()
         self._gone()
         if self.host.closed:
@@ -281,6 +280,7 @@ class Lane:
         self._meter.alive = False
         self._mirror.lost()
         self._holding.lost()
+        self._watch.link = None
 
     def _abandon(self) -> None:
         """There is no event loop any more to leave in peace."""

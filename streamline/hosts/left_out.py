@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from streamline.border.crossing import left_out_in, left_out_out
-from streamline.border.failures import carry_left_out
+from streamline.border.left_out import carry_left_out
 from streamline.border.link import Link
 from streamline.border.messages import LeftOut
 from streamline.failing.failures import Decision, Failure, Policy

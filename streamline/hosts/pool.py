@@ -84,9 +84,15 @@ class Hosting(ABC):
         on_each = "" if site.num_shards == 1 else f" on each of the {site.num_shards} ranks"
         logger.warning(
             "%s: there are %d workers%s, one a shard, so %d of these would be idle, and aren't started: write "
-            ".shard(%d) or more, or %s",
-            self.short, workers, on_each, most - workers, most * site.num_shards, f"{type(self).__name__}({workers})",
-        )  # fmt: skip
+            ".shard(%d) or more, or %s(%d)",
+            self.short,
+            workers,
+            on_each,
+            most - workers,
+            most * site.num_shards,
+            type(self).__name__,
+            workers,
+        )
 
     @property
     def short(self) -> str:

@@ -29,7 +29,7 @@ from streamline.hosts.hosted import HostedWorkers
 from streamline.plan import Plan
 from streamline.tasks import Tasks
 
-__all__ = ["CopyLink", "Copying", "Cut", "Deaths"]
+__all__ = ["CopyLink", "Copying", "Cut", "Cuts"]
 
 
 class Cut(NamedTuple):
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
     received: int | None = None
 
 
-class Deaths:
+class Cuts:
     """When the hosts of one running die.
 
     Attributes:
@@ -131,7 +131,7 @@ class _TaskHost(Host):
 
     closed = False
 
-    def __init__(self, number: int, tasks: Tasks, deaths: Deaths) -> None:
+    def __init__(self, number: int, tasks: Tasks, deaths: Cuts) -> None:
         self.number = number
         self._tasks = tasks
         self._deaths = deaths
@@ -195,12 +195,12 @@ class Copying:
     n: int
     cuts: tuple[Cut, ...] = ()
     max_restarts: int = 3
-    runnings: list[Deaths] = field(default_factory=list, init=False, compare=False, repr=False)
+    runnings: list[Cuts] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
         spec = Spec.of(plan, session)
-        deaths = Deaths(self.cuts)
+        deaths = Cuts(self.cuts)
         self.runnings.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
         return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=self.max_restarts), own=True)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.border import parts
-from streamline.border.failures import carry, carry_left_out, delivered, left_out
+from streamline.border.failures import carry, delivered
+from streamline.border.left_out import carry_left_out, left_out
 from streamline.errors import PlanError, StageError, StreamlineError
 from streamline.failing.failures import Failure, trace_of
 from streamline.failing.replay import Call

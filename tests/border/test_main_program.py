@@ -9,7 +9,8 @@ from pathlib import Path
 CHILD = """
 import pickle, sys
 from streamline.border.dumping import Dumper
-from streamline.border.failures import carry, carry_left_out
+from streamline.border.failures import carry
+from streamline.border.left_out import carry_left_out
 from streamline.failing.failures import Failure, trace_of
 from streamline.failing.replay import Call
 
@@ -41,7 +42,8 @@ import pickle, subprocess, sys, threading
 import cloudpickle
 import streamline as sl
 from streamline.border.columns import Columns
-from streamline.border.failures import delivered, left_out
+from streamline.border.failures import delivered
+from streamline.border.left_out import left_out
 from streamline.states import At
 
 print("the script runs")

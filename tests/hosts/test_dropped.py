@@ -1,4 +1,4 @@
-"""Workers in hosts that drop nearly all: what they say is little, never piles up, and keeps resumes and journals small."""
+"""Workers in hosts that drop nearly all: they say little, it never piles up, and resumes and journals stay small."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.border.messages import Progress
+from streamline.border.pipe import PipeLink
 from streamline.hosts.feeding import TRIM_ITEMS, Feeding
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 from streamline.testing.copying import Copying
@@ -36,7 +37,7 @@ class Hold:
     go: Path
 
     async def __call__(self, item: int) -> int:
-        while item >= HELD and not self.go.exists():
+        while item >= HELD and not self.go.exists():  # noqa: ASYNC110 - another process makes it
             await anyio.sleep(0.005)
         return item
 
@@ -52,7 +53,8 @@ def pool() -> Iterator[Backend]:
 @pytest.fixture(params=["copying", "threads", "processes"])
 def backend(pool: Backend, request: pytest.FixtureRequest) -> Backend:
     """Two hosts of each kind."""
-    return {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}[request.param]
+    backends: dict[str, Backend] = {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}
+    return backends[request.param]
 
 
 SELECTIVE: dict[str, Callable[[Pipe, Hold], Pipe]] = {
@@ -89,7 +91,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
         with anyio.fail_after(20):
             async with pipe(go)[1].open(backend=backend) as stream, anyio.create_task_group() as group:
                 group.start_soon(consume, stream)
-                while await lowest_again(await stream.snapshot()) < HELD - 2_000:
+                while await lowest_again(await stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - nothing tells
                     await anyio.sleep(0.005)
                 assert not found
                 go.touch()
@@ -117,13 +119,13 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
     async def test() -> None:
         async with pipe.open(backend=sl.Threads(2)) as stream, anyio.create_task_group() as group:
             group.start_soon(anext, stream)
-            while not source.asked:
+            while not source.asked:  # noqa: ASYNC110 - as above
                 await anyio.sleep(0.001)
             enough = source.asked + 100_000
             while source.asked < enough:
                 time.sleep(0.001)  # noqa: ASYNC251 - nobody takes in anything meanwhile
             for lane in lanes(stream):
-                assert lane._link is not None
+                assert isinstance(lane._link, PipeLink)
                 assert sum(type(message) is Progress for message in list(lane._link._messages)) <= 1
             group.cancel_scope.cancel()
 

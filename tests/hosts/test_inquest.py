@@ -1,0 +1,111 @@
+"""Whom a death counts against, and which call is at fault: without hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from streamline.border.messages import Calling, Culprit
+from streamline.errors import WorkerDied
+from streamline.flow import Site
+from streamline.hosts.deaths import CAREFUL_ITEMS, Care, Deaths, Inquest, at_fault
+
+
+@dataclass(eq=False)
+class Worker:
+    shard: int = 0
+    over: bool = False
+    has_room: bool = True
+    held: int = 0
+    position: str = "line 7"
+    deaths: Deaths = field(default_factory=Deaths)
+
+    @property
+    def site(self) -> Site:
+        return Site(cast(Any, None), self.shard, 4)
+
+    def calls(self, number: int = 1) -> Worker:
+        self.deaths.calling(Calling(0, "load", number, over=False))
+        return self
+
+
+def dies(inquest: Inquest[Worker], *workers: Worker, stuck: bool = False) -> list[Worker]:
+    return inquest.died(workers, stuck=stuck)
+
+
+def test_the_third_death_in_a_row_is_the_last() -> None:
+    inquest, worker = Inquest[Worker](Care(max_restarts=3)), Worker()
+    assert [dies(inquest, worker) for _ in range(3)] == [[], [], [worker]]
+
+
+def test_whoever_gives_something_starts_at_none_again() -> None:
+    inquest, worker = Inquest[Worker](Care(max_restarts=2)), Worker()
+    for _ in range(5):
+        assert dies(inquest, worker) == []
+        worker.deaths.gave(1)
+
+
+def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> None:
+    inquest = Inquest[Worker](Care())
+    calling, idle, full = Worker().calls(), Worker(), Worker(has_room=False)
+    dies(inquest, calling, idle, full)
+    assert [worker.deaths.count for worker in (calling, idle, full)] == [1, 0, 0]
+    calling.deaths.calling(Calling(0, "load", 1, over=True))
+    dies(inquest, calling, idle, full)
+    assert [worker.deaths.count for worker in (calling, idle, full)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(("given", "careful"), [(CAREFUL_ITEMS - 1, True), (CAREFUL_ITEMS, False)])
+def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given: int, careful: bool) -> None:
+    inquest, worker = Inquest[Worker](Care(max_restarts=9)), Worker()
+    dies(inquest, worker)
+    assert not worker.deaths.careful
+    worker.deaths.gave(given)
+    dies(inquest, worker)
+    assert worker.deaths.careful is careful
+
+
+def test_a_worker_is_careful_behind_a_host_that_was_stuck_and_before_the_last_death() -> None:
+    stuck, last = Worker(), Worker()
+    dies(Inquest[Worker](Care(max_restarts=9)), stuck, stuck=True)
+    dies(Inquest[Worker](Care(max_restarts=2)), last)
+    assert (stuck.deaths.careful, last.deaths.careful) == (True, True)
+
+
+def test_several_in_calls_take_turns_and_none_is_counted() -> None:
+    inquest = Inquest[Worker](Care())
+    later, awaited, other = Worker(held=3).calls(), Worker(held=0).calls(), Worker()
+    assert dies(inquest, later, awaited, other) == []
+    assert [worker.deaths.count for worker in (later, awaited, other)] == [0, 0, 0]
+    assert [inquest.waits(worker) for worker in (later, awaited, other)] == [True, True, False]
+    assert inquest.turn is awaited  # whom the merge waits for
+    assert not inquest.turn_over(later)
+    assert inquest.turn_over(awaited)
+    assert inquest.turn is later
+    later.over = True
+    assert inquest.turn is None
+
+
+def test_a_call_that_is_known_is_the_culprit_once() -> None:
+    worker = Worker(shard=2).calls(5)
+    worker.deaths.count = 3
+    culprit = at_fault(worker, 1, "process 1, pid 7", "exit code 3")
+    assert isinstance(culprit, Culprit)
+    assert (culprit.stage, culprit.number, culprit.shard, culprit.process, culprit.exit) == (
+        ("load", 5, 2, 1, "exit code 3")
+    )
+    assert "shard 2 of 4 has lost its host 3 times" in culprit.message
+    worker.deaths.culprit = culprit
+    assert isinstance(at_fault(worker, 1, "process 1, pid 7", "exit code 3"), WorkerDied)
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_where_no_single_call_is_known_the_worker_fails_where_it_stands(calls: int) -> None:
+    worker = Worker()
+    for number in range(calls):
+        worker.calls(number)
+    failure = at_fault(worker, 1, "process 1, pid 7", "exit code 3")
+    assert isinstance(failure, WorkerDied)
+    assert str(failure).endswith("ended with exit code 3. It stands behind line 7")
