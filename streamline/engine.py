@@ -25,7 +25,7 @@ from streamline.pausing import FarGate
 from streamline.session import Session
 from streamline.states import State
 from streamline.tasks import Tasks, supervise
-from streamline.threads import waker
+from streamline.threads import hold_quietly, waker
 from streamline.watching.watchdog import Patience
 
 __all__ = ["Engine"]
@@ -136,6 +136,7 @@ class Engine(Generic[T]):
                 self._border.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
+        hold_quietly()
         self._wake = waker()
         self._stop = anyio.Event()
         if self._stopped:  # Ctrl-C came before there was anything to signal to

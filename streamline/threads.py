@@ -7,6 +7,7 @@ exit; a stream that was closed must leave no thread behind, and one that is stuc
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-__all__ = ["Share", "ThreadPool", "waker"]
+__all__ = ["Share", "ThreadPool", "hold_quietly", "waker"]
 
 R = TypeVar("R")
 
@@ -150,6 +151,11 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
         except RuntimeError:
             return  # the loop has ended: nobody waits any more
         del job  # an idle thread must not hold on to items
+
+
+def hold_quietly() -> None:
+    """Let the current event loop, one of our own that nobody else minds, not tell in debug mode of each slow item."""
+    asyncio.get_running_loop().slow_callback_duration = math.inf
 
 
 def waker() -> Callable[[Callable[[], None]], object]:

@@ -17,7 +17,7 @@ from streamline.border.pipe import PipeLink, pipe
 from streamline.errors import ClosedError
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
-from streamline.threads import waker
+from streamline.threads import hold_quietly, waker
 
 __all__ = ["ThreadHost"]
 
@@ -90,6 +90,7 @@ class ThreadHost(Host):
         anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
 
     async def _serve(self) -> None:
+        hold_quietly()
         self._wake = waker()
         async with anyio.create_task_group() as group:
             while True:
