@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
+import streamline as sl
+from streamline.backends.base import Backend
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped, ship
+from streamline.testing.copying import Copying
 from tests.hosts.disturbing import quiet
 from tests.hosts.echo_near import Echo
+from tests.running.conftest import python, start_python
+
+__all__ = ["python", "start_python"]
 
 ECHO = "echo_far:attend"
 
@@ -64,3 +70,19 @@ def new_echo(new_host: Callable[..., HostProcess], shipped: Shipped) -> Iterator
     yield make
     for echo in made:
         echo.sock.close()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Backend]:
+    """Two processes that are up before a test begins, so that they are no test's leak."""
+    with sl.Processes(2) as opened:
+        with sl.from_items(range(2)).shard(2).open(backend=opened) as stream:
+            list(stream)
+        yield opened
+
+
+@pytest.fixture(params=["copying", "threads", "processes"])
+def hosts(pool: Backend, request: pytest.FixtureRequest) -> Backend:
+    """Two hosts of each kind."""
+    kinds: dict[str, Backend] = {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}
+    return kinds[request.param]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,6 @@ class Asked:
         return seen
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Backend]:
-    with sl.Processes(2) as opened:
-        with sl.from_items(range(2)).shard(2).open(backend=opened) as stream:
-            list(stream)  # starts them: what is there by now is no test's leak
-        yield opened
-
-
-@pytest.fixture(params=["copying", "threads", "processes"])
-def backend(pool: Backend, request: pytest.FixtureRequest) -> Backend:
-    """Two hosts of each kind."""
-    return {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}[request.param]
-
-
 SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
     "source": lambda pipe: pipe,
     "map": lambda pipe: pipe.map(abs),
@@ -107,13 +93,13 @@ def border(pipe: Pipe) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_consumer_that_stops_stops_the_sources(shape: str, backend: Backend, tmp_path: Path) -> None:
+def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, tmp_path: Path) -> None:
     source = Asked(tmp_path / "asked")
     pipe = SHAPES[shape](sl.from_items(source).shard(SHARDS))
 
     async def test() -> None:
         consumed = 0
-        async with pipe.open(backend=backend) as stream:
+        async with pipe.open(backend=hosts) as stream:
             async for _ in stream:
                 consumed += 1
                 if consumed in STOPS:
@@ -164,10 +150,10 @@ def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, tmp_path: Pat
     size, unforeseen = SIZES[sizes]
     source = Asked(tmp_path / "asked", size, 8_000)
 
-    async def test(backend: Backend) -> None:
+    async def test(hosts: Backend) -> None:
         source.forget()
         consumed, got = 0, 0
-        async with sl.from_items(source).shard(SHARDS).open(backend=backend) as stream:
+        async with sl.from_items(source).shard(SHARDS).open(backend=hosts) as stream:
             async for item in stream:
                 consumed += 1
                 got += len(item)

@@ -1,4 +1,4 @@
-"""Hosts that die while a stream quiesces, is paused or goes on, and while snapshots are taken; and what stays of them."""
+"""Hosts that die while a stream quiesces, is paused or goes on, and while snapshots are taken."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import Popen
@@ -16,31 +16,13 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.testing.copying import Copying
 from tests.hosts.disturbing import children
-from tests.running.conftest import python, start_python
 from tests.running.kit import Pipe
-
-__all__ = ["python", "start_python"]
 
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[Popen[str]]"]
 
 COUNT = 300
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Backend]:
-    with sl.Processes(2) as opened:
-        with sl.from_items(range(2)).shard(2).open(backend=opened) as stream:
-            list(stream)  # starts them: what is there by now is no test's leak
-        yield opened
-
-
-@pytest.fixture(params=["copying", "threads", "processes"])
-def backend(pool: Backend, request: pytest.FixtureRequest) -> Backend:
-    """Two hosts of each kind."""
-    return {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}[request.param]
 
 
 async def jitters(item: int) -> int:
@@ -76,7 +58,7 @@ async def whole(stream: sl.Stream[Any], ask: Callable[[sl.Stream[Any]], Any]) ->
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, backend: Backend) -> None:
+def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, hosts: Backend) -> None:
     dice = random.Random(f"{shape} {loop}")
 
     async def ask(stream: sl.Stream[Any]) -> Any:
@@ -105,7 +87,7 @@ def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, backend: B
     async def test() -> None:
         truth = [item async for item in SHAPES[shape]()]
         with anyio.fail_after(20):
-            async with SHAPES[shape]().open(backend=backend) as stream:
+            async with SHAPES[shape]().open(backend=hosts) as stream:
                 found, timeouts = await whole(stream, ask)
         assert found == truth if shape != "best effort" else sorted(found) == sorted(truth)
         assert timeouts
@@ -118,32 +100,35 @@ class MineError(Exception):
 
 
 @pytest.mark.parametrize("checkpoints", [0, 1, 2, 3, 5, 8, 13, 21, 50])
-def test_a_stream_may_be_left_at_any_moment_of_its_beginning(checkpoints: int, backend: Backend) -> None:
+def test_a_stream_may_be_left_at_any_moment_of_its_beginning(checkpoints: int, hosts: Backend) -> None:
     async def test() -> None:
         for _ in range(5):
             with anyio.CancelScope() as scope:
-                async with SHAPES["async map"]().open(backend=backend) as stream, anyio.create_task_group() as group:
+                async with SHAPES["async map"]().open(backend=hosts) as stream, anyio.create_task_group() as group:
                     group.start_soon(anext, stream)
                     for _ in range(checkpoints):
                         await anyio.lowlevel.checkpoint()
                     scope.cancel()
             with pytest.raises(MineError):  # as it is, in no group
-                async with SHAPES["async map"]().open(backend=backend) as stream:
-                    with anyio.move_on_after(checkpoints / 10_000):
-                        await anext(stream)
-                    raise MineError
+                await leave()
+
+    async def leave() -> None:
+        async with SHAPES["async map"]().open(backend=hosts) as stream:
+            with anyio.move_on_after(checkpoints / 10_000):
+                await anext(stream)
+            raise MineError
 
     anyio.run(test)
 
 
-def test_two_streams_of_two_tasks_leave_each_other_alone(backend: Backend) -> None:
+def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None:
     """One is cancelled wherever it may be, again and again; the other one is whole."""
     dice = random.Random(0)
 
     async def disturb(until: anyio.Event) -> None:
         while not until.is_set():
             with anyio.move_on_after(dice.choice([0.0, 0.001, 0.01])):
-                async with SHAPES["behind the merge"]().open(backend=backend) as stream:
+                async with SHAPES["behind the merge"]().open(backend=hosts) as stream:
                     async for _ in stream:
                         await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
@@ -157,7 +142,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(backend: Backend) -> No
         async with anyio.create_task_group() as group:
             group.start_soon(disturb, done)
             for _ in range(3):
-                async with SHAPES["async map"]().open(backend=backend) as stream:
+                async with SHAPES["async map"]().open(backend=hosts) as stream:
                     assert [item async for item in stream] == list(range(COUNT))
             done.set()
 
@@ -170,8 +155,7 @@ def test_leaving_a_plain_loop_ends_its_own_processes(way: str) -> None:
     opened = items().map(jitters).open(backend=sl.Processes(2))
     if way == "exception":
         with pytest.raises(MineError), opened as plain:
-            next(plain)
-            raise MineError
+            raise MineError(next(plain))
         return
     stream = opened.sync_stream()
     next(stream)
