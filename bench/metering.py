@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
-from bench import harness, tiny_items
+from bench import harness, process_tiny, tiny_items
 from bench.suite import Case, Suite, Tally, at_least
 from bench.tiny_items import MANY, expected
 from streamline.session import Session
@@ -36,8 +36,14 @@ async def strict_merge_off(n: int) -> Tally:
         return await tiny_items.strict_merge(n)
 
 
+def process_off(n: int) -> Tally:
+    with unmetered():
+        return process_tiny.plain_for(n)
+
+
 OFF = "{}, nothing counted"
 ASYNC, PLAIN, MERGE = "async for", "plain for", "4 workers, strict merge"
+PROCESS = "Processes(1), plain for"
 LEAST = 0.97
 
 SUITES = (
@@ -46,7 +52,7 @@ SUITES = (
         unit="items/s",
         expected=expected,
         smoke_items=2_000,
-        note="range → x + 1 → a consumer that counts and adds up.",
+        note="range → x + 1 → a consumer that counts and adds up. Out of a process: from the first delivery on.",
         cases=(
             Case(OFF.format(ASYNC), async_for_off, MANY),
             Case(ASYNC, tiny_items.async_for, MANY, (at_least(LEAST, OFF.format(ASYNC)),)),
@@ -54,6 +60,8 @@ SUITES = (
             Case(PLAIN, tiny_items.plain_for, MANY, (at_least(LEAST, OFF.format(PLAIN)),)),
             Case(OFF.format(MERGE), strict_merge_off, MANY),
             Case(MERGE, tiny_items.strict_merge, MANY, (at_least(LEAST, OFF.format(MERGE)),)),
+            Case(OFF.format(PROCESS), process_off, MANY),
+            Case(PROCESS, process_tiny.plain_for, MANY, (at_least(LEAST, OFF.format(PROCESS)),)),
         ),
     ),
 )
