@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from streamline.threads import ThreadPool, waker
@@ -145,3 +146,67 @@ def test_a_waker_reaches_the_loop_from_another_thread(backend: str) -> None:
         thread.join()
 
     anyio.run(main, backend=backend)
+
+
+async def test_a_share_runs_as_many_calls_at_once_as_it_may(pool: ThreadPool) -> None:
+    share, running, most, lock = pool.share(2), 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait()
+        with lock:
+            running -= 1
+
+    barrier = threading.Barrier(2, timeout=5)
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(share.run, work)
+    assert most == 2
+    assert len(threads()) == 2
+
+
+async def test_a_thread_goes_on_to_the_next_call_of_a_share_while_the_event_loop_is_held(pool: ThreadPool) -> None:
+    share, second = pool.share(1), threading.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(share.run, lambda: None)
+        group.start_soon(share.run, second.set)
+        await anyio.lowlevel.checkpoint()
+        assert second.wait(5)  # the loop stands still meanwhile
+
+
+async def test_calls_of_a_share_begin_in_order(pool: ThreadPool) -> None:
+    share, begun = pool.share(1), list[int]()
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(share.run, lambda number=number: begun.append(number))
+    assert begun == list(range(20))
+
+
+async def test_a_call_that_was_cancelled_while_it_waited_is_not_made(pool: ThreadPool) -> None:
+    share, started, release, begun = pool.share(1), threading.Event(), threading.Event(), list[str]()
+
+    def stuck() -> None:
+        started.set()
+        release.wait(5)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(share.run, stuck)
+        group.start_soon(share.run, lambda: begun.append("cancelled"))
+        assert await pool.run(lambda: started.wait(5))
+        group.cancel_scope.cancel()
+    release.set()
+    assert await share.run(lambda: "next") == "next"
+    assert begun == []
+
+
+async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool: ThreadPool) -> None:
+    share = pool.share(2)
+    with anyio.move_on_after(0):
+        await share.run(lambda: None)
+    barrier = threading.Barrier(2, timeout=5)
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(share.run, barrier.wait)

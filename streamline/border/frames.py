@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from struct import Struct
 from typing import NamedTuple
 
@@ -65,7 +64,11 @@ def head(
 
 def offsets(sizes: Sequence[int]) -> list[int]:
     """Return where each part begins, and, last, how many bytes there are in all."""
-    return list(accumulate(((size + ALIGN - 1) // ALIGN * ALIGN for size in sizes), initial=0))
+    end, starts = 0, [0]
+    for size in sizes:
+        end += (size + ALIGN - 1) // ALIGN * ALIGN
+        starts.append(end)
+    return starts
 
 
 def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memoryview) -> None:

@@ -257,7 +257,8 @@ class SocketLink(Link):
             except (Gone, OSError, anyio.ClosedResourceError) as error:
                 self._over = str(error) or "this end was closed"
         if self._unreadable is not None:
-            raise self._unreadable
+            unreadable, self._unreadable = self._unreadable, None
+            raise unreadable
         if self._arrived:
             messages, self._arrived = self._arrived, []
             return messages

@@ -562,3 +562,16 @@ def test_a_thread_that_still_runs_when_an_earlier_item_fails_is_waited_for_and_d
     seen = drain_plain(sl.from_items(range(8)).map(slow, executor="thread", concurrency=4), bare=False)
     assert seen.items == []
     assert [str(end) for end in seen.ends] == ["bad"] * 3
+
+
+def test_a_thread_doesnt_go_on_behind_an_item_that_has_failed() -> None:
+    called: list[int] = []
+
+    def fails(item: int) -> int:
+        called.append(item)
+        time.sleep(0.02)  # the next ones are claimed meanwhile
+        raise ValueError("bad")
+
+    seen = drain_plain(sl.from_items(range(100)).map(fails, executor="thread"), bare=False)
+    assert seen.items == []
+    assert called == [0]

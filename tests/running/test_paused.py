@@ -287,6 +287,33 @@ def test_calls_in_threads_end_and_no_new_one_starts() -> None:
     in_thread(test)
 
 
+def test_a_call_in_a_thread_that_waits_behind_a_stuck_one_is_not_made_in_the_pause() -> None:
+    go, stuck, ended, started = threading.Event(), threading.Event(), threading.Event(), []
+
+    def slow(item: int) -> int:
+        started.append(item)
+        if item == 0:
+            stuck.set()
+            assert go.wait(5)
+            ended.set()
+        return item
+
+    def test() -> None:
+        with sl.from_items(range(300)).map(slow, executor="thread").open() as stream:
+            assert stuck.wait(5)
+            loop_turns(stream)  # the next one is claimed
+            with stream.paused(quiesce_timeout=0) as at_work:
+                assert at_work != ()
+                loop_turns(stream)  # it holds
+                go.set()
+                assert ended.wait(5)
+                loop_turns(stream)
+                assert started == [0]
+            assert list(stream) == list(range(300))
+
+    in_thread(test)
+
+
 def test_a_custom_stage_and_an_async_source_come_to_rest_behind_what_they_wait_for(run: Run) -> None:
     begun: list[int] = []
     own = anyio.Event()
