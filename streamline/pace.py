@@ -28,7 +28,7 @@ HANDOVER_S = 0.0002
 """Seconds of work behind a channel after which its reader gets a turn: a switch of tasks costs a twentieth of this, and
 large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
 
-LIST_S = 0.008
+LIST_S = 0.004
 """Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
 
 CALLS = 64

@@ -43,8 +43,9 @@ __all__ = ["Pool", "TaskPool", "ThreadedPool"]
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-LEAST_S = 0.004
-"""Seconds of work in a thread from which on a call isn't made longer: one costs some 0.1 ms of the event loop's."""
+LEAST_S = 0.001
+"""Seconds of work in a thread from which on a call isn't made longer: one costs some 0.1 ms of the event loop's, but the
+results of its first items wait for the last, which may suddenly take long."""
 
 
 class Pool(ABC, Generic[In, Out]):
@@ -363,6 +364,6 @@ class ThreadedPool(Pool[In, Out]):
         return part.first + index < self._end
 
     def _next_limit(self, limit: int, took_s: float) -> int:
-        """Return how many items the next call gets: 4 to 16 ms of work, but no more than one worker's share."""
+        """Return how many items the next call gets: 1 to 4 ms of work, but no more than one worker's share."""
         share = max(1, self._channel.capacity // (4 * self._workers))
         return min(share, limit * 2) if took_s < LEAST_S else max(1, limit // 2) if took_s > 4 * LEAST_S else limit
