@@ -44,7 +44,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 LEAST_S = 0.001
-"""Seconds of work in a thread from which on a call isn't made longer. One costs some 0.1 ms of the event loop's; but the
+"""Seconds of work in a thread from which on a call isn't made longer. One costs the event loop some 0.1 ms; but the
 results of its first items wait for the last, which may suddenly take long."""
 
 
