@@ -289,7 +289,7 @@ class SocketLink(Link):
                 for frame in self._frames.filled(nbytes):
                     self._take(frame, messages)
         except BlockingIOError:
-            pass
+            return messages  # that was all
         except OSError as error:
             self._over = f"the other end is gone: {error}"
         return messages
