@@ -4,14 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .venv-bench
+TRAINERS := .venv-trainers
 
-.PHONY: demo test check format laws bench bench-smoke clean
+.PHONY: demo test test-trainers check format laws bench bench-smoke clean
 
 demo: $(READY)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
 
 test: $(READY)  ## the tests
-	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
+	.ci/servers
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers
+	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
+
+test-trainers: $(TRAINERS)/.ready  ## the tests with torch, JAX, Lightning, Accelerate and transformers: some 2 GB
+	$(TRAINERS)/bin/python -m pytest -q --numprocesses auto --dist worksteal --timeout 300 tests/trainers tests/test_collate.py tests/border/test_tensors.py tests/transfer tests/test_digests.py
+	$(TRAINERS)/bin/python -m pytest -q tests/test_examples.py -k "torch or ddp"
 
 check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
 	$(BIN)/ruff format --check .
@@ -46,5 +53,12 @@ $(BENCH)/.ready: pyproject.toml
 	$(BENCH)/bin/python -m pip install --quiet --editable '.[bench]'
 	touch $@
 
+$(TRAINERS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
+	$(TRAINERS)/bin/python -m pip install --quiet torch==2.13.0
+	$(TRAINERS)/bin/python -m pip install --quiet --editable '.[trainers]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(BENCH) $(TRAINERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

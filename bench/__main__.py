@@ -10,11 +10,20 @@ from bench import (
     batch_arrays,
     harness,
     host_memory,
+    http_objects,
     metering,
+    mix,
+    pack,
     process_arrays,
     process_batches,
     process_tiny,
     process_transform,
+    read_jsonl,
+    read_npy,
+    read_parquet,
+    read_tar,
+    regenerate,
+    replicate,
     report,
     resume,
     resumed_samples,
@@ -22,7 +31,9 @@ from bench import (
     start_up,
     thread_decode,
     tiny_items,
+    transfer,
 )
+from bench.nginx import Nginx
 from bench.suite import Suite
 
 SUITES: dict[str, tuple[Suite, ...]] = {
@@ -32,15 +43,26 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "snapshot_cost": snapshot_cost.SUITES,
     "resume": resume.SUITES,
     "metering": metering.SUITES,
+    "mix": mix.SUITES,
+    "pack": pack.SUITES,
     "process_transform": process_transform.SUITES,
     "process_arrays": process_arrays.SUITES,
     "process_batches": process_batches.SUITES,
     "process_tiny": process_tiny.SUITES,
     "thread_decode": thread_decode.SUITES,
+    "read_jsonl": read_jsonl.SUITES,
+    "read_npy": read_npy.SUITES,
+    "read_parquet": read_parquet.SUITES,
+    "read_tar": read_tar.SUITES,
+    "regenerate": regenerate.SUITES,
     "start_up": start_up.SUITES,
     "host_memory": host_memory.SUITES,
+    "transfer": transfer.SUITES,  # on a GPU there are more: `python -m bench.transfer`
+    "replicate": replicate.SUITES,
 }
-NAMES = (*SUITES, "resumed_samples")
+SERVED = "http_objects"
+"""Those that need a server beside them; left out, with a word, where there is none."""
+NAMES = (*SUITES, SERVED, "resumed_samples")
 PAGE = Path(__file__).parent.parent / "BENCHMARKS.md"
 
 INTRODUCTION = """\
@@ -55,23 +77,31 @@ between machines than rates do; a ratio is the median of the rounds' own ratios.
 def main() -> None:
     parser = harness.parser()
     parser.add_argument("names", nargs="*", metavar="name", help=f"which to run: {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}; with names, only their tables in it")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    if arguments.write and (arguments.smoke or arguments.names):
-        parser.error("--write takes a whole measured run: neither --smoke nor names")
+    if arguments.write and arguments.smoke:
+        parser.error("--write takes a measured run, not --smoke")
     options = harness.options_of(arguments)
     header = report.header(options.use_uvloop)
     print(header)
     names = arguments.names or NAMES
     tables, sound = harness.run([suite for name in names if name in SUITES for suite in SUITES[name]], options)
+    if SERVED in names and Nginx.missing():
+        print(f"left out: {http_objects.MISSING}\n")
+    elif SERVED in names:
+        http_objects.serve(smoke=options.smoke)
+        more, right = harness.run(http_objects.suites(), options)
+        tables, sound = f"{tables}\n{more}", sound and right
     if "resumed_samples" in names:
         counts, exact = resumed_samples.run(smoke=arguments.smoke)
         print(counts)
         tables, sound = f"{tables}\n{counts}", sound and exact
     if arguments.write and sound:
-        PAGE.write_text("\n".join([INTRODUCTION.format(rounds=options.rounds), header, tables]), encoding="utf-8")
+        before = PAGE.read_text(encoding="utf-8") if arguments.names else ""
+        text = "\n".join([INTRODUCTION.format(rounds=options.rounds), header, tables])
+        PAGE.write_text(report.updated(before, text), encoding="utf-8")
     sys.exit(not sound)
 
 

@@ -15,6 +15,10 @@ LIBRARIES = (
     "streamline",
     "anyio",
     "uvloop",
+    "aiohttp",
+    "obstore",
+    "pyarrow",
+    "webdataset",
     "numpy",
     "torch",
     "torchdata",
@@ -48,6 +52,19 @@ def table(suite: Suite, results: Mapping[str, Result]) -> str:
         *(_row(suite, case, results) for case in suite.cases),
     ]
     return "\n".join(lines) + "\n"
+
+
+def updated(before: str, now: str) -> str:
+    """Return a page with the tables of `now`, and those of `before` that aren't in it, in the order of `before`."""
+    (_, *old), (head, *new) = (_sections(page) for page in (before, now))
+    tables = {section.partition("\n")[0]: section for section in (*old, *new)}
+    return "".join([head, *tables.values()]).rstrip() + "\n"
+
+
+def _sections(page: str) -> list[str]:
+    """Return what is before the first table, and each table with its heading."""
+    head, *tables = page.split("\n## ")
+    return [f"{head.rstrip()}\n\n", *(f"## {table.rstrip()}\n\n" for table in tables)]
 
 
 def checklist(suite: Suite, results: Mapping[str, Result]) -> str:

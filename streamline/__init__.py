@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamline.backends.threads import Threads
     from streamline.custom_source import source
     from streamline.debug import DebugStream
+    from streamline.ending.policy import Ends, EndsReport
     from streamline.failing.failures import ErrorReport, Failure
     from streamline.failing.replay import replay
     from streamline.loading.loader import Loader
@@ -27,10 +28,22 @@ if TYPE_CHECKING:
     from streamline.opened import Opened
     from streamline.pictures.draw import Drawing
     from streamline.pipeline import Pipeline
+    from streamline.preflight.report import Report
+    from streamline.reading.arrow import read_arrow
+    from streamline.reading.csv import read_csv
+    from streamline.reading.http import stream_http
+    from streamline.reading.lines import read_jsonl, read_lines
+    from streamline.reading.npy import read_npy
+    from streamline.reading.parquet import read_parquet
+    from streamline.reading.tar import read_tar
+    from streamline.reading.whole import read_files
+    from streamline.replicating.replicator import StreamReplicator
     from streamline.resuming.explain import Explanation
     from streamline.snapshot import Snapshot
-    from streamline.sources.http_options import HttpOptions
-    from streamline.start import from_items, from_iterable, from_stream, read_jsonl, read_lines
+    from streamline.sources.dataset import StreamDataset
+    from streamline.sources.sse import ServerSentEvent
+    from streamline.start import from_items, from_iterable, from_stream, mix, zip
+    from streamline.storage.http_options import HttpOptions
     from streamline.stream import Stream
     from streamline.sync import SyncStream
     from streamline.transforms.custom import stage
@@ -39,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DebugStream",
     "Drawing",
+    "Ends",
+    "EndsReport",
     "ErrorReport",
     "Explanation",
     "Failure",
@@ -48,9 +63,13 @@ __all__ = [
     "Opened",
     "Pipeline",
     "Processes",
+    "Report",
+    "ServerSentEvent",
     "Snapshot",
     "Stats",
     "Stream",
+    "StreamDataset",
+    "StreamReplicator",
     "SyncStream",
     "Threads",
     "Trace",
@@ -60,11 +79,20 @@ __all__ = [
     "from_items",
     "from_iterable",
     "from_stream",
+    "mix",
+    "read_arrow",
+    "read_csv",
+    "read_files",
     "read_jsonl",
     "read_lines",
+    "read_npy",
+    "read_parquet",
+    "read_tar",
     "replay",
     "source",
     "stage",
+    "stream_http",
+    "zip",
 ]
 
 __version__ = "0.1.0"
@@ -72,18 +100,24 @@ __version__ = "0.1.0"
 _WHERE = {
     "DebugStream": "streamline.debug",
     "Drawing": "streamline.pictures.draw",
+    "Ends": "streamline.ending.policy",
+    "EndsReport": "streamline.ending.policy",
     "ErrorReport": "streamline.failing.failures",
     "Explanation": "streamline.resuming.explain",
     "Failure": "streamline.failing.failures",
-    "HttpOptions": "streamline.sources.http_options",
+    "HttpOptions": "streamline.storage.http_options",
     "Inline": "streamline.backends.inline",
     "Loader": "streamline.loading.loader",
     "Opened": "streamline.opened",
     "Pipeline": "streamline.pipeline",
     "Processes": "streamline.backends.processes",
+    "Report": "streamline.preflight.report",
+    "ServerSentEvent": "streamline.sources.sse",
     "Snapshot": "streamline.snapshot",
     "Stats": "streamline.meters.stats",
     "Stream": "streamline.stream",
+    "StreamDataset": "streamline.sources.dataset",
+    "StreamReplicator": "streamline.replicating.replicator",
     "SyncStream": "streamline.sync",
     "Threads": "streamline.backends.threads",
     "Trace": "streamline.watching.trace",
@@ -91,11 +125,20 @@ _WHERE = {
     "from_items": "streamline.start",
     "from_iterable": "streamline.start",
     "from_stream": "streamline.start",
-    "read_jsonl": "streamline.start",
-    "read_lines": "streamline.start",
+    "mix": "streamline.start",
+    "read_arrow": "streamline.reading.arrow",
+    "read_csv": "streamline.reading.csv",
+    "read_files": "streamline.reading.whole",
+    "read_jsonl": "streamline.reading.lines",
+    "read_lines": "streamline.reading.lines",
+    "read_npy": "streamline.reading.npy",
+    "read_parquet": "streamline.reading.parquet",
+    "read_tar": "streamline.reading.tar",
     "replay": "streamline.failing.replay",
     "source": "streamline.custom_source",
     "stage": "streamline.transforms.custom",
+    "stream_http": "streamline.reading.http",
+    "zip": "streamline.start",
 }
 """The module of each name: they are imported when they are first used, so that a process that runs workers, which needs
 few of them, starts in a third of the time.

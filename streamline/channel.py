@@ -20,7 +20,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from streamline.errors import ClosedError
-from streamline.flow import Chunk, Flow
+from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.gate import Gate, resting
 from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.stage_meter import StageMeter
@@ -44,6 +44,8 @@ class Channel(Generic[T]):
       begin: the state before the first item.
       capacity: items between the sender's hands and the receiver's, at least 1.
       capacity_bytes: likewise in bytes as `streamline.sizes` counts them; one item is always admitted. None: no bound.
+      by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
+        `capacity_bytes`. Else nobody knows how much the next list would hold, and items are pulled one by one.
 
     Attributes:
       meter: of this channel; None: nobody counts.
@@ -53,9 +55,12 @@ class Channel(Generic[T]):
     meter: ChannelMeter | None = None
     filler: StageMeter | None = None
 
-    def __init__(self, begin: State, capacity: int, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self, begin: State, capacity: int, capacity_bytes: int | None = None, *, by_list: bool = False
+    ) -> None:
         self.capacity = capacity
         self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
+        self.by_list = by_list
         self.held = 0
         self.held_bytes = 0
         self.finished = False
@@ -81,12 +86,16 @@ class Channel(Generic[T]):
         """Items that may be pulled now; under a byte budget one after the other: nobody knows how large the next is."""
         room = self.capacity - self.held
         if self.capacity_bytes is not math.inf:
-            room = min(room, 1 if not self.held or self.held_bytes < self.capacity_bytes else 0)
+            free = not self.held or self.held_bytes < self.capacity_bytes
+            room = min(room, (room if self.by_list else 1) if free else 0)
         return room
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
-        if (room := self.room) >= 1:
+        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long.
+
+        A channel that holds a whole list is full when there is no room for a quarter of another one.
+        """
+        if (room := self.room) >= (1 if self.held < LIST_ITEMS else LIST_ITEMS // 4):
             return room
         while self.held > self.capacity * 3 // 4 or self.room < 1:
             await self._wait_freed()
@@ -98,16 +107,15 @@ class Channel(Generic[T]):
             self.reserve(len(chunk.items))
             self.post(chunk)
             return
-        for index, item in enumerate(chunk.items):
-            size = nbytes(item)
-            if self.held and self.held_bytes + size > self.capacity_bytes:
-                await self._wait_bytes(size)
-            self.held_bytes += size
-            self.reserve(1)
-            self._packet().sizes.append(size)
-            self.post(chunk.part(index, 1))
-        if not chunk.items:
-            self.post(chunk)
+        one_by_one = not self.by_list and len(chunk.items) > 1
+        for part in [chunk.part(index, 1) for index in range(len(chunk.items))] if one_by_one else [chunk]:
+            if sizes := list(map(nbytes, part.items)):
+                if self.held and self.held_bytes + sum(sizes) > self.capacity_bytes:
+                    await self._wait_bytes(sum(sizes))
+                self.held_bytes += sum(sizes)
+                self.reserve(len(sizes))
+                self._packet().sizes.extend(sizes)
+            self.post(part)
 
     def admit(self, item: T, states: States, size: int) -> None:
         """Hand on one item of `size` bytes at once, whatever the room: whoever calls this minds the bounds."""

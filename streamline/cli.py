@@ -1,4 +1,4 @@
-"""The command line: `streamline demo`, `streamline inspect FILE`."""
+"""The command line: `streamline demo`, `streamline inspect FILE`, `streamline check FILE.py:pipe`."""
 
 from __future__ import annotations
 
@@ -49,3 +49,24 @@ def inspect(path: str, rank: int | None) -> None:
         click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)
     except StreamlineError as error:
         raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.argument("target")
+@click.option("--world-size", type=click.IntRange(1), default=None, help="Ranks of the job that is planned.")
+def check(target: str, world_size: int | None) -> None:
+    """Look at the pipeline TARGET before it is run, in seconds: FILE.py:NAME or package.module:NAME.
+
+    Says what would be read, and by whom; reads the first record of a few files, and runs these through the stages. A
+    function is called, without arguments, and returns the pipeline. Exits with 1 if anything is found on which a run
+    would fail.
+    """
+    from streamline.preflight.target import target as named
+    from streamline.runnable import Runnable
+
+    try:
+        report = named(target, Runnable).check(world_size=world_size)
+    except StreamlineError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(str(report))
+    sys.exit(0 if report.ok else 1)

@@ -14,10 +14,21 @@ from streamline.errors import PlanError
 from streamline.index import Index
 from streamline.merge import Merge, Strict
 from streamline.plan import Plan, Shard, index_of
-from streamline.rules import INDEX_OPS, check_before, check_choices, check_mode, check_names, check_placed, check_shared
+from streamline.rules import (
+    INDEX_OPS,
+    check_before,
+    check_choices,
+    check_interleave,
+    check_last,
+    check_mode,
+    check_names,
+    check_placed,
+    check_shared,
+)
 from streamline.sources.base import Mode, Source
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.flat_map import Unbatch
 from streamline.transforms.shuffle import ShuffleFiles
 
@@ -30,8 +41,8 @@ def merged_size(plan: Plan) -> int:
     """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
     sizes: list[int] = []
     for stage in plan.worker:
-        if isinstance(stage, Batch):
-            sizes.append(stage.size)
+        if isinstance(stage, Batch | BucketByLength):
+            sizes.append(stage.gathers)
         elif isinstance(stage, Unbatch) and sizes:
             sizes.pop()
     return math.prod(sizes)
@@ -61,11 +72,13 @@ def compiled(
         after=stages[end:],
         sharded=sharding is not None,
     )
-    check_names([source.name, *(stage.name for stage in stages)])
+    check_names([*source.names, *(stage.name for stage in stages)])
+    check_interleave(source, plan.mode, plan.shard.interleave)
     check_mode(source, plan.mode, plan.shard.drop_remainder)
     if plan.mode == "shared":
         check_shared(source, stages, drop_remainder=plan.shard.drop_remainder)
     check_before(source, plan.before, plan.mode, plan.shard.num_shards)
+    check_last(plan.worker + plan.after)
     check_placed(source, plan.worker + plan.after)
     if source.indexable:
         _check_index(index_of(plan.before, source.length or 0, (0,)), plan.mode)

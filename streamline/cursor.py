@@ -20,7 +20,7 @@ class Cursor(Generic[T]):
     """
 
     def __init__(self, begin: State) -> None:
-        self._before = Reference.to(begin)
+        self._before = self._earlier = Reference.to(begin)
         self._chunk: Chunk[T] = Chunk((), ())
         self._items: list[Any] = []
         self._taken = 0
@@ -49,12 +49,20 @@ class Cursor(Generic[T]):
             return Reference.to(self._chunk.after)
         return Reference(self._chunk.states, self._taken - 1) if self._taken else self._before
 
+    @property
+    def before(self) -> Reference:
+        """The state right before the last item returned; before any was, that of the beginning."""
+        if self._taken > 1:
+            return Reference(self._chunk.states, self._taken - 2)
+        return self._before if self._taken else self._earlier
+
     def _begin_at(self, begin: State) -> None:
         """Say, before anything is taken, that the flow begins elsewhere than was said."""
-        self._before = Reference.to(begin)
+        self._before = self._earlier = Reference.to(begin)
 
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""
+        self._earlier = self.before
         self._before = self.behind
         self._passed += self._taken
         self._items = list(chunk.items)
@@ -64,6 +72,7 @@ class Cursor(Generic[T]):
 
     def _forget(self) -> None:
         """Drop the items at hand; the state stays behind the last one returned."""
+        self._earlier = self.before
         self._before = self.behind
         self._passed += self._taken
         self._chunk = Chunk((), ())
@@ -104,6 +113,15 @@ class AsyncCursor(Cursor[T], ABC):
         item = self._take_last()
         self._dealt_with()
         return item
+
+    def take_rest(self) -> list[T]:
+        """Return the items of the list at hand, as if each had been asked for."""
+        found: list[T] = self._items[self._taken :]
+        if found:
+            self._taken = self._last + 1
+            self._items = []
+            self._dealt_with()
+        return found
 
     @abstractmethod
     async def _pull(self) -> Chunk[T] | None:

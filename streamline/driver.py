@@ -46,9 +46,17 @@ class Sink(Protocol[T]):
         """Nobody is going to read what is left."""
 
 
-def behind_channel(flow: Flow[T], site: Site, name: str, capacity: int, capacity_bytes: int | None = None) -> Inbox[T]:
+def behind_channel(
+    flow: Flow[T],
+    site: Site,
+    name: str,
+    capacity: int,
+    capacity_bytes: int | None = None,
+    *,
+    by_list: bool = False,
+) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
-    channel = Channel[T](flow.state, capacity, capacity_bytes)
+    channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list)
     channel.filler = flow.meter
     filled_by = name if flow.meter is None else flow.meter.name
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)

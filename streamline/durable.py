@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["make_directory", "replace_file", "sync_directory"]
+__all__ = ["make_directory", "replace_file", "sync_directory", "write_parts"]
 
 _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
@@ -23,10 +24,15 @@ def replace_file(target: Path, content: bytes) -> None:
     Raises:
       OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
     """
+    write_parts(target, [content])
+
+
+def write_parts(target: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """As `replace_file`, of a content that comes in parts; what making them raises leaves `target` as it was, too."""
     make_directory(target.parent)
     temporary = target.with_name(f".streamline-{os.urandom(8).hex()}.tmp")  # its own: two may save at once
     try:
-        _write(temporary, content)
+        _write(temporary, parts)
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -35,12 +41,13 @@ def replace_file(target: Path, content: bytes) -> None:
     sync_directory(target.parent)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for content in parts:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)  # may report what a network disk could not write

@@ -6,17 +6,25 @@ streamline itself finds.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 __all__ = [
+    "CacheFull",
+    "CheckError",
     "ClosedError",
     "CodeChangedWarning",
     "DataError",
     "DeadLetterError",
+    "DuplicateWarning",
     "HostError",
     "JournalError",
     "PausedError",
     "PlanError",
     "PlanTypeError",
+    "RanksError",
     "ReadError",
+    "ReplicaStalled",
     "ResumeError",
     "SnapshotError",
     "StageError",
@@ -59,6 +67,10 @@ class ReadError(StreamlineError, OSError):
     """
 
 
+class CheckError(StreamlineError):
+    """A check before the run found what the run would fail on. The message names it all."""
+
+
 class SnapshotError(StreamlineError):
     """A snapshot file that is damaged, truncated, too new, or can't be written."""
 
@@ -71,10 +83,28 @@ class ResumeError(StreamlineError, ValueError):
     """A sound snapshot that belongs to another plan or other data than the one it is given to."""
 
 
+class CacheFull(StreamlineError, MemoryError):  # noqa: N818 - it names a state
+    """A pass that is larger than `.cache(max_bytes=)` allows. The message says how much was kept, and what to do."""
+
+
 class CodeChangedWarning(UserWarning):
     """A resume behind which a function does something else than in the run that the snapshot was taken of.
 
     Not an error: that is how a run goes on behind a fix. What was delivered stays as it was.
+    """
+
+
+class RanksError(StreamlineError, RuntimeError):
+    """Ranks that were to end together can't: one of them says nothing, or has other items than it was counted to have.
+
+    Nothing is lost: a snapshot is behind the last item that was given.
+    """
+
+
+class DuplicateWarning(UserWarning):
+    """Two shards of a source that splits itself begin with the same items: each reads everything, perhaps.
+
+    Raised, where a filter makes an error of it, from the consumer's loop; the stream has failed then.
     """
 
 
@@ -83,6 +113,20 @@ class WorkerStarved(StreamlineError, RuntimeError):  # noqa: N818 - it names a s
 
     Nothing is lost: a resume with another merge, or with more room, goes on.
     """
+
+
+class ReplicaStalled(StreamlineError, RuntimeError):  # noqa: N818 - it names a state
+    """A replica of a stream isn't read any more: its reader has stopped for too long, or is gone, and others wait.
+
+    Unlike `WorkerStarved` it is the program around the stream that is at fault, not its items.
+
+    Attributes:
+      replica: its number.
+    """
+
+    def __init__(self, message: str, *, replica: int = 0) -> None:
+        super().__init__(message)
+        self.replica = replica
 
 
 class TransportError(StreamlineError, TypeError):
@@ -141,3 +185,14 @@ class DeadLetterError(StreamlineError, OSError):
 
 class HostError(StreamlineError, RuntimeError):
     """A process for workers that can't be started, or can't be used as it is. User code is not at fault."""
+
+
+PACKAGE = str(Path(__file__).parent)
+
+
+def users_level() -> int:
+    """Return the `stacklevel` of a warning: that of the code, seen from the caller, that isn't ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level

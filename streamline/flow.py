@@ -36,7 +36,6 @@ __all__ = [
 
 T = TypeVar("T")
 In = TypeVar("In")
-Out = TypeVar("Out")
 
 LIST_ITEMS = 256
 """Items in a list at the most. DESIGN's cap between two checkpoints; larger ones gained < 3 % (bench/tiny_items)."""
@@ -221,15 +220,17 @@ class Demand:
       want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
       meter: of the stage; None: nothing is counted.
       skips: what it leaves out because of errors; None: nothing.
+      kept: what it keeps from one file to the next.
     """
 
-    __slots__ = ("meter", "site", "skips", "want")
+    __slots__ = ("kept", "meter", "site", "skips", "want")
 
     def __init__(self, site: Site, meter: StageMeter | None = None, skips: Skips | None = None) -> None:
         self.site = site
         self.skips = skips
         self.want = LIST_ITEMS
         self.meter = meter
+        self.kept: dict[str, Any] = {}
 
     def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
         """Return the failure if its item is to be left out; then it is counted, and states have to be behind it.

@@ -1,55 +1,144 @@
-"""From a plan to a stream: what is settled when a pipeline is opened, and the two ways to run it."""
+"""From a plan to a stream: what is settled when a pipeline is opened, and the two ways to run it.
+
+All is settled at once, unless servers or stores have to be asked and asyncio's loop is running here: it must not stand
+still for them. Then `async with`, or the first item, awaits the answers, and whoever doesn't await waits for them when
+the stream is made.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import replace
-from typing import Generic, TypedDict, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypedDict, TypeVar
 
 from streamline.backends.base import Backend
-from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError
+from streamline.ending.agreement import Resumed, agreed
+from streamline.ending.policy import Ends, EndsPolicy, checked_ends
+from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, users_level
 from streamline.failing.failures import OnError, Policy
+from streamline.meters.traffic import Traffic
 from streamline.opening import Opening
 from streamline.options import check_int, given
 from streamline.plan import Plan
-from streamline.ranks import Rank, find_rank
-from streamline.resuming.accept import check_snapshot, checked
+from streamline.ranks import Mesh, Rank, find_rank
+from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
+from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import fitted, refusal
-from streamline.session import Session
+from streamline.session import MEMORY_BYTES, Session
 from streamline.snapshot import Snapshot
+from streamline.sources.base import Source
 from streamline.sources.live import Live
 from streamline.stream import Stream
 from streamline.sync import SyncStream
 from streamline.watching.watchdog import check_stall
 
-__all__ = ["Opened", "RunOptions", "part_of", "prepare"]
+__all__ = ["Begin", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 
 T = TypeVar("T")
 
 
-def prepare(
+@dataclass(frozen=True)
+class Begin:
+    """Where a run begins, as the user says it: see `Runnable.open`."""
+
+    resume: Snapshot | None = None
+    accept: Collection[str] = ()
+    new_files: NewFiles = "refuse"
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: Mesh | None = None
+    epoch: int | None = None
+    ends: EndsPolicy | Ends = "allow"
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """An opening without what it takes to know the data: the source's files, and what a snapshot means for them.
+
+    Attributes:
+      opening: all the rest of it; its plan and snapshot as they were given.
+      accepted: what may have changed since the snapshot.
+      ends: how the ranks end together.
+    """
+
+    opening: Opening
+    accepted: frozenset[str]
+    ends: Ends
+
+    @property
+    def waits(self) -> bool:
+        """Whether settling it would hold up a running event loop, asyncio's, while servers or stores are asked."""
+        return self.opening.plan.source.afar and asyncio._get_running_loop() is not None
+
+    def settled(self) -> Opening:
+        """Look at the source, and at the snapshot. May block.
+
+        Raises:
+          ResumeError: the snapshot is of another plan or of other data.
+          ReadError: a file of the source is missing.
+          PlanError: the source, as it was found, can't be split as the plan says; ranks that are to end together have
+            nothing over which to agree.
+        Warns: CodeChangedWarning.
+        """
+        traffic = Traffic()
+        return self._with(self.opening.plan.source.resolved(traffic), traffic)
+
+    async def asettled(self) -> Opening:
+        """As `settled`, where `waits`: the event loop goes on. Cancellation: nothing is left, and nothing settled."""
+        traffic = Traffic()
+        return self._with(await self.opening.plan.source.aresolved(traffic), traffic)
+
+    def _with(self, source: Source[Any], traffic: Traffic) -> Opening:
+        plan, resume = replace(self.opening.plan, source=source), self.opening.resume
+        listing = source.listing()
+        epoch, resumed = self.opening.epoch, None
+        if resume is not None:
+            fit = fitted(plan, part_of(resume, self.opening.rank), listing, self.accepted)
+            if fit.open:
+                raise ResumeError(refusal(fit))
+            if fit.changed_code:
+                warnings.warn(_code_changed(fit.changed_code), CodeChangedWarning, stacklevel=users_level())
+            resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
+            plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
+            epoch = resume.epoch
+        plan.source.check_split(plan.mode, plan.shard.num_shards)
+        skips = self.opening.policy.skips
+        ending = agreed(plan, self.ends, self.opening.rank, epoch, resumed, skips=skips)
+        return replace(
+            self.opening, plan=plan, epoch=epoch, resume=resume, listing=listing, asked=traffic, ending=ending
+        )
+
+
+def prepare(plan: Plan, begin: Begin, *, backend: Backend, policy: Policy | None = None) -> Opening:
+    """Settle where and from which state a plan runs: ranks, files, whether the snapshot belongs to it. May block.
+
+    Raises:
+      As `unsettled` and `Unsettled.settled`.
+    """
+    return unsettled(plan, begin, backend=backend, policy=policy).settled()
+
+
+def unsettled(
     plan: Plan,
+    begin: Begin,
     *,
     backend: Backend,
-    resume: Snapshot | None,
-    rank: int | None,
-    world_size: int | None,
-    epoch: int | None,
-    accept: Collection[str] = (),
     policy: Policy | None = None,
     progress: bool = False,
     stall_s: float | None = None,
-) -> Opening:
-    """Settle where and from which state a plan runs: ranks, files, whether the snapshot belongs to it.
+    memory: int = MEMORY_BYTES,
+) -> Unsettled:
+    """Check what can be checked of an opening without looking at files.
 
     Raises:
       PlanError: an unsharded pipeline or a live source on several ranks; fewer shards than ranks; `accept` names what
         isn't there.
-      ResumeError: the snapshot is of another plan, of other data, or of other ranks.
-      ReadError: a file of the source is missing.
     """
+    resume, epoch = begin.resume, begin.epoch
+    plan = plan.settled
     if isinstance(plan.source, Live):
         plan.source.check_unread()
         if epoch:
@@ -58,34 +147,29 @@ def prepare(
                 "end. Leave epoch= out; epochs of a feed that goes on are .loader(steps_per_epoch=n)"
             )
     _check_types(backend, resume, progress)
-    accepted = checked(accept, plan)
+    accepted = checked(begin.accept, plan) | accepting(begin.new_files, plan)
     if epoch is not None:
         check_int(".open(epoch=)", epoch, 0)
         if resume is not None and resume.epoch != epoch:
             raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
     check_stall(stall_s)
-    found = find_rank(rank, world_size)
+    check_int(".open(memory=)", memory, 1)
+    ends = checked_ends(begin.ends)
+    found = find_rank(begin.rank, begin.world_size, begin.mesh)
     _check_ranks(plan, found)
-    plan = replace(plan, source=plan.source.resolved())
-    listing = plan.source.listing()
-    if resume is not None:
-        fit = fitted(plan, part_of(resume, found), listing, accepted)
-        if fit.open:
-            raise ResumeError(refusal(fit))
-        if fit.changed_code:
-            warnings.warn(_code_changed(fit.changed_code), CodeChangedWarning, stacklevel=3)
-        plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
-    return Opening(
+    opening = Opening(
         plan=plan,
         backend=backend,
         rank=found,
-        epoch=resume.epoch if resume is not None else epoch or 0,
+        epoch=epoch or 0,
         resume=resume,
-        listing=listing,
+        listing=None,
         policy=policy or Policy(),
         progress=progress,
         stall_s=stall_s,
+        memory=memory,
     )
+    return Unsettled(opening, accepted, ends)
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
@@ -101,17 +185,14 @@ def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
     """Return the part of a rank, out of a whole job's snapshot or its own.
 
     Raises:
-      ResumeError: the snapshot is of other ranks.
+      ResumeError: the snapshot is another rank's, or of another number of ranks and can't be divided anew.
     """
-    if snapshot.world_size != found.world_size:
+    if snapshot.world_size != found.world_size and (snapshot.rank is None or snapshot.world_size == 1):
+        return regrouped(snapshot, found)
+    if snapshot.world_size != found.world_size or snapshot.rank not in (None, found.rank):
         raise ResumeError(
-            f"the snapshot is of {snapshot.world_size} ranks, and there are {found.world_size} ({found.found_in}): "
-            f"resume with the same world_size, {snapshot.world_size}"
-        )
-    if snapshot.rank not in (None, found.rank):
-        raise ResumeError(
-            f"the snapshot is of rank {snapshot.rank} of {snapshot.world_size}, this is rank {found.rank}: load the "
-            "directory that all ranks saved to, without rank=, and each takes its own part"
+            f"the snapshot is of rank {snapshot.rank} of {snapshot.world_size}, this is rank {found.rank} of "
+            f"{found.world_size}: load the directory that all ranks saved to, without rank=, and each takes its part"
         )
     return snapshot.part(found.rank)
 
@@ -128,7 +209,7 @@ def _check_ranks(plan: Plan, found: Rank) -> None:
     if ranks > 1 and isinstance(plan.source, Live) and not plan.source.partitioned:
         raise PlanError(
             f"each of the {ranks} ranks would read the same feed, and be handed the same items: give each rank a feed "
-            "of its own and say from_stream(partitioned=True), or open(rank=0, world_size=1) if that is meant"
+            f"of its own and say {plan.source.kind}(partitioned=True), or open(rank=0, world_size=1) if that is meant"
         )
     if ranks > 1 and not plan.sharded:
         raise PlanError(
@@ -144,29 +225,39 @@ class RunOptions(TypedDict, total=False):
 
     backend: Backend
     accept: Collection[str]
+    new_files: NewFiles
     rank: int | None
     world_size: int | None
+    mesh: Mesh | None
+    ends: EndsPolicy | Ends
     on_error: OnError
     max_errors: int | float | None
     dead_letters: str | os.PathLike[str] | None
     progress: bool
     stall_s: float | None
+    memory: int
 
 
 class Opened(Generic[T]):
-    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`.
+    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`."""
 
-    Attributes:
-      opening: what was settled.
-    """
-
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
+    def __init__(self, unsettled: Unsettled) -> None:
+        self._unsettled = unsettled
+        self._opening = None if unsettled.waits else unsettled.settled()
         self._stream: Stream[T] | None = None
         self._sync: SyncStream[T] | None = None
 
+    @property
+    def opening(self) -> Opening:
+        """What was settled; if it isn't yet, this does it, and blocks."""
+        if self._opening is None:
+            self._opening = self._unsettled.settled()
+        return self._opening
+
     def stream(self) -> Stream[T]:
         """Return an async iterator that begins when it is first asked for an item."""
+        if self._opening is None and self._unsettled.opening.resume is None:
+            return Stream(self._unsettled.opening, settled=self._unsettled.asettled)
         return Stream(self.opening)
 
     def sync_stream(
@@ -179,11 +270,13 @@ class Opened(Generic[T]):
           spent: as in `Session`.
           ahead: as in `SyncStream`.
         """
-        session = Session(most_ahead=most_ahead)
+        session = Session(most_ahead=most_ahead, memory=self.opening.memory)
         session.spent = spent
         return SyncStream(self.opening, session, ahead=ahead)
 
     async def __aenter__(self) -> Stream[T]:
+        if self._opening is None:
+            self._opening = await self._unsettled.asettled()
         self._stream = self.stream()
         await self._stream.start()
         return self._stream

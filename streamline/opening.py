@@ -13,6 +13,8 @@ from streamline.backends.base import Backend, Workers
 from streamline.channel import Inbox
 from streamline.compiling import merged_size
 from streamline.driver import behind_channel
+from streamline.ending.agreement import Agreement
+from streamline.ending.flow import ending
 from streamline.failing.failures import Policy
 from streamline.failing.letters import Letters
 from streamline.failing.skipping import Errors, counting_in, counts_in
@@ -20,21 +22,25 @@ from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.merge import MergeFlow
 from streamline.meters.meter import Meters
+from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.resuming.fingerprint import Entry, fingerprint
-from streamline.session import Awaited, Journal, Session
+from streamline.session import MEMORY_BYTES, Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
-from streamline.snapshot import FORMAT_VERSION, Snapshot
+from streamline.snapshot import FORMAT_VERSION, Keeper, Snapshot
 from streamline.sources.feed import Feed
 from streamline.sources.live import Live
 from streamline.states import Json, State, Tree
 from streamline.tasks import Tasks
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
+from streamline.transforms.spill import SpillKeeper
 from streamline.watching.progress import Progress
 from streamline.watching.trace import Trace
 from streamline.watching.watchdog import Watched
-from streamline.worker import StageOpener
+from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["Opening"]
 
@@ -54,6 +60,9 @@ class Opening:
       policy: what is done with items on which user code fails.
       progress: whether to show how it gets on.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
+      memory: bytes that sources may hold read ahead in each process.
+      ending: how it ends together with the other ranks; None: by itself.
+      asked: what servers and stores were asked for all this; a running of it counts it as its own.
     """
 
     plan: Plan
@@ -65,6 +74,9 @@ class Opening:
     policy: Policy = field(default_factory=Policy)
     progress: bool = False
     stall_s: float | None = None
+    memory: int = MEMORY_BYTES
+    ending: Agreement | None = None
+    asked: Traffic = field(default_factory=Traffic, compare=False)
 
     @cached_property
     def fingerprint(self) -> list[Entry]:
@@ -74,16 +86,31 @@ class Opening:
     def flow(self, tasks: Tasks) -> Flow[Any]:
         """Return the last flow of the plan; its tasks belong to `tasks`."""
         tasks.session.meters.order = self.plan.names
+        tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
         opener: Opener[Any] = _MergeOpener(
             self.plan, self.backend, site, None if self.resume is None else self.resume.journal
         )
+        most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
+            if stage.last:
+                ready = Prefetch[Any](name="ready", items=self.plan.end_capacity, bytes=most, by_list=True)
+                opener = StageOpener(ready, self._ended(opener))
             opener = StageOpener(stage, opener)
-        flow = opener(self._state)
-        if self.plan.after:  # user code never runs in the consumer's task
-            return behind_channel(flow, site, "the last stage", self.plan.end_capacity)
+        if self.plan.ends_itself:
+            return opener(self._state)
+        last = self._ended(opener)
+        flow = last(self._state)
+        if self.plan.after or last is not opener:  # user code never runs in the consumer's task
+            return behind_channel(flow, site, "the last stage", self.plan.end_capacity, most, by_list=True)
         return flow
+
+    def _ended(self, opener: Opener[Any]) -> Opener[Any]:
+        """Return the opener of what this rank gives, so that all ranks end together."""
+        agreement = self.ending
+        if agreement is None or not agreement.active:
+            return opener
+        return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
     def errors(self, meters: Meters) -> Errors:
         """Return what counts the skipped items of one running: made anew for each.
@@ -185,8 +212,25 @@ class Opening:
             state=self._by_shard(self._with_gone(state)),
             merge=self.plan.merge.name,
             journal=None if journal is None else journal.entry(state),
-            keeper=None if journal is None else journal.keeper,
+            keeper=self._keeper(journal),
         )
+
+    def _keeper(self, journal: Journal | None) -> Any:
+        """Return what wants to know that a snapshot is stored; None: nobody."""
+        own = None if journal is None else journal.keeper
+        keepers = [keeper for keeper in (own, self._spills) if keeper is not None]
+        return _Keepers(tuple(keepers)) if len(keepers) > 1 else keepers[0] if keepers else None
+
+    @cached_property
+    def _spills(self) -> SpillKeeper | None:
+        """What removes cycles that stages have written down, and that no snapshot needs any more."""
+        plan = self.plan
+        folders = {stage.name: stage.spill for stage in (*plan.worker, *plan.after) if isinstance(stage, Regenerate)}
+        kept = {name: folder for name, folder in folders.items() if folder is not None}
+        if not kept:
+            return None
+        shards = self.rank.shards(plan.shard.num_shards)
+        return SpillKeeper(kept, plan.merge.name, shards, plan.shard.num_shards, self.rank.rank, self.rank.world_size)
 
     def _by_shard(self, state: Tree) -> Tree:
         """Return a state with the merge's lists keyed by shard: no two ranks have the same keys."""
@@ -196,6 +240,21 @@ class Opening:
         for key in ("produced", "workers"):
             own[key] = dict(zip(shards, own[key], strict=True))
         return {**state, name: own}
+
+
+@dataclass(frozen=True)
+class _Keepers:
+    """Several keepers, as one."""
+
+    keepers: tuple[Keeper, ...]
+
+    def storing(self) -> None:
+        for keeper in self.keepers:
+            keeper.storing()
+
+    def stored(self, state: Tree, where: str) -> None:
+        for keeper in self.keepers:
+            keeper.stored(state, where)
 
 
 def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:

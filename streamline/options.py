@@ -9,7 +9,7 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["check_function", "check_int", "check_seconds", "check_seed", "given", "is_async"]
+__all__ = ["check_ago", "check_function", "check_int", "check_seconds", "check_seed", "given", "is_async"]
 
 
 def check_int(option: str, value: object, least: int | None) -> None:
@@ -23,6 +23,18 @@ def check_int(option: str, value: object, least: int | None) -> None:
         raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}")
     if least is not None and value < least:
         raise PlanError(f"{option} is at least {least}, got {value}")
+
+
+def check_ago(option: str, value: object) -> None:
+    """Insist on 0 or 1: states further back are not kept.
+
+    Raises:
+      PlanTypeError: it is no integer.
+      PlanError: it is another.
+    """
+    check_int(option, value, 0)
+    if value not in (0, 1):
+        raise PlanError(f"{option} is 0 or 1, got {value}: states further back are not kept")
 
 
 def check_seed(option: str, value: object) -> None:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from streamline.blame import stage_name
-from streamline.collate import as_list, stack, unstack
+from streamline.collate import unstack
 from streamline.compiling import compiled
 from streamline.declared import check_call
 from streamline.errors import PlanError
+from streamline.keeping import Keeping
 from streamline.merge import Merge, merge_of
 from streamline.options import check_function, check_int, check_seconds, check_seed, is_async
 from streamline.plan import Plan, Shard
 from streamline.rules import RESERVED
-from streamline.runnable import Runnable
 from streamline.sources.base import Mode, Source
+from streamline.transfer.devices import written
 from streamline.transforms.base import Stage
-from streamline.transforms.batch import Batch
+from streamline.transforms.batch import Batch, collate_of
+from streamline.transforms.bucket import bucket_of
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
-from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import Numbering, Seeded, map_of
-from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.repeat import Repeat
-from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
+from streamline.transforms.pack import Block, pack_of
+from streamline.transforms.transfer import Transfer
 
 __all__ = ["Pipeline"]
 
@@ -37,7 +37,7 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True, repr=False)
-class Pipeline(Runnable[T]):
+class Pipeline(Keeping[T]):
     """A plan: where items come from and what happens to them. Immutable, comparable, printable; nothing runs.
 
     `for x in pipe` and `async for x in pipe` run it with defaults, `open` with others.
@@ -62,7 +62,9 @@ class Pipeline(Runnable[T]):
 
     # Stages ---------------------------------------------------------------------------------------------------------
 
-    def shard(self, num_shards: int, mode: Mode | None = None, *, drop_remainder: bool = False) -> Pipeline[T]:
+    def shard(
+        self, num_shards: int, mode: Mode | None = None, *, drop_remainder: bool = False, interleave: int = 1
+    ) -> Pipeline[T]:
         """Split the source into `num_shards` shards in the whole job, each read by one worker.
 
         Args:
@@ -72,13 +74,16 @@ class Pipeline(Runnable[T]):
             source splits itself ("custom"), a live one is handed out in turn ("shared").
           drop_remainder: leave out the items that would make some shards longer than others; not of sources that
             split themselves, nor of live ones.
+          interleave: files that each worker reads in turn, item by item; more than one splits by "file".
 
         Raises:
           PlanError: a second shard, or one behind the merge; a mode that the source doesn't have; a stage before it
             that acts on items.
         """
         check_int(".shard(num_shards)", num_shards, 1)
-        shard = Shard(num_shards=num_shards, mode=mode, drop_remainder=drop_remainder)
+        check_int(".shard(interleave=)", interleave, 1)
+        by_file: Mode | None = "file" if mode is None and interleave > 1 else mode
+        shard = Shard(num_shards=num_shards, mode=by_file, drop_remainder=drop_remainder, interleave=interleave)
         if self.sharding is not None or self.merging is not None:
             raise PlanError(".shard splits the source, once: it can't stand behind another .shard or a .merge")
         return replace(self, sharding=shard, sharded_at=len(self.stages))._checked()
@@ -227,60 +232,67 @@ class Pipeline(Runnable[T]):
         check_int(".batch(size)", size, 1)
         if max_wait_s is not None:
             check_seconds(".batch(max_wait_s=)", max_wait_s)
-        if isinstance(collate, str) and collate != "stack":
-            raise PlanError(f".batch(collate=) is 'stack', None or a function, got {collate!r}")
-        fn = stack if collate == "stack" else as_list if collate is None else collate
-        check_function(".batch(collate=)", fn)
-        if is_async(fn) or inspect.isasyncgenfunction(fn):
-            raise PlanError(
-                ".batch(collate=) takes a sync function: what an async one returns would be the batch. Await it in a "
-                ".map behind .batch(collate=None)"
-            )
+        fn = collate_of(".batch(collate=)", collate)
         name = self._name(name, "batch")
         return self._with(Batch(name=name, size=size, drop_remainder=drop_remainder, collate=fn, max_wait_s=max_wait_s))
+
+    @overload
+    def bucket_by_length(
+        self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
+        collate: Literal["stack"] = "stack", drop_remainder: bool = False, name: str | None = None,
+    ) -> Pipeline[Any]: ...  # fmt: skip
+    @overload
+    def bucket_by_length(
+        self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
+        collate: None, drop_remainder: bool = False, name: str | None = None,
+    ) -> Pipeline[list[T]]: ...  # fmt: skip
+    @overload
+    def bucket_by_length(
+        self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
+        collate: Callable[[list[T]], U], drop_remainder: bool = False, name: str | None = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
+    def bucket_by_length(
+        self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
+        collate: Any = "stack", drop_remainder: bool = False, name: str | None = None,
+    ) -> Pipeline[Any]:  # fmt: skip
+        """Collate items of about one length into batches: each bucket of lengths fills batches of its own.
+
+        Args:
+          boundaries: the greatest length of each bucket, increasing; one more bucket takes what is longer.
+          batch_size: items in a batch; or one size for each bucket, the last one's too.
+          length: a sync function that says how long an item is; None: `len`, of an array its first axis.
+          collate: as in `.batch`. "stack" wants items of one shape: pad them, or give a function that does.
+          drop_remainder: leave out the batches that aren't full at the end; else they come bucket by bucket.
+        """
+        name = self._name(name, "bucket_by_length")
+        return self._with(bucket_of(boundaries, batch_size, length, collate, drop_remainder, name=name))
 
     def unbatch(self, *, name: str | None = None) -> Pipeline[Any]:
         """Replace each batch by its items: of a list, the first axis of arrays, in dicts, tuples and dataclasses."""
         return self._with(Unbatch(name=self._name(name, "unbatch"), fn=unstack))
 
-    def take(self, count: int, *, name: str | None = None) -> Pipeline[T]:
-        """Keep the first `count` items; before a merge, of each worker."""
-        check_int(".take(count)", count, 0)
-        return self._with(Take(name=self._name(name, "take"), count=count))
+    def pack(
+        self,
+        length: int,
+        key: str | None = None,
+        *,
+        eos: int | None = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Pipeline[Block]:
+        """Put documents, sequences of tokens, one behind the other, and cut them into blocks of `length` tokens.
 
-    def skip(self, count: int, *, name: str | None = None) -> Pipeline[T]:
-        """Drop the first `count` items; before a merge, of each worker."""
-        check_int(".skip(count)", count, 0)
-        return self._with(Skip(name=self._name(name, "skip"), count=count))
-
-    def repeat(self, times: int | None = None, *, name: str | None = None) -> Pipeline[T]:
-        """Go through everything before it `times` times; None: for ever. Shuffles before it differ in each pass."""
-        if times is not None:
-            check_int(".repeat(times)", times, 0)
-        return self._with(Repeat(name=self._name(name, "repeat"), times=times))
-
-    def shuffle(self, *, window: int | None = None, seed: int = 0, name: str | None = None) -> Pipeline[T]:
-        """Permute the items: each `window` of them, or without a window the whole index of an indexable source.
+        A block is a dict of arrays: "tokens"; "segment_ids", 1, 2, ... for each document in it, 0 for padding; and
+        "positions" in the segment, which begin at 0 in each document and in each block.
 
         Args:
-          window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
-            twice as many again. Behind `.shard`, in each worker.
-          seed: with it and the epoch (and shard and window), the order is always the same.
-
-        Raises:
-          PlanError: without a window, the source has no index, or it stands behind `.shard`.
+          length: tokens in a block; the last one is padded with 0.
+          key: of the field with the tokens, where items are dicts; what else is in them is left out.
+          eos: a token that is put behind each document that has any.
+          drop_remainder: leave out the last block if it isn't full.
         """
-        check_seed(".shuffle(seed=)", seed)
-        name = self._name(name, "shuffle")
-        if window is None:
-            return self._with(IndexShuffle(name=name, seed=seed))
-        check_int(".shuffle(window=)", window, 1)
-        return self._with(Shuffle(name=name, window=window, seed=seed))
-
-    def shuffle_files(self, *, seed: int = 0, name: str | None = None) -> Pipeline[T]:
-        """Permute the list of files, by seed and epoch, before it is sharded."""
-        check_seed(".shuffle_files(seed=)", seed)
-        return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
+        stage = pack_of(length, key, eos, drop_remainder, name=self._name(name, "pack"))
+        return self._with(stage)
 
     def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
         """Pass the items through an async generator function of one async iterator.
@@ -308,18 +320,6 @@ class Pipeline(Runnable[T]):
             )
         return pipe
 
-    def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
-        """Let what is before run ahead by up to `items` items, in a task of its own.
-
-        Args:
-          items: kept ready at the most.
-          bytes: the same in bytes, as `streamline.sizes.nbytes` counts them; one item is always admitted.
-        """
-        check_int(".prefetch(items)", items, 1)
-        if bytes is not None:
-            check_int(".prefetch(bytes=)", bytes, 1)
-        return self._with(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
-
     def merge(
         self,
         kind: Literal["strict", "best_effort"] = "strict",
@@ -341,10 +341,30 @@ class Pipeline(Runnable[T]):
         merge = merge_of(kind, max_skips_per_round, max_lead)
         return replace(self, merging=merge, merged_at=len(self.stages))
 
+    def transfer(self, device: Any, *, depth: int = 2, name: str | None = None) -> Pipeline[Any]:
+        """Bring the batches to a device while the loop computes. The last stage; puts a strict merge before if none is.
+
+        NumPy arrays become arrays or tensors there, in dicts, lists, tuples and dataclasses too; other parts stay.
+
+        Args:
+          device: "host" (nothing changes), "cpu", "cuda", "cuda:1", "mps", a torch.device, "jax", a device or sharding
+            of JAX. It is looked for when the pipeline is opened; "cuda" is the current one of the thread that does.
+          depth: batches that are on their way, or there already, while the loop works on the one before.
+
+        Raises:
+          PlanError: a device that doesn't exist; `open` says the same of one that isn't here.
+        """
+        check_int(".transfer(depth=)", depth, 1)
+        pipe = self if self.merging is not None else self.merge()
+        return pipe._with(Transfer(name=self._name(name, "transfer"), device=written(device), depth=depth))
+
     @property
     def plan(self) -> Plan:
         """The plan in sections, as it is run."""
         return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
+
+    def settled(self) -> Pipeline[T]:
+        return replace(self, stages=tuple(stage.settled() for stage in self.stages))
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from streamline.index import Index, Whole
 from streamline.merge import Merge
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
-from streamline.transforms.batch import Batch
 
 __all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "index_of"]
 
@@ -38,6 +37,7 @@ class Shard:
     num_shards: int = 1
     mode: Mode | None = None
     drop_remainder: bool = False
+    interleave: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +68,30 @@ class Plan:
     def names(self) -> list[str]:
         """The names of all that items pass through, in this order; "shard" is what picks a worker's out of all."""
         before, worker, after = ([s.name for s in section] for section in (self.before, self.worker, self.after))
-        return [self.source.name, *before, "shard", *worker, self.merge.name, *after]
+        return [*self.source.names, *before, "shard", *worker, self.merge.name, *after]
 
     @property
     def worker_names(self) -> frozenset[str]:
         """The names of what runs in the workers."""
-        return frozenset({self.source.name, *(stage.name for stage in (*self.before, *self.worker))})
+        return frozenset({*self.source.names, *(stage.name for stage in (*self.before, *self.worker))})
 
     def worker_capacity(self, workers: int) -> int:
         """Items that the channel at a worker's end holds."""
         return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the last stage ends in a channel of its own, and counts what the consumer hasn't taken yet."""
+        return bool(self.after) and self.after[-1].last
+
+    @property
+    def settled(self) -> Plan:
+        """This plan as it runs where it is opened.
+
+        Raises:
+          PlanError: a stage can't run here.
+        """
+        return replace(self, after=tuple(stage.settled() for stage in self.after)) if self.ends_itself else self
 
     @property
     def feed_capacity(self) -> int:
@@ -87,7 +101,7 @@ class Plan:
     @property
     def border_capacity(self) -> int:
         """Items that may be between the event loop's thread and a plain loop's."""
-        return self.capacity(BORDER_ITEMS, self.worker + self.after)
+        return 1 if self.ends_itself else self.capacity(BORDER_ITEMS, self.worker + self.after)
 
     @property
     def end_capacity(self) -> int:
@@ -97,7 +111,7 @@ class Plan:
     @staticmethod
     def capacity(items: int, stages: Sequence[AnyStage]) -> int:
         """Return how many outputs of `stages` a channel holds that would hold `items` of the source's; 2 at least."""
-        return max(2, items // math.prod(stage.size for stage in stages if isinstance(stage, Batch)))
+        return max(2, items // math.prod(stage.bulk for stage in stages))
 
     def part(self, epoch: tuple[int, ...]) -> Part:
         """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""
@@ -113,6 +127,7 @@ class Plan:
             index=index,
             shuffle_seed=seeds[-1] if seeds else None,
             drop_remainder=self.shard.drop_remainder,
+            interleave=self.shard.interleave,
         )
 
 

@@ -6,36 +6,59 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from streamline.errors import PlanError
-from streamline.options import check_int
+from streamline.errors import PlanError, PlanTypeError
+from streamline.options import check_int, given
 from streamline.sharding import shards_of_rank
 
-__all__ = ["Rank", "find_rank"]
+__all__ = ["Mesh", "Rank", "find_rank"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Rank `rank` of `world_size`, and how that is known."""
+    """Rank `rank` of `world_size`, and how that is known.
+
+    Attributes:
+      members: of a mesh, the numbers of its processes in the whole job, by rank; of all others, none.
+    """
 
     rank: int
     world_size: int
     found_in: str
+    members: tuple[int, ...] = ()
 
     def shards(self, num_shards: int) -> range:
         """Return the shards that this rank runs."""
         return shards_of_rank(num_shards, self.rank, self.world_size)
 
 
-def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
+class Mesh(Protocol):
+    """One dimension of a mesh of processes, as torch's `DeviceMesh` is: `mesh["dp"]`."""
+
+    def get_local_rank(self) -> int:
+        """Return which of the processes this is."""
+
+    def size(self) -> int:
+        """Return how many there are."""
+
+
+def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh | None = None) -> Rank:
     """Return the rank that was given, or else the one that this process has been launched as.
 
+    Args:
+      mesh: whose processes the data is for, in the place of `rank` and `world_size`.
+
     Raises:
-      PlanError: only one of the two was given, or the rank is not below the world size.
+      PlanError: only one of the two was given, or with a mesh; the rank is not below the world size; a mesh of several
+        dimensions, or without this process. PlanTypeError: no numbers, or no mesh.
     """
+    if mesh is not None:
+        if rank is not None or world_size is not None:
+            raise PlanError("mesh= says which rank this is, and of how many: leave rank= and world_size= out")
+        return _checked(_of_mesh(mesh))
     if (rank is None) != (world_size is None):
         raise PlanError("give rank= and world_size= together, or neither")
     if rank is not None and world_size is not None:
@@ -53,6 +76,25 @@ def _checked(found: Rank) -> Rank:
     if found.world_size < 1 or not 0 <= found.rank < found.world_size:
         raise PlanError(f"rank {found.rank} of {found.world_size} ({found.found_in}): expected 0 <= rank < world_size")
     return found
+
+
+def _of_mesh(mesh: Any) -> Rank:
+    missing = [name for name in ("get_local_rank", "size") if not callable(getattr(mesh, name, None))]
+    if missing:
+        raise PlanTypeError(
+            f".open(mesh=) is one dimension of a DeviceMesh, mesh['dp'], and {given(mesh)} has no {missing[0]}()"
+        )
+    if (dimensions := getattr(mesh, "ndim", 1)) != 1:
+        names = ", ".join(map(str, getattr(mesh, "mesh_dim_names", None) or ()))
+        raise PlanError(
+            f".open(mesh=) has {dimensions} dimensions ({names}): "
+            "give the one over which the data is divided, mesh['dp']"
+        )
+    if getattr(mesh, "get_coordinate", lambda: ())() is None:
+        raise PlanError(".open(mesh=): this process isn't in the mesh, so it has no part of the data")
+    members = getattr(mesh, "mesh", None)
+    numbers = () if members is None else tuple(int(number) for number in members.tolist())
+    return Rank(mesh.get_local_rank(), mesh.size(), "mesh", numbers)
 
 
 def _of_torch() -> Rank | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, Source
 from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
@@ -18,6 +20,7 @@ __all__ = [
     "RESERVED",
     "check_before",
     "check_choices",
+    "check_last",
     "check_mode",
     "check_names",
     "check_placed",
@@ -30,7 +33,7 @@ INDEX_OPS = (IndexShuffle, Take, Skip, Repeat)
 """What acts on the index of a source."""
 
 
-RESERVED = ("shard", "merge", "errors")
+RESERVED = ("shard", "merge", "errors", "ends")
 """Names under which a plan keeps states of its own."""
 
 
@@ -53,6 +56,19 @@ def check_mode(source: Source[Any], mode: Mode, drop_remainder: bool) -> None:
         raise PlanError(f".shard(mode=) of {source.kind} is one of {', '.join(source.modes)}; got {mode!r}")
     if mode == "custom" and drop_remainder:
         raise PlanError(f".shard(drop_remainder=True): {source} splits itself, so leave out the remainder in there")
+
+
+def check_interleave(source: Source[Any], mode: Mode, interleave: int) -> None:
+    """Insist that what is read in turn is whole files of a list."""
+    if interleave == 1:
+        return
+    if not source.listed:
+        raise PlanError(f".shard(interleave={interleave}) reads files in turn, and {source.kind} has no list of files")
+    if mode != "file":
+        raise PlanError(
+            f'.shard(interleave={interleave}) reads whole files in turn, which is mode="file"; got mode={mode!r}: '
+            "leave out one of the two"
+        )
 
 
 def check_before(source: Source[Any], before: Sequence[AnyStage], mode: Mode, num_shards: int) -> None:
@@ -92,6 +108,8 @@ def check_shared(source: Source[Any], stages: Sequence[AnyStage], *, drop_remain
                 f".repeat goes through its source anew, and {source.kind} can be read once: reconnect in the stream "
                 "itself"
             )
+        if isinstance(stage, Cache):
+            raise PlanError(f".cache keeps a pass for the next one, and {source.kind} has only one: leave it out")
         if isinstance(stage, Through) and not isinstance(stage.fn, Declared):
             raise PlanError(
                 f"a resume would run {stage.name} from its start, on items of {source.kind} that are gone by then: "
@@ -119,6 +137,16 @@ def _misplaced(stage: AnyStage, source: Source[Any]) -> str:
     return (
         ".shuffle() permutes the whole index: put it before .shard, or give it a window= to permute items as they pass"
     )
+
+
+def check_last(stages: Sequence[AnyStage]) -> None:
+    """Insist that nothing stands behind a stage that is the last one."""
+    for stage, behind in pairwise(stages):
+        if stage.last:
+            raise PlanError(
+                f".{stage.kind} is a plan's last stage, and .{behind.kind} stands behind it: what works on the host's "
+                f"memory goes before .{stage.kind}, what works on the device into the loop"
+            )
 
 
 def check_choices(stages: Sequence[AnyStage], merge_chooses: bool, merged_at: int) -> None:

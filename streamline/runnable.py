@@ -12,15 +12,20 @@ from typing import Generic, TypeVar, Unpack
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
+from streamline.ending.policy import Ends, EndsPolicy
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
-from streamline.opened import Opened, RunOptions, prepare
+from streamline.opened import Begin, Opened, RunOptions, prepare, unsettled
 from streamline.options import check_int
 from streamline.pictures.describe import describe, max_in_flight
 from streamline.pictures.draw import Drawing, draw
 from streamline.plan import Plan
+from streamline.preflight.report import DEADLINE_S, Report
+from streamline.ranks import Mesh
+from streamline.resuming.accept import NewFiles
 from streamline.resuming.explain import Explanation, explain
+from streamline.session import MEMORY_BYTES
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 from streamline.watching.watchdog import STALL_S
@@ -40,22 +45,37 @@ class Runnable(ABC, Generic[T]):
     def plan(self) -> Plan:
         """The plan in sections, as it is run."""
 
+    @abstractmethod
+    def settled(self) -> Runnable[T]:
+        """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one.
+
+        Raises:
+          PlanError: it can't run here.
+        """
+
     def open(
         self,
         *,
         backend: Backend = INLINE,
         resume: Snapshot | None = None,
         accept: Collection[str] = (),
+        new_files: NewFiles = "refuse",
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Mesh | None = None,
         epoch: int | None = None,
+        ends: EndsPolicy | Ends = "drop",
         on_error: OnError = "raise",
         max_errors: int | float | None = MAX_ERRORS,
         dead_letters: str | PathLike[str] | None = None,
         progress: bool = False,
         stall_s: float | None = STALL_S,
+        memory: int = MEMORY_BYTES,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
+
+        Looks at files, unless servers or stores have to be asked in a running event loop of asyncio's: then `async
+        with` does, or `with`, and what is wrong with the data comes out there.
 
         Args:
           backend: where the workers run.
@@ -63,45 +83,40 @@ class Runnable(ABC, Generic[T]):
             snapshot, each rank takes its own part.
           accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
             says what to write here, and what comes out then. An entry that isn't needed does no harm.
+          new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
           rank: which data-parallel rank this is, of `world_size`; by default both are found out.
+          mesh: in their place, the dimension of a torch `DeviceMesh` over which the data is divided: mesh["dp"].
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
+          ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
+            given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
           on_error: what happens when user code fails on an item, or a record is malformed: "raise" it; "skip" the item,
             and count it; or a sync function of a `Failure` that returns "skip" or "raise".
           max_errors: skipped items, counted when they would have been consumed, beyond which the stream fails with
             `TooManyErrors`: an int is a count, a float a rate of all items (ten are borne in any case), None no limit.
-          dead_letters: a JSONL file with a line for each skipped item; of several ranks, each has its own.
-          progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else a log line (INFO)
-            every 30 s.
-          stall_s: when the consumer has waited this long for one item, and again at twice, four times, … of it, a
-            warning in the log says what for; None: nobody watches.
+          dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
+          progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.
+          stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
+          memory: bytes that sources may hold read ahead in each process; one request is always admitted.
 
         Raises:
-          PlanError: an unsharded pipeline, or one live source, on several ranks; fewer shards than ranks; options that
-            contradict, or out of range or type (PlanTypeError); `accept` names what isn't there.
+          PlanError: what several ranks can't share, or can't end together; options that contradict, or out of range or
+            type (PlanTypeError).
           ResumeError: the snapshot is of another plan, of other data, or of other ranks.
           ReadError: a file of the source is missing.
-          Later, by `with` or `async with`: DeadLetterError, if these can't be written; of a live source, ResumeError,
-          SnapshotError or JournalError, if its journal isn't the snapshot's.
-
-        Warns:
-          CodeChangedWarning: functions' code has changed since the snapshot.
+          Later, by `with`: DeadLetterError; of a live source with another journal, what `docs/live.md` says.
+        Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        opening = prepare(
-            self.plan,
-            backend=backend,
-            resume=resume,
-            accept=accept,
-            rank=rank,
-            world_size=world_size,
-            epoch=epoch,
-            policy=policy,
-            progress=progress,
-            stall_s=stall_s,
+        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
+        return Opened(
+            unsettled(
+                self.plan, begin, backend=backend, policy=policy, progress=progress, stall_s=stall_s, memory=memory
+            )
         )
-        return Opened(opening)
 
-    def explain(self, snapshot: Snapshot, *, accept: Collection[str] = ()) -> Explanation:
+    def explain(
+        self, snapshot: Snapshot, *, accept: Collection[str] = (), new_files: NewFiles = "refuse"
+    ) -> Explanation:
         """Say what a resume of `snapshot` would do, to be printed, without doing it.
 
         Where each worker reads on, what is read and computed again, and by which stage; or why the snapshot doesn't fit
@@ -109,20 +124,23 @@ class Runnable(ABC, Generic[T]):
 
         Args:
           accept: as for `open`.
+          new_files: likewise.
 
         Raises:
           PlanError: `accept` names what isn't there.
           ReadError: a file of the source is missing.
         """
-        return explain(self.plan, snapshot, accept)
+        return explain(self.plan, snapshot, accept, new_files)
 
     def debug(
         self,
         *,
         resume: Snapshot | None = None,
         accept: Collection[str] = (),
+        new_files: NewFiles = "refuse",
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Mesh | None = None,
         epoch: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | float | None = MAX_ERRORS,
@@ -132,7 +150,7 @@ class Runnable(ABC, Generic[T]):
 
         For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
         other. Slow: calls follow one another, and next to nothing is read ahead. Works where an event loop is running
-        already, in a notebook, say. Only blocks of files are read in a thread.
+        already, in a notebook, say. Only blocks of files are read in a thread. Of several ranks, each ends by itself.
 
         Args:
           resume: as in `open`, like the others.
@@ -140,17 +158,9 @@ class Runnable(ABC, Generic[T]):
         Raises:
           PlanError, ResumeError, ReadError: as in `open`.
         """
-        opening = prepare(
-            self.plan,
-            backend=INLINE,
-            resume=resume,
-            accept=accept,
-            rank=rank,
-            world_size=world_size,
-            epoch=epoch,
-            policy=Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters),
-        )
-        return DebugStream(opening)
+        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch)
+        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
+        return DebugStream(prepare(self.plan, begin, backend=INLINE, policy=policy))
 
     def loader(
         self,
@@ -181,7 +191,14 @@ class Runnable(ABC, Generic[T]):
           As `open`, here and at each `iter()`.
         """
         return Loader(
-            passes_of(self.open, options, self.plan.source, steps_per_epoch, stay=persistent),
+            passes_of(
+                self.open,
+                options,
+                self.plan.source,
+                steps_per_epoch,
+                stay=persistent,
+                settled=lambda: self.settled().open,
+            ),
             epoch=epoch,
             steps_per_epoch=steps_per_epoch,
             fixed_epoch=fixed_epoch,
@@ -201,8 +218,36 @@ class Runnable(ABC, Generic[T]):
         check_int(".first(count)", count, 0)
         if not count:
             return []
-        with closing(self.open().sync_stream(most_ahead=count)) as stream:
+        with closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
             return list(islice(stream, count))
+
+    def check(
+        self,
+        *,
+        world_size: int | None = None,
+        backend: Backend | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Report:
+        """Look before the run at what it would read, and at what it would fail on. Takes seconds; writes nothing.
+
+        Lists the files, asks for sizes that the listing doesn't tell, reads the first record of a few files, compares
+        these, and runs them through the stages: functions of the pipeline are called. A live source isn't read. Also in
+        a running event loop, which it holds up.
+
+        Args:
+          world_size: of the job that is planned; by default it is found out, as in `open`.
+          backend: where the workers will run: for `sl.Processes`, the plan must pickle.
+          deadline_s: seconds for reading, and as many for the stages; what takes longer is named.
+
+        Returns:
+          What was found, to be printed; `report.ok`, `report.problems`, `report.raise_for_problems()`.
+
+        Raises:
+          PlanError: options out of range or type; what is wrong with the plan or the data is in the report.
+        """
+        from streamline.preflight.check import check  # a run needs none of it
+
+        return check(self.plan, world_size=world_size, backend=backend, deadline_s=deadline_s)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self.open().stream()

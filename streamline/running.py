@@ -6,13 +6,15 @@ from os import PathLike
 from typing import TypeVar
 
 from streamline.cursor import Cursor
+from streamline.ending.flow import Padded, padded_in
+from streamline.ending.policy import EndsReport
 from streamline.failing.failures import ErrorReport
 from streamline.gate import Gate
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
 from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.states import At
+from streamline.states import At, State
 from streamline.watching.trace import MAX_BYTES, Trace
 
 __all__ = ["Running"]
@@ -30,7 +32,7 @@ class Running(Cursor[T]):
     def __init__(self, opening: Opening, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
         self._opening = opening
-        self._session = session or Session()
+        self._session = session or Session(memory=opening.memory)
         self._session.leave_out(opening.errors(self._session.meters))
 
     @property
@@ -47,6 +49,25 @@ class Running(Cursor[T]):
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also behind the end."""
         return self._session.meters.stats(self.at_hand)
 
+    @property
+    def padding(self) -> bool:
+        """Whether the last item was given again, so that all ranks end together: `ends="pad"`."""
+        return isinstance(self.state, Padded)
+
+    @property
+    def ends(self) -> EndsReport:
+        """How this rank's stream ends together with those of the others, and what that cost."""
+        ending, state = self._opening.ending, self.state
+        if ending is None or not ending.active:
+            return EndsReport(policy="allow" if ending is None else ending.ends.policy, agreed="alone")
+        padded = padded_in(state)
+        if ending.left is not None:
+            return EndsReport(
+                policy=ending.ends.policy, agreed="beforehand", left=ending.left, dropped=ending.spare, padded=padded
+            )
+        dropped, more = self._session.spare
+        return EndsReport(policy=ending.ends.policy, agreed="on the way", dropped=dropped, more=more, padded=padded)
+
     def trace(self, path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> Trace:
         """Begin to write what every stage does and when, for https://ui.perfetto.dev; `docs/watching.md` explains it.
 
@@ -62,8 +83,22 @@ class Running(Cursor[T]):
         """
         return self._opening.trace(self._session, path, max_bytes)
 
-    def _snapshot(self, gate: Gate) -> Snapshot:
-        """Return the state right after the last item received; `gate` is the consumer's."""
-        state = self.state
+    def _take_last(self) -> T:
+        """Return the last item of the list; what goes to a device comes in lists of one."""
+        arrived = self._session.arrived
+        if arrived is not None:
+            self._items[-1] = arrived(self._items[-1])  # if this raises, the item isn't taken
+        return super()._take_last()
+
+    def _snapshot(self, gate: Gate, items_ago: int = 0) -> Snapshot:
+        """Return the state right after the last item received, or right before it; `gate` is the consumer's."""
+        state = self.before.get() if items_ago else self.state
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
         return self._opening.snapshot(state, gate, self._session.journal)
+
+    def snapshot_since(self, since: State, gate: Gate) -> Snapshot:
+        """Return a snapshot of an earlier state of this flow, plus the choices made since; `gate` is the caller's.
+
+        From any thread. Not of a live source: its journal lets go of what this stream's consumer has passed.
+        """
+        return self._opening.snapshot(since, gate)

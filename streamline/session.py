@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
+from streamline.beginnings import Beginnings
+from streamline.budget import Budget
 from streamline.failing.skipping import Errors
 from streamline.gate import Gate
 from streamline.meters.meter import Meters
 from streamline.states import Json, Reference, State, Tree
 from streamline.threads import ThreadPool
 
-__all__ = ["Awaited", "Journal", "Session"]
+__all__ = ["MEMORY_BYTES", "Awaited", "Journal", "Session"]
+
+MEMORY_BYTES = 256 * 2**20
+"""Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
 
 
 class Journal(Protocol):
@@ -55,30 +60,49 @@ class Session:
       awaited: tells, in the event loop's thread, which workers the merge waits for; None: there is no merge yet.
       journal: of a live source; None for any other.
       errors: items that are left out because of an error.
+      beginnings: the first items of shards, compared with one another.
       spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
         of them; perhaps more than once. None: nobody wants to know.
+      budget: of the bytes that sources may hold read ahead, all together.
+      shares: what the flows of one source share, by its name; their own business.
+      other_ranks: what is waited for that others have to say; "": nothing.
+      spare: items that this rank doesn't give, since others have none left; and whether there may be more of them.
+      arrived: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
+        it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the running itself.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
+      memory: bytes that sources may hold read ahead.
     """
 
     def __init__(
-        self, *, most_ahead: int | None = None, threads: ThreadPool | None = None, metered: bool = True
+        self,
+        *,
+        most_ahead: int | None = None,
+        threads: ThreadPool | None = None,
+        metered: bool = True,
+        memory: int = MEMORY_BYTES,
     ) -> None:
         self.gate = Gate()
         self.most_ahead = most_ahead
+        self.budget = Budget(memory)
+        self.shares: dict[str, Any] = {}
         self.threads = threads or ThreadPool()
         self.meters = Meters(perf_counter(), on=metered)
         self.journal: Journal | None = None
         self.errors = Errors()
+        self.arrived: Callable[[Any], Any] | None = None
         self.where = ""
+        self.other_ranks = ""
+        self.spare = (0, False)
         self.awaited: Callable[[], Sequence[Awaited]] | None = None
         self.spent: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
         self._at_edges: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []
         self._closed = False
+        self.beginnings = Beginnings(self.at_edges)
 
     def leave_out(self, errors: Errors) -> None:
         """Leave out items as `errors` says. Before anything runs."""

@@ -1,25 +1,29 @@
-"""Where a pipeline starts: the functions that make one from a source."""
+"""Where a pipeline starts that reads no files: `from_items`, `from_iterable`, `from_stream`, `mix` and `zip`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
-from streamline.errors import PlanTypeError
-from streamline.formats.lines import MAX_LINE_BYTES
-from streamline.options import check_function
+from streamline.errors import PlanError, PlanTypeError
+from streamline.mixing.components import component, named
+from streamline.mixing.draws import draws_of
+from streamline.mixing.mix import Mix, Stop
+from streamline.mixing.zipped import Zip
+from streamline.options import check_function, check_seed, given
 from streamline.pipeline import Pipeline
-from streamline.sources import files
-from streamline.sources.http_options import HttpOptions
+from streamline.plan import Plan
+from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
-from streamline.sources.paths import Paths
 
-__all__ = ["from_items", "from_iterable", "from_stream", "read_jsonl", "read_lines"]
+__all__ = ["from_items", "from_iterable", "from_stream", "mix", "zip"]
 
 T = TypeVar("T")
+
+Weights: TypeAlias = Mapping[str, float]
 
 
 def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
@@ -43,7 +47,9 @@ def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
     return Pipeline(Items(name=name, items=items))
 
 
-def from_iterable(factory: Callable[[], Iterable[T] | AsyncIterable[T]], *, name: str = "iterable") -> Pipeline[T]:
+def from_iterable(
+    factory: Callable[[], Iterable[T] | AsyncIterable[T]] | StreamDataset[T], *, name: str = "iterable"
+) -> Pipeline[T]:
     """Read the sync or async iterable that `factory` returns; it is called anew per pass, worker and resume.
 
     Every worker iterates all of it and keeps its stride; a resume iterates up to where it stood. If the iterable or its
@@ -54,7 +60,7 @@ def from_iterable(factory: Callable[[], Iterable[T] | AsyncIterable[T]], *, name
     what can be read only once, `from_stream`.
 
     Args:
-      factory: called without arguments.
+      factory: called without arguments; or a `StreamDataset`, whose own factory is called then.
       name: its part of a state is kept under it.
 
     Raises:
@@ -64,6 +70,8 @@ def from_iterable(factory: Callable[[], Iterable[T] | AsyncIterable[T]], *, name
         known to lose items.
       ResumeError: while it runs: the snapshot holds a state, and what the factory returns can't load one.
     """
+    if isinstance(factory, StreamDataset):
+        factory = factory.anew
     check_function("from_iterable(factory)", factory)
     return Pipeline(IterableSource(name=name, factory=factory))
 
@@ -118,37 +126,64 @@ def from_stream(
     )
 
 
-def read_lines(
-    paths: Paths,
+def mix(
+    pipelines: Mapping[str, Pipeline[T]] | Sequence[Pipeline[T]],
+    weights: Weights | Sequence[tuple[int, Weights]] | None = None,
     *,
-    name: str = "read_lines",
-    http: HttpOptions | None = None,
-    max_line_bytes: int = MAX_LINE_BYTES,
-) -> Pipeline[str]:
-    r"""Read the lines of text files, without their ends, "\n" or "\r\n"; empty lines are items.
+    seed: int = 0,
+    stop: Stop = "all",
+    name: str = "mix",
+) -> Pipeline[T]:
+    """Draw each item from one of several pipelines, by weights.
 
-    A resume goes on at the byte; in a gzip file, it decompresses what is before it once more.
+    Item n of a worker comes from the component that is drawn for (seed, epoch, shard, n): the same in every run. A
+    `.shard` behind it splits each component, whose stages run in every worker, too. A resume may have other weights,
+    and components may come and go: each one's state is kept under its name. For passes, give a component a `.repeat`.
 
     Args:
-      paths: local paths and globs, http(s) URLs, all with braces: part-{000..127}.txt; one or several. ".gz" is
-        unpacked.
+      pipelines: by name, or a list, whose names are "0", "1", …; each without `.shard` and `.merge`.
+      weights: by name; in a list, by number as text. Or a schedule: [(0, {...}), (100_000, {...})], from so many items
+        of all workers on. None: equal ones. A component of weight 0 isn't read.
+      seed: of the draws.
+      stop: "all": the weights of a component that has ended go to the others, until all have; "first": end with the
+        first that ends.
       name: its part of a state is kept under it.
-      http: how URLs are read: retries, timeouts, headers.
-      max_line_bytes: a longer line is an error.
 
     Raises:
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
-      DataError for what can't be decoded, each with file, line and byte.
+      PlanTypeError: something else than pipelines or weights.
+      PlanError: a component that is live, sharded, merged, or chooses an order; weights that name others, or can't be.
     """
-    return Pipeline(files.read_lines(paths, name=name, http=http, max_line_bytes=max_line_bytes))
+    check_seed("sl.mix(seed=)", seed)
+    if stop not in get_args(Stop):
+        raise PlanError(f"sl.mix(stop=) is one of {', '.join(map(repr, get_args(Stop)))}, got {given(stop)}")
+    parts = _components("sl.mix", pipelines)
+    draws = draws_of(weights, [part for part, _ in parts], seed)
+    return Pipeline(Mix(name=name, components=parts, draws=draws, stop=stop))
 
 
-def read_jsonl(
-    paths: Paths,
-    *,
-    name: str = "read_jsonl",
-    http: HttpOptions | None = None,
-    max_line_bytes: int = MAX_LINE_BYTES,
-) -> Pipeline[Any]:
-    """Read the JSON values of files with one a line; blank lines are skipped. Otherwise as `read_lines`."""
-    return Pipeline(files.read_jsonl(paths, name=name, http=http, max_line_bytes=max_line_bytes))
+def zip(*pipelines: Pipeline[Any], strict: bool = False, name: str = "zip") -> Pipeline[tuple[Any, ...]]:
+    """Give tuples of one item of each pipeline. It ends with the shortest.
+
+    Behind `.shard`, each worker zips its shard of each of them: possible where they are indexed, and each stage gives
+    one item for one.
+
+    Args:
+      pipelines: each without `.shard` and `.merge`.
+      strict: one that ends before the others is a `DataError`.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: something else than pipelines.
+      PlanError: a live one, one that is sharded or merged, or chooses an order.
+    """
+    return Pipeline(Zip(name=name, components=_components("sl.zip", pipelines), strict=strict))
+
+
+def _components(option: str, pipelines: object) -> tuple[tuple[str, Plan], ...]:
+    found = []
+    for name, pipe in named(option, pipelines).items():
+        if not isinstance(pipe, Pipeline):
+            raise PlanTypeError(f"{option} takes pipelines, got {given(pipe)} for {name!r}")
+        whole = pipe.sharding is None and pipe.merging is None
+        found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole)))
+    return tuple(found)

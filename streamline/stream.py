@@ -9,12 +9,11 @@ Snapshot: the state of the last flow, at any time, also behind the end.
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -27,7 +26,7 @@ from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.running import Running
 from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.tasks import Tasks, supervise
+from streamline.tasks import Tasks, spawn, supervise
 from streamline.threads import waker
 from streamline.watching.hints import HoldHint
 from streamline.watching.watchdog import watch
@@ -36,14 +35,24 @@ __all__ = ["Stream"]
 
 T = TypeVar("T")
 
-_supervisors: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
-
 
 class Stream(Running[T], AsyncCursor[T]):
-    """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`."""
+    """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`.
 
-    def __init__(self, opening: Opening, session: Session | None = None) -> None:
+    Args:
+      settled: returns the opening with what it takes to ask servers and stores for; None: it has that already.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        session: Session | None = None,
+        *,
+        settled: Callable[[], Awaitable[Opening]] | None = None,
+    ) -> None:
         super().__init__(opening, session)
+        self._settled = settled
+        self._failure: Exception | None = None  # of settling
         self._session.meters.on_hold = HoldHint()
         weakref.finalize(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
@@ -54,6 +63,15 @@ class Stream(Running[T], AsyncCursor[T]):
 
     async def start(self) -> Flow[T]:
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
+        if self._failure is not None:
+            raise self._failure
+        if self._settled is not None and not self._closed:
+            try:
+                self._opening = await self._settled()
+            except Exception as failure:
+                self._failure = failure
+                raise
+            self._settled = None
         if self._closed:
             raise ClosedError("the stream is closed")
         self._supervisor = _Supervisor(self._session)
@@ -174,7 +192,7 @@ class _Supervisor:
     async def start(self) -> Tasks:
         """Start the task, and return what jobs are started with."""
         self._wake = waker()
-        _spawn(self._run)
+        spawn(self._run, "supervisor")
         try:
             await self._ready.wait()
         except BaseException:
@@ -214,15 +232,3 @@ def _call_soon() -> Callable[[Callable[[], None]], object] | None:
         return asyncio.get_running_loop().call_soon
     except RuntimeError:
         return None
-
-
-def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a task that belongs to the event loop, not to whoever calls."""
-    try:
-        task = asyncio.get_running_loop().create_task(work(), name="streamline supervisor")
-    except RuntimeError:
-        trio: Any = sys.modules["trio"]
-        trio.lowlevel.spawn_system_task(work, name="streamline supervisor")
-        return
-    _supervisors.add(task)
-    task.add_done_callback(_supervisors.discard)

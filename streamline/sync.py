@@ -21,6 +21,7 @@ from streamline.errors import ClosedError
 from streamline.flow import Chunk
 from streamline.gate import Event, Gate
 from streamline.opening import Opening
+from streamline.options import check_ago
 from streamline.pausing import QUIESCE_S, SyncPause, check_asked
 from streamline.running import Running
 from streamline.session import Session
@@ -68,14 +69,19 @@ class SyncStream(Running[T]):
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
+
+        Args:
+          items_ago: 1: what resumes with that item, for whoever fetches one ahead of using it.
 
         Raises:
           DeadLetterError: a skipped item that it counts can't be written down.
+          PlanError: `items_ago` is neither 0 nor 1.
         """
+        check_ago("snapshot(items_ago)", items_ago)
         with self._lock:
-            return self._snapshot(self._gate)
+            return self._snapshot(self._gate, items_ago)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

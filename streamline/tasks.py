@@ -6,6 +6,8 @@ a timeout into a cancellation from nowhere.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -16,7 +18,9 @@ from anyio.abc import TaskGroup
 from streamline.gate import Event, Gate
 from streamline.session import Session
 
-__all__ = ["Job", "Starter", "Tasks", "supervise"]
+__all__ = ["Job", "Starter", "Tasks", "spawn", "supervise"]
+
+_spawned: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
 
 class Starter:
@@ -165,3 +169,21 @@ async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: 
             tasks.finished()
         session.gate.on(Event.CLOSE)
         session.close()
+
+
+def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, behind: Callable[[], None] = lambda: None) -> None:
+    """Start a task that belongs to the event loop, not to whoever calls.
+
+    Args:
+      behind: called when asyncio's task has ended, also if its loop has cancelled it before its first step; trio runs
+        that step in any case.
+    """
+    try:
+        task = asyncio.get_running_loop().create_task(work(), name=f"streamline {name}")
+    except RuntimeError:
+        trio: Any = sys.modules["trio"]
+        trio.lowlevel.spawn_system_task(work, name=f"streamline {name}")
+        return
+    _spawned.add(task)
+    task.add_done_callback(_spawned.discard)
+    task.add_done_callback(lambda _: behind())

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-__all__ = ["Share", "ThreadPool", "hold_quietly", "waker"]
+__all__ = ["Share", "ThreadPool", "hold_quietly", "in_thread", "waker"]
 
 R = TypeVar("R")
 
@@ -151,6 +151,29 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
         except RuntimeError:
             return  # the loop has ended: nobody waits any more
         del job  # an idle thread must not hold on to items
+
+
+async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
+    """Return `fn()`, called in a thread. A caller that is cancelled waits for it all the same.
+
+    For calls of milliseconds into libraries: a thread that were left behind in pyarrow would be killed there when
+    Python ends, and one that copies from memory would read what has been freed.
+
+    Raises:
+      What `fn` raised.
+    """
+
+    def call() -> tuple[R | None, BaseException | None]:
+        try:
+            return fn(), None
+        except BaseException as error:
+            return None, error
+
+    with anyio.CancelScope(shield=True):
+        result, error = await threads.run(call)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
 
 
 def hold_quietly() -> None:

@@ -59,7 +59,9 @@ def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     fed = plan.mode == "shared" and not plan.worker  # then it is the feed's end that is a channel
     if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
         return flow
-    return behind_channel(flow, site, "worker", plan.worker_capacity(site.num_shards))
+    return behind_channel(
+        flow, site, "worker", plan.worker_capacity(site.num_shards), plan.source.ahead_bytes, by_list=True
+    )
 
 
 def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
@@ -75,8 +77,8 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
     opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at.epoch), state), site)
     replicated = plan.mode == "replicated"
     for stage in plan.before:
-        if replicated or (not plan.source.indexable and _repeats(stage)):
-            opener = StageOpener(stage, opener)  # the others are in the part that the source reads
+        if _runs(stage, plan):
+            opener = StageOpener(stage, opener)
     if replicated and site.num_shards > 1:
         from streamline.transforms.stride import Stride
 
@@ -84,11 +86,17 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
     if plan.source.waits:
         from streamline.transforms.prefetch import Prefetch
 
-        opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS), opener)
+        ahead = plan.source.ahead_bytes
+        opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS, bytes=ahead, by_list=True), opener)
     return opener
 
 
-def _repeats(stage: Stage[Any, Any]) -> bool:
+def _runs(stage: Stage[Any, Any], plan: Plan) -> bool:
+    """Whether a stage before the shard runs in each worker; the others are in the part that the source reads."""
+    if plan.mode == "replicated":
+        from streamline.transforms.shuffle import ShuffleFiles
+
+        return not isinstance(stage, ShuffleFiles)
     from streamline.transforms.repeat import Repeat
 
-    return isinstance(stage, Repeat)
+    return not plan.source.indexable and isinstance(stage, Repeat)

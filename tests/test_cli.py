@@ -29,11 +29,11 @@ def snapshot(tmp_path: Path) -> Path:
 def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
-    for part in ("Usage:", "exact resume", "demo", "inspect", "--version"):
+    for part in ("Usage:", "exact resume", "demo", "inspect", "check", "--version"):
         assert part in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "inspect", "check"])
 def test_each_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streamline.ending.finding import store_of_torch
 from streamline.errors import PlanError
 from streamline.ranks import Rank, find_rank
 
@@ -137,7 +138,7 @@ def test_a_rank_outside_its_world_is_refused_with_where_it_was_found(world: Worl
 
 
 @pytest.mark.parametrize("given", [{"rank": 0}, {"world_size": 2}])
-def test_half_a_rank_is_refused(given: dict[str, int]) -> None:
+def test_half_a_rank_is_refused(given: Any) -> None:
     with pytest.raises(PlanError, match="together, or neither"):
         find_rank(**given)
 
@@ -149,3 +150,73 @@ def test_one_line_says_what_was_found(world: World, caplog: pytest.LogCaptureFix
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "rank 3 of 8, found in RANK and WORLD_SIZE")
     ]
+
+
+# A mesh -------------------------------------------------------------------------------------------------------------
+
+
+class Mesh:
+    """One dimension of a mesh, as torch's `mesh["dp"]` is."""
+
+    ndim = 1
+    mesh_dim_names: tuple[str, ...] = ("dp",)
+
+    def __init__(self, rank: int, members: list[int], coordinate: list[int] | None = None) -> None:
+        self._rank = rank
+        self.mesh = SimpleNamespace(tolist=lambda: members)
+        self._coordinate = [rank] if coordinate is None else coordinate
+
+    def get_local_rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return len(self.mesh.tolist())
+
+    def get_coordinate(self) -> list[int] | None:
+        return self._coordinate or None
+
+
+def test_a_mesh_beats_what_is_found_and_knows_its_members(world: World) -> None:
+    world.torch(5, 8)
+    assert find_rank(mesh=Mesh(2, [1, 3, 5, 7])) == Rank(2, 4, "mesh", (1, 3, 5, 7))
+
+
+def test_a_mesh_that_says_little_is_enough() -> None:
+    class Small:
+        def get_local_rank(self) -> int:
+            return 1
+
+        def size(self) -> int:
+            return 2
+
+    assert find_rank(mesh=Small()) == Rank(1, 2, "mesh")
+
+
+@pytest.mark.parametrize("given", [{"rank": 0}, {"world_size": 2}, {"rank": 0, "world_size": 2}])
+def test_a_mesh_and_a_rank_contradict(given: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match="leave rank= and world_size= out"):
+        find_rank(mesh=Mesh(0, [0, 1]), **given)
+
+
+def test_a_mesh_of_two_dimensions_or_without_this_process_or_none_is_refused() -> None:
+    whole = Mesh(0, [0, 1])
+    whole.ndim, whole.mesh_dim_names = 2, ("dp", "tp")
+    with pytest.raises(PlanError, match=r"has 2 dimensions \(dp, tp\): give the one .* mesh\['dp'\]"):
+        find_rank(mesh=whole)
+    with pytest.raises(PlanError, match="this process isn't in the mesh"):
+        find_rank(mesh=Mesh(0, [0, 1], []))
+    with pytest.raises(PlanError, match=r"list \[0, 1\] has no get_local_rank\(\)"):
+        find_rank(mesh=[0, 1])  # type: ignore[arg-type]
+
+
+def test_over_torchs_store_agree_only_ranks_that_are_its_processes(world: World) -> None:
+    """▲ With a tensor-parallel dimension, each data rank is there several times: only a mesh tells them apart."""
+    world.torch(1, 2)
+    store = object()
+    sys.modules["torch.distributed"].distributed_c10d = SimpleNamespace(_get_default_store=lambda: store)  # type: ignore[attr-defined]
+    assert store_of_torch(find_rank()) is store
+    assert store_of_torch(find_rank(1, 2)) is store
+    assert store_of_torch(find_rank(0, 2)) is None
+    assert store_of_torch(find_rank(mesh=Mesh(0, [0, 1, 2, 3]))) is store
+    world.torch(1, 2, initialized=False)
+    assert store_of_torch(find_rank(1, 2)) is None

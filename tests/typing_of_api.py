@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, assert_type
 
 import numpy as np
+import numpy.typing as npt
 
 import streamline as sl
 
@@ -89,6 +90,16 @@ def sources() -> None:
     assert_type(sl.from_stream(numbers, encode=str, decode=int, partitioned=True), sl.Pipeline[int])
     assert_type(sl.read_lines("a.txt", http=sl.HttpOptions(retries=3)), sl.Pipeline[str])
     assert_type(sl.read_jsonl(["a.jsonl", "b.jsonl"]), sl.Pipeline[Any])
+    assert_type(sl.read_csv("a.csv"), sl.Pipeline[dict[str, str]])
+    assert_type(sl.read_csv("a.csv", header=False), sl.Pipeline[list[str]])
+    assert_type(sl.read_parquet("a.parquet"), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_arrow("a.arrow", columns=["a"]), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_tar("a.tar"), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
+    assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])
+    assert_type(sl.stream_http("http://a/b", framing="lines"), sl.Pipeline[str])
+    assert_type(sl.stream_http("http://a/b", framing="sse"), sl.Pipeline[sl.ServerSentEvent])
+    assert_type(sl.read_lines("a.txt").check(world_size=2), sl.Report)
 
 
 def stages() -> None:
@@ -106,6 +117,8 @@ def stages() -> None:
     assert_type(lines.flat_map(words), sl.Pipeline[str])
     assert_type(lines.flat_map(str.encode), sl.Pipeline[int])
     assert_type(lines.take(1).skip(1).repeat(2).prefetch(3, bytes=100), sl.Pipeline[str])
+    assert_type(lines.cache(max_bytes=9).regenerate(8, block=2, overlap=True, spill="dir/"), sl.Pipeline[str])
+    assert_type(lines.transfer("cuda", depth=3), sl.Pipeline[Any])
     assert_type(lines.merge(), sl.Pipeline[str])
     assert_type(lines.merge("best_effort", max_skips_per_round=1, max_lead=3), sl.Pipeline[str])
     assert_type(lines.through(shouted), sl.Pipeline[str])
@@ -209,6 +222,32 @@ async def seen_later(pipe: sl.Pipeline[bytes]) -> None:
             assert_type(trace, sl.Trace)
         async with stream.paused() as at_work:
             assert_type(at_work, tuple[str, ...])
+
+
+def together(numbers: sl.Pipeline[int], lines: sl.Pipeline[str]) -> None:
+    assert_type(sl.mix({"a": numbers, "b": numbers}, weights={"a": 1, "b": 0.5}, seed=1), sl.Pipeline[int])
+    assert_type(sl.mix([numbers, numbers], [(0, {"0": 1, "1": 0}), (9, {"0": 1, "1": 1})]), sl.Pipeline[int])
+    assert_type(sl.zip(numbers, lines, strict=True), sl.Pipeline[tuple[Any, ...]])
+    assert_type(lines.bucket_by_length([8], 2), sl.Pipeline[Any])
+    assert_type(lines.bucket_by_length([8], [4, 2], length=len, collate=None), sl.Pipeline[list[str]])
+    assert_type(lines.bucket_by_length([8], 2, collate="".join, drop_remainder=True), sl.Pipeline[str])
+    assert_type(lines.pack(8, "ids", eos=0), sl.Pipeline[dict[str, npt.NDArray[Any]]])
+
+
+def replicated(numbers: sl.Pipeline[int]) -> None:
+    with sl.StreamReplicator(numbers, 2) as replicator:
+        assert_type(replicator, sl.StreamReplicator[int])
+        assert_type(next(replicator.replica(0)), int)
+        assert_type(replicator.pipeline(1), sl.Pipeline[int])
+    dataset = sl.StreamDataset(lambda: range(3), 0, num_workers=2)
+    assert_type(next(iter(dataset)), int)
+    assert_type(sl.from_iterable(dataset), sl.Pipeline[int])
+
+
+def ended(numbers: sl.Pipeline[int]) -> None:
+    with numbers.open(rank=0, world_size=1, ends=sl.Ends("pad", timeout_s=3)) as stream:
+        assert_type(stream.ends, sl.EndsReport)
+        assert_type(stream.padding, bool)
 
 
 def snapshots() -> None:

@@ -59,7 +59,7 @@ class Processes(Hosting):
     def host(self, number: int) -> ProcessHost:
         return ProcessHost(number, self.env)
 
-    def payload(self, plan: Plan, session: Session) -> Shipped:
+    def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
         shipped = ship(Spec.of(plan, session))
         session.at_close(shipped.close)  # what has ended is a cycle, which the collector may leave alone for long
         return shipped

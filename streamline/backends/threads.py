@@ -45,5 +45,5 @@ class Threads(Hosting):
     def host(self, number: int) -> ThreadHost:
         return ThreadHost(number)
 
-    def payload(self, plan: Plan, session: Session) -> Spec:
-        return Spec.of(plan, session)
+    def payload(self, plan: Plan, session: Session, hosts: int) -> Spec:
+        return Spec.of(plan, session, memory=max(1, session.budget.most // hosts))  # of one process, all together

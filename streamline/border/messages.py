@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from streamline.beginnings import Beginning
 from streamline.border.packed import Packed
 from streamline.meters.stage_meter import Counted, Doing
 from streamline.states import Tree
@@ -260,11 +261,13 @@ class Counts(NamedTuple):
     Attributes:
       channels: (stage, shard, capacity, items, depth, peak).
       spans: since the last ones, if they are wanted.
+      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache, hedged requests).
     """
 
     stages: tuple[Counted, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
+    traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
 
 
 class Broken(NamedTuple):
@@ -294,6 +297,7 @@ Message: TypeAlias = (
     | Taken
     | LeftOut
     | AtWork
+    | Beginning
     | Counts
     | Waiting
     | Broken

@@ -5,7 +5,9 @@ NumPy does it for plain, contiguous, writable arrays. The rest it copies two or 
 tensor. Here all of them hand out their memory. The other side gets arrays of the same values, dtype and memory order,
 always writable, over the memory that it is given.
 
-torch is not imported for it: where nobody has, there are no tensors.
+pyarrow hands its memory out by itself, but of a few rows of a table it hands out all of the table: those are copied.
+
+torch and pyarrow are not imported for it: where nobody has, there are no tensors, and no tables.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ def reducers() -> dict[Any, Reducer]:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         table[torch.Tensor] = reduce_tensor
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None and hasattr(pyarrow, "RecordBatch"):
+        table[pyarrow.RecordBatch] = reduce_record_batch
+        table[pyarrow.Table] = reduce_table
     table.update(copyreg.dispatch_table)
     return table
 
@@ -123,3 +129,35 @@ def make_tensor(
         tensor = torch.frombuffer(memory, dtype=dtype)
         tensor = tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def reduce_record_batch(batch: Any) -> Any:
+    """As `__reduce_ex__`; the memory of the rows that it shows, and not much beside."""
+    return _apart(batch).__reduce_ex__(5)
+
+
+def reduce_table(table: Any) -> Any:
+    """As `reduce_record_batch`."""
+    import pyarrow
+
+    if _dense_enough(table):
+        return table.__reduce_ex__(5)
+    return pyarrow.Table.from_batches([_apart(batch) for batch in table.to_batches()], table.schema).__reduce_ex__(5)
+
+
+def _apart(batch: Any) -> Any:
+    """Return a batch that shows less than half of its memory with memory of its own."""
+    import pyarrow
+
+    if _dense_enough(batch):
+        return batch
+    columns = [pyarrow.concat_arrays([column]) for column in batch.columns]
+    return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _dense_enough(batch: Any) -> bool:
+    """Whether it is less work to send all of a batch's memory than to copy what it shows, and send that."""
+    return bool(batch.get_total_buffer_size() <= 2 * batch.nbytes)

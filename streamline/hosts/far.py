@@ -43,7 +43,7 @@ from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
 from streamline.hosts.waiting_tasks import waiting_tasks
 from streamline.plan import Plan
-from streamline.session import Session
+from streamline.session import MEMORY_BYTES, Session
 from streamline.sources.fed import FedSource
 from streamline.tasks import Job, Tasks, supervise
 from streamline.worker import worker_flow
@@ -56,7 +56,7 @@ class Spec:
     """What a host is told of a running: its plan, and what its session is like.
 
     Attributes:
-      most_ahead: as in `Session`, like `metered`.
+      most_ahead: as in `Session`, like `metered` and `memory`.
       policy: what is done with items on which user code fails.
     """
 
@@ -64,13 +64,20 @@ class Spec:
     policy: Policy
     most_ahead: int | None = None
     metered: bool = True
+    memory: int = MEMORY_BYTES
 
     @classmethod
-    def of(cls, plan: Plan, session: Session) -> Spec:
-        """Return what a host is told of a running that has this session."""
+    def of(cls, plan: Plan, session: Session, memory: int | None = None) -> Spec:
+        """Return what a host is told of a running that has this session; `memory` is its own, None: the session's."""
         policy = far_policy(session.errors.policy)
         plan = replace(plan, after=())  # what stands there may be of any kind: a model on a GPU
-        return cls(plan=plan, policy=policy, most_ahead=session.most_ahead, metered=session.meters.on)
+        return cls(
+            plan=plan,
+            policy=policy,
+            most_ahead=session.most_ahead,
+            metered=session.meters.on,
+            memory=session.budget.most if memory is None else memory,
+        )
 
 
 async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = None) -> None:
@@ -79,7 +86,8 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     Args:
       answer: answers what is asked of the other end; None: as the process was told, see `talk.asker`.
     """
-    session = Session(most_ahead=spec.most_ahead, metered=spec.metered)
+    session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
+    session.beginnings.tell = link.send
     errors = session.errors = FarErrors(spec.policy, link, answer)
     telling = Telling(link, session) if spec.metered and link.copies else None
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from streamline.beginnings import Beginning
 from streamline.border.crossing import failure_in, left_out_in
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
@@ -86,6 +87,7 @@ class Lane:
             Closed: self._closed,
             LeftOut: self._left_out,
             AtWork: self._at_work,
+            Beginning: tasks.session.beginnings.compare,
             Counts: self._mirror.show,
             Broken: self._broken,
             Waiting: self._watch.answered,

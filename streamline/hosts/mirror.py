@@ -12,6 +12,7 @@ from streamline.border.messages import Counts
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import Counted, StageMeter
+from streamline.meters.traffic import Traffic
 
 __all__ = ["Mirror"]
 
@@ -28,6 +29,7 @@ class Mirror:
         self._before: dict[Key, Counted] = {}
         self._passed: dict[Key, int] = {}  # items through channels of hosts that have died
         self._seen: dict[Key, int] = {}
+        self._asked: dict[str, tuple[int, int, int, int, int, int, int]] = {}  # of servers, by hosts that have died
 
     def show(self, counts: Counts) -> None:
         """Show what the host has counted."""
@@ -44,6 +46,10 @@ class Mirror:
             self._seen[name, shard] = items
             channel.items = items + self._passed.get((name, shard), 0)
             channel.depth, channel.peak = depth, max(channel.peak, peak)
+        for name, *asked in counts.traffics:
+            before = self._asked.get(name, Traffic().counts())
+            summed = (one + more for one, more in zip(asked, before, strict=True))
+            meters.traffics[name, self._host.number] = Traffic(*summed)
         for key, doing, began, ended in counts.spans:
             meter = self._shown.get(key)
             if meter is not None and meter.observer is not None:
@@ -58,3 +64,8 @@ class Mirror:
             self._passed[key] = self._passed.get(key, 0) + items
             self._meters.channel(*key, 0).depth = 0
         self._seen.clear()
+        self._asked = {
+            name: traffic.counts()
+            for (name, number), traffic in list(self._meters.traffics.items())
+            if number == self._host.number
+        }

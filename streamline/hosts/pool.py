@@ -51,8 +51,8 @@ class Hosting(ABC):
         """Return a new host, which starts at its first link."""
 
     @abstractmethod
-    def payload(self, plan: Plan, session: Session) -> Any:
-        """Return what each host is given of a running."""
+    def payload(self, plan: Plan, session: Session, hosts: int) -> Any:
+        """Return what each of so many hosts is given of a running."""
 
     def hosts_for(self, workers: int) -> int:
         """Return how many hosts so many workers run in."""
@@ -69,7 +69,7 @@ class Hosting(ABC):
         try:
             for host in hosts:
                 host.start()
-            payload = self.payload(plan, site.tasks.session)
+            payload = self.payload(plan, site.tasks.session, len(hosts))
         except BaseException:
             for host in hosts if own else ():
                 host.close()

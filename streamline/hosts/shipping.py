@@ -19,13 +19,12 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, users_level
 from streamline.hosts.memory_maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
@@ -40,7 +39,6 @@ APART_BYTES = 4096
 FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
 
-PACKAGE = str(Path(__file__).parents[1])
 
 _registering = threading.Lock()
 """Which modules go by value is said to cloudpickle for all threads at once."""
@@ -84,7 +82,7 @@ def ship(payload: object) -> Shipped:
         warnings.warn(
             f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
             "a path instead, or an np.memmap (np.load(path, mmap_mode='r')), which costs nothing to send",
-            stacklevel=_users_level(),
+            stacklevel=users_level(),
         )
     return Shipped(fd, nbytes)
 
@@ -223,11 +221,3 @@ def _same(file: str, origin: str) -> bool:
         return os.path.samefile(file, origin)  # noqa: PTH121 - strings are what modules have
     except OSError:  # in a zip file
         return file == origin
-
-
-def _users_level() -> int:
-    """Return the stack level, seen from the caller, of the code that isn't ours."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    return level

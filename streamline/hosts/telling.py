@@ -40,6 +40,7 @@ class Telling:
         self._lock = threading.Lock()
         self._told: dict[tuple[str, int], Counted] = {}
         self._told_channels: dict[tuple[str, int], tuple[str, int, int, int, int, int]] = {}
+        self._told_traffics: dict[str, tuple[str, int, int, int, int, int, int, int]] = {}
         self._spans: list[Span] = []
         self._news = threading.Event()
         self._over = threading.Event()
@@ -68,11 +69,18 @@ class Telling:
                 if says != self._told_channels.get(key):
                     self._told_channels[key] = says
                     channels.append(says)
+            traffics = self._new_traffics()
             spans, self._spans = self._spans, []
-            new = bool(stages or channels or spans)
+            new = bool(stages or channels or spans or traffics)
             if new:
-                self._link.tell(Counts(tuple(stages), tuple(channels), tuple(spans)))
+                self._link.tell(Counts(tuple(stages), tuple(channels), tuple(spans), traffics))
             return new
+
+    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int, int], ...]:
+        says = {name: (name, *traffic.counts()) for (name, _), traffic in list(self._meters.traffics.items())}
+        new = tuple(one for name, one in says.items() if one != self._told_traffics.get(name))
+        self._told_traffics = says
+        return new
 
     def observe(self, observed: bool) -> None:
         """Tell of every stretch of work and of waiting from now on, or don't."""

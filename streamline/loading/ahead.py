@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from streamline.ending.policy import checked_ends
 from streamline.engine import EXIT_S
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.pool import Hosting, Pool
 from streamline.loading.passes import OpenAt, Run, Spent
 from streamline.opened import Opened, RunOptions
@@ -31,21 +32,36 @@ T = TypeVar("T")
 
 
 def passes_of(
-    open_at: Callable[..., Opened[T]], options: RunOptions, source: object, steps_per_epoch: int | None, *, stay: bool
+    open_at: Callable[..., Opened[T]],
+    options: RunOptions,
+    source: object,
+    steps_per_epoch: int | None,
+    *,
+    stay: bool,
+    settled: Callable[[], Callable[..., Opened[T]]],
 ) -> Passes[T]:
     """Return what opens the passes of a loader.
 
     Nothing is opened ahead where it would be noticed: workers that run here would take the trainer's time, a live feed
-    is read once, an epoch of steps may end anywhere, and a file of dead letters is one epoch's at a time.
+    is read once, an epoch of steps may end anywhere, a file of dead letters is one epoch's at a time, and ranks that
+    agree over a store begin their streams in one order.
 
     Args:
       open_at: `Runnable.open`.
       options: for it.
       source: of the plan.
       stay: whether hosts stay between passes.
+      settled: returns `open_at` with what depends on the calling thread: the next pass is opened in another one.
     """
     if not isinstance(stay, bool):
         raise PlanTypeError(f".loader(persistent=) is True or False, got {given(stay)}")
+    if steps_per_epoch is not None:
+        if checked_ends(options.get("ends", "allow")).policy != "allow":
+            raise PlanError(
+                f".loader(ends=) with steps_per_epoch={steps_per_epoch}: every epoch has as many items on every rank "
+                "anyway, so leave ends= out"
+            )
+        options = {**options, "ends": "allow"}
     backend = options.get("backend")
     pool = None
     if stay and isinstance(backend, Hosting):
@@ -53,7 +69,7 @@ def passes_of(
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, Hosting | Pool)
     again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
-    passes = Passes(partial(open_at, **options), pool, ahead=hosted and again)
+    passes = Passes(partial(open_at, **options), pool, lambda: partial(settled(), **options), ahead=hosted and again)
     if isinstance(backend, Pool):
         backend.at_close(passes.drop_next)
     return passes
@@ -65,11 +81,16 @@ class Passes(Generic[T]):
     Args:
       open_at: opens the pipeline.
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
+      settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
       ahead: whether passes may be opened ahead.
     """
 
-    def __init__(self, open_at: OpenAt[T], pool: Pool | None = None, *, ahead: bool = False) -> None:
+    def __init__(
+        self, open_at: OpenAt[T], pool: Pool | None, settled: Callable[[], OpenAt[T]], *, ahead: bool = False
+    ) -> None:
         self.open_at = open_at
+        self._open_next = open_at
+        self._settled = settled
         self.ahead = ahead
         self._pool = pool
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
@@ -84,6 +105,8 @@ class Passes(Generic[T]):
           What `Pipeline.open` raises; also where the pass is there already.
         """
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
+        if self.ahead:
+            self._open_next = self._settled()
         with self._lock:
             coming, self._next = self._next, None
         if coming is not None:
@@ -129,7 +152,7 @@ class Passes(Generic[T]):
         """Open the next epoch. In the event loop's thread of the present one, or in the trainer's."""
         with self._lock:
             if self._next is None and self.ahead:
-                self._next = _Next(self.open_at, self._epoch)
+                self._next = _Next(self._open_next, self._epoch)
 
 
 class _Next(Generic[T]):
@@ -171,6 +194,8 @@ class _Next(Generic[T]):
         spent = Spent()
         try:
             opened = self._open_at(resume=None, epoch=self._epoch)
+            if (ending := opened.opening.ending) is not None and ending.store is not None:
+                return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
             stream = opened.sync_stream(spent=spent.tell, ahead=True)
         except Exception:
             return
@@ -181,5 +206,8 @@ class _Next(Generic[T]):
 
 
 def _same(one: Opening | None, other: Opening) -> bool:
-    """Whether two openings of one pipeline, with the same options, give the same items."""
-    return one is not None and (one.epoch, one.rank, one.listing) == (other.epoch, other.rank, other.listing)
+    """Whether two openings of one pipeline, with the same options, give the same items, in the same place."""
+    if one is None:
+        return False
+    mine = one.epoch, one.rank, one.listing, one.plan.after
+    return mine == (other.epoch, other.rank, other.listing, other.plan.after)

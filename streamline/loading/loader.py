@@ -10,21 +10,21 @@ Which epoch comes next is decided in `streamline.loading.epochs`; here it is don
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
-from streamline.errors import ClosedError, PlanError, PlanTypeError
-from streamline.failing.failures import ErrorReport
+from streamline.ending.length import num_given
+from streamline.errors import ClosedError, PlanError
 from streamline.loading.ahead import Passes
 from streamline.loading.epochs import Epochs, Phase, Place
-from streamline.loading.length import num_items
 from streamline.loading.loader_state import Inside, LoaderState
-from streamline.loading.passes import Iteration, Now, Run
-from streamline.meters.stats import Stats
-from streamline.options import check_int
+from streamline.loading.passes import Iteration, Now, Run, check_begin
+from streamline.loading.reports import Reports
+from streamline.opening import Opening
+from streamline.options import check_ago, check_int
 from streamline.snapshot import Snapshot
 
 __all__ = ["Loader"]
@@ -32,7 +32,7 @@ __all__ = ["Loader"]
 T = TypeVar("T")
 
 
-class Loader(Generic[T]):
+class Loader(Reports[T]):
     """Iterates a pipeline, one epoch each time; made by `pipe.loader()`.
 
     for epoch in range(loader.epoch, 3):
@@ -51,12 +51,12 @@ class Loader(Generic[T]):
         fixed_epoch: bool,
         resume: Snapshot | None,
     ) -> None:
-        _check(epoch, steps_per_epoch, fixed_epoch, resume)
+        check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
         self._passes = passes
         weakref.finalize(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
         at = None if resume is not None and steps_per_epoch else epoch
         self._opening = passes.open_at(resume=resume, epoch=at).opening
-        self._loaded = resume
+        self._loaded = _part(resume, self._opening)
         self._unknown = resume is not None and steps_per_epoch is None
         self._closed = False
         self._token: object = None
@@ -116,7 +116,8 @@ class Loader(Generic[T]):
         if steps is not None:
             return steps
         opening = self._opening
-        items = num_items(opening.plan, opening.rank.rank, opening.rank.world_size)
+        policy = "allow" if opening.ending is None else opening.ending.ends.policy
+        items = num_given(opening.plan, opening.rank.rank, opening.rank.world_size, policy)
         if items is None:
             raise TypeError(
                 "how many items an epoch of this pipeline has isn't known before they have been read: "
@@ -128,20 +129,6 @@ class Loader(Generic[T]):
 
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
-
-    def stats(self) -> Stats | None:
-        """Return what was counted in the present iteration, or in the last one; None: there has been none.
-
-        With `steps_per_epoch`: since the pipeline was opened, which may be epochs ago.
-        """
-        run = self._now.run
-        return None if run is None else run.stream.stats()
-
-    @property
-    def errors(self) -> ErrorReport:
-        """The items that were left out because of an error, of the same stretch as `stats`, and before a resume."""
-        run = self._now.run
-        return ErrorReport() if run is None else run.stream.errors
 
     # Iterating ------------------------------------------------------------------------------------------------------
 
@@ -291,18 +278,24 @@ class Loader(Generic[T]):
 
     # States ---------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """Return where the loader stands, as a dict of strings and integers: what resumes right after the last item.
 
         Behind an epoch's last item that is the next epoch's beginning. To know that it was the last, this may wait for
-        the next item, or the end: nothing is lost by that, the loop gets the item. Behind `break` or an exception, it
-        is where the loop was left.
+        the next item, or the end: the loop still gets it. Behind `break` or an exception, it is where it was left.
+
+        Args:
+          batches_ago: 1: what resumes with the last item, for trainers that fetch one ahead of using it; never waits.
 
         Raises:
           SnapshotError: a stage's state holds what JSON would lose or change.
+          PlanError: `batches_ago` is neither 0 nor 1; or it is 1, and this iteration has given nothing yet.
         """
-        place, at = self._standing()
-        position = self._position
+        check_ago("state_dict(batches_ago)", batches_ago)
+        if batches_ago:
+            place, at, position = self._one_ago()
+        else:
+            (place, at), position = self._standing(), self._position
         return LoaderState(
             epoch=place.epoch,
             step=place.step,
@@ -310,6 +303,15 @@ class Loader(Generic[T]):
             steps_per_epoch=self._now.epochs.steps or 0,
             snapshot="" if position is None else position.to_json(),
         ).to_dict()
+
+    def _one_ago(self) -> tuple[Place, Inside, Snapshot | None]:
+        """Return where the last item came from."""
+        epochs, run = self._now
+        taken = 0 if run is None else run.taken
+        if run is None or not taken or epochs.phase is not Phase.RUNNING:
+            raise PlanError("state_dict(batches_ago=1): expected an iteration that has given an item, and goes on")
+        place = epochs.at(taken - 1)
+        return place, "begin" if place.fresh else "inside", run.snapshot_before
 
     def _standing(self) -> tuple[Place, Inside]:
         """Return where the next item comes from, and whether it is known that there is one."""
@@ -328,24 +330,28 @@ class Loader(Generic[T]):
             known = more is not None
         return place, "inside" if known else "unknown"
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Go to where a loader stood when it returned this from `state_dict`; the next `iter()` goes on there.
+
+        Args:
+          state_dict: this rank's; or a list of those of all ranks, which may be others in number than there are now.
 
         Raises:
           RuntimeError: this loader has given items already: load into a new one.
           SnapshotError: it isn't what `state_dict` returns.
-          ResumeError: it is of another plan, of other data, of another rank or of another `steps_per_epoch`.
+          ResumeError: it is of another plan, of other data, of other ranks or of another `steps_per_epoch`.
         """
         epochs, _ = self._now
         if epochs.begun or epochs.phase is not Phase.WAITING:
             raise RuntimeError("iteration has begun: load the state into a new loader, before its first iter()")
-        state = LoaderState.from_dict(state_dict)
+        state, snapshot = LoaderState.read(state_dict)
         state.insist_on(epochs.steps)
-        snapshot = state.parsed()
         epoch = None if snapshot is not None else state.epoch
-        self._passes.open_at(resume=snapshot, epoch=epoch)  # refuses what doesn't fit
+        opening = self._passes.open_at(resume=snapshot, epoch=epoch).opening  # refuses what doesn't fit
         self._drop(replace(epochs, place=Place(state.epoch, state.step, fresh=state.at == "begin")))
-        self._loaded, self._unknown = snapshot, state.at == "unknown"
+        regrouped = snapshot is not None and snapshot.world_size != opening.rank.world_size
+        self._unknown = state.at == "unknown" or (state.at == "inside" and regrouped and epochs.steps is None)
+        self._loaded = _part(snapshot, opening)
 
     def snapshot(self) -> Snapshot:
         """Return where the pipeline stands, right after the last item, for `save`. Doesn't wait for an item.
@@ -357,7 +363,9 @@ class Loader(Generic[T]):
         if position is not None:
             return position
         epoch = self._now.epochs.upcoming.epoch
-        with self._passes.open_at(resume=None, epoch=epoch, backend=Inline()) as stream:  # nothing is read
+        with self._passes.open_at(
+            resume=None, epoch=epoch, backend=Inline(), ends="allow"
+        ) as stream:  # nothing is read
             return stream.snapshot()
 
     def __reduce__(self) -> NoReturn:
@@ -370,14 +378,8 @@ class Loader(Generic[T]):
         return f"<Loader: epoch {epochs.place.epoch}, step {epochs.place.step + taken}, {phase}>"
 
 
-def _check(epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object) -> None:
-    if epoch is not None:
-        check_int(".loader(epoch=)", epoch, 0)
-    if steps_per_epoch is not None:
-        check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
-    if not isinstance(fixed_epoch, bool):
-        raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
-    if resume is not None and not isinstance(resume, Snapshot):
-        raise PlanTypeError(
-            f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"
-        )
+def _part(snapshot: Snapshot | None, opening: Opening) -> Snapshot | None:
+    """Return the part of a snapshot that an opening took: a whole job's is in no state of one rank."""
+    if snapshot is None or (snapshot.rank, snapshot.world_size) == (opening.rank.rank, opening.rank.world_size):
+        return snapshot
+    return opening.resume

@@ -6,7 +6,7 @@ value.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -72,6 +72,29 @@ class LoaderState:
             raise SnapshotError(f"not a loader's state: {error}") from None
         state._check()
         return state
+
+    @classmethod
+    def read(cls, found: object) -> tuple[LoaderState, Snapshot | None]:
+        """Return the state that `state_dict` returned, with its snapshot; of a list of them, that of the whole job.
+
+        Raises:
+          SnapshotError: it is anything else; ranks are missing, or were saved at different steps.
+        """
+        if not isinstance(found, list | tuple) or not found:
+            state = cls.from_dict(found)
+            return state, state.parsed()
+        states = [cls.from_dict(one) for one in found]
+        snapshots = [state.parsed() for state in states]
+        parts = sorted((one for one in snapshots if one is not None), key=lambda part: part.rank or 0)
+        if len({(one.epoch, one.step, one.steps_per_epoch, one.at == "begin") for one in states}) > 1:
+            steps = ", ".join(f"epoch {one.epoch} step {one.step}" for one in states)
+            raise SnapshotError(f"the loaders' states of all ranks are of one step, these are of several: {steps}")
+        if not parts:
+            return states[0], None
+        if len(parts) < len(states):
+            raise SnapshotError("some of the loaders' states have a snapshot, and some have none")
+        at: Inside = "inside" if all(state.at == "inside" for state in states) else "unknown"
+        return replace(states[0], at=states[0].at if states[0].at == "begin" else at), Snapshot.of_job(parts)
 
     def _check(self) -> None:
         """Refuse entries that contradict each other."""

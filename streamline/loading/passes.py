@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from streamline.backends.base import Backend
-from streamline.errors import ClosedError
+from streamline.ending.policy import EndsPolicy
+from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
+from streamline.options import check_int
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 
-__all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent"]
+__all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent", "check_begin"]
 
 T = TypeVar("T")
 
@@ -22,7 +24,9 @@ T = TypeVar("T")
 class OpenAt(Protocol[T]):
     """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Runnable.open` with its other options."""
 
-    def __call__(self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ...) -> Opened[T]: ...
+    def __call__(
+        self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ..., ends: EndsPolicy = ...
+    ) -> Opened[T]: ...
 
 
 class Spent:
@@ -84,6 +88,11 @@ class Run(Generic[T]):
         """Where it stands."""
         return self.stream.snapshot() if self.begin is None or self.stream.count else self.begin
 
+    @property
+    def snapshot_before(self) -> Snapshot:
+        """Where it stood right before the last item."""
+        return self.stream.snapshot(1) if self.begin is None or self.stream.count > 1 else self.begin
+
 
 class Now(NamedTuple, Generic[T]):
     """Accounts and stream change together: Ctrl-C may come between any two lines."""
@@ -119,3 +128,21 @@ class Iteration(Iterator[T]):
         except ClosedError:
             self._insist()
             raise
+
+
+def check_begin(epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object) -> None:
+    """Insist on options of `.loader()` that are of their types.
+
+    Raises:
+      PlanError: an epoch below 0, or fewer than 1 step. PlanTypeError: something else.
+    """
+    if epoch is not None:
+        check_int(".loader(epoch=)", epoch, 0)
+    if steps_per_epoch is not None:
+        check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
+    if not isinstance(fixed_epoch, bool):
+        raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
+    if resume is not None and not isinstance(resume, Snapshot):
+        raise PlanTypeError(
+            f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"
+        )

@@ -25,8 +25,8 @@ def way_out(kind: str, calls: int) -> str:
     threads = f'executor="thread", concurrency={calls}'
     if kind == "map":
         return threads
-    if kind == "batch":
-        return f".batch(collate=None) and the collating in .map({threads})"
+    if kind in ("batch", "bucket_by_length"):
+        return f".{kind}(collate=None) and the collating in .map({threads})"
     if kind in ("flat_map", "unbatch"):
         return f".map({threads}) that returns lists, and .unbatch()"
     if kind == "from_items":
@@ -46,7 +46,7 @@ def several(kind: str) -> str:
         return "give what it reads a __getitems__, which takes a list of indices"
     if kind in ("from_iterable", "source"):
         return "let it yield lists, and .unbatch() behind it"
-    if kind in ("batch", "unbatch"):
+    if kind in ("batch", "bucket_by_length", "unbatch"):
         return "larger batches"
     if kind == "filter":
         return "filter lists in a .map, between .batch(collate=None) and .unbatch()"

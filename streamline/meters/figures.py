@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from streamline.meters.names import Executor, HostKind, host_label, label
 
-__all__ = ["ChannelStats", "Figures", "HostStats", "StageStats", "WorkerStats", "between"]
+__all__ = ["ChannelStats", "Figures", "HostStats", "ReadStats", "StageStats", "WorkerStats", "between"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +180,59 @@ class HostStats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadStats:
+    """What one source has asked of servers, in all hosts together, since the stream was opened.
+
+    Attributes:
+      name: of the source.
+      requests: that were sent, tries again and redirects among them.
+      retries: tries again, each behind a failure: a drop, a stall, a busy server.
+      bytes: that arrived; what arrived twice counts twice.
+      cache_hits: objects, or ranges of one, that were read from `cache_dir`.
+      cache_misses: those that weren't there, and were asked for.
+      cache_bytes: that were read from there.
+      hedged: requests that were sent once more because their answer was late (`HttpOptions(hedge_after_s=)`).
+    """
+
+    name: str
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    hedged: int = 0
+
+    def plus(
+        self, requests: int, retries: int, bytes: int, hits: int, misses: int, kept_bytes: int, hedged: int
+    ) -> ReadStats:
+        """Return this with more."""
+        return replace(
+            self,
+            requests=self.requests + requests,
+            retries=self.retries + retries,
+            bytes=self.bytes + bytes,
+            cache_hits=self.cache_hits + hits,
+            cache_misses=self.cache_misses + misses,
+            cache_bytes=self.cache_bytes + kept_bytes,
+            hedged=self.hedged + hedged,
+        )
+
+    def since(self, earlier: ReadStats) -> ReadStats:
+        """Return what was added since `earlier`."""
+        return replace(
+            self,
+            requests=self.requests - earlier.requests,
+            retries=self.retries - earlier.retries,
+            bytes=self.bytes - earlier.bytes,
+            cache_hits=self.cache_hits - earlier.cache_hits,
+            cache_misses=self.cache_misses - earlier.cache_misses,
+            cache_bytes=self.cache_bytes - earlier.cache_bytes,
+            hedged=self.hedged - earlier.hedged,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """A stream at one moment, or between two.
 
@@ -193,6 +246,7 @@ class Figures:
         the first item of a list until it first awaits something.
       hosts: threads or processes in which workers run, by number; none where they run in the stream's event loop.
       cpus: that this process may use.
+      reads: what sources have asked of servers, by name; of those that have asked any.
     """
 
     elapsed_s: float
@@ -203,12 +257,14 @@ class Figures:
     consumer_held_s: float = 0.0
     hosts: tuple[HostStats, ...] = ()
     cpus: int = 1
+    reads: tuple[ReadStats, ...] = ()
 
 
 def between(earlier: Figures, later: Figures) -> Figures:
     """Return what was added from one moment to another of the same stream; depths and peaks are those of the later."""
     passed = {channel.name: channel.items for channel in earlier.channels}
     before = {stage.name: stage for stage in earlier.stages}
+    read = {each.name: each for each in earlier.reads}
     were = {host.number: host for host in earlier.hosts}
     return Figures(
         elapsed_s=max(0.0, later.elapsed_s - earlier.elapsed_s),
@@ -223,4 +279,5 @@ def between(earlier: Figures, later: Figures) -> Figures:
             host.since(were.get(host.number, HostStats(number=host.number, kind=host.kind))) for host in later.hosts
         ),
         cpus=later.cpus,
+        reads=tuple(each.since(read.get(each.name, ReadStats(name=each.name))) for each in later.reads),
     )

@@ -18,6 +18,7 @@ from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import LoopMeter, Observer, StageMeter
+from streamline.meters.traffic import Traffic
 
 if TYPE_CHECKING:
     from streamline.meters.figures import Figures
@@ -40,6 +41,7 @@ class Meters:
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
         self.stages: dict[tuple[str, int], StageMeter] = {}
         self.channels: dict[tuple[str, int], ChannelMeter] = {}
+        self.traffics: dict[tuple[str, int | None], Traffic] = {}
         self.loop = LoopMeter()
         self.consumer = ConsumerMeter(opened_at, self.loop)
         self.order: list[str] = []
@@ -58,7 +60,7 @@ class Meters:
         Each stage in each worker has a meter of its own, so each still has one writer.
         """
         part = Meters(self.consumer.opened_at, on=self.on)
-        part.stages, part.channels = self.stages, self.channels
+        part.stages, part.channels, part.traffics = self.stages, self.channels, self.traffics
         part._host, part._whole = host, self
         return part
 
@@ -88,6 +90,10 @@ class Meters:
             meter = self.channels[name, shard] = ChannelMeter(name, shard, capacity)
         return meter
 
+    def traffic(self, name: str) -> Traffic:
+        """Return the counter of what the source `name` asks of servers, in this host."""
+        return self.traffics.setdefault((name, None if self._host is None else self._host.number), Traffic())
+
     def began(self) -> None:
         """The consumer gets its first list: what was before was the warm-up."""
         self._first = self.figures()
@@ -113,4 +119,4 @@ class Meters:
         """Return what the meters say now."""
         from streamline.meters.picture import picture  # likewise
 
-        return picture(self.consumer, self.order, self.stages, self.channels, self.hosts)
+        return picture(self.consumer, self.order, self.stages, self.channels, self.hosts, self.traffics)

@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.consumer_meter import ConsumerMeter
-from streamline.meters.figures import ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.names import BORDER
 from streamline.meters.stage_meter import StageMeter
+from streamline.meters.traffic import Traffic
 
 __all__ = ["picture"]
 
@@ -24,6 +25,7 @@ def picture(
     stages: dict[tuple[str, int], StageMeter],
     channels: dict[tuple[str, int], ChannelMeter],
     hosts: Sequence[HostMeter],
+    traffics: Mapping[tuple[str, int | None], Traffic],
 ) -> Figures:
     """Return what the meters of a running say now; see `Meters`. From any thread."""
     now = perf_counter() if consumer.closed_at is None else consumer.closed_at
@@ -38,7 +40,17 @@ def picture(
         cpus=_usable_cpus(),
         channels=tuple(_channel(each) for each in _by_name(list(channels.copy().values()), places)),
         consumer_held_s=consumer.held_s,
+        reads=_reads(dict(traffics)),
     )
+
+
+def _reads(traffics: Mapping[tuple[str, int | None], Traffic]) -> tuple[ReadStats, ...]:
+    """Return what each source has asked of servers, all hosts together; of those that have."""
+    found: dict[str, ReadStats] = {}
+    for (name, _), traffic in traffics.items():
+        if any(counts := traffic.counts()):
+            found[name] = found.get(name, ReadStats(name=name)).plus(*counts)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _numbered(hosts: Sequence[HostMeter]) -> list[HostMeter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.meters.figures import ChannelStats, Figures, HostStats, StageStats
+from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 from streamline.meters.names import BORDER
 
 __all__ = ["table"]
@@ -12,6 +12,8 @@ __all__ = ["table"]
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 CHANNELS = ("channel behind", "channels", "items", "held now", "peak", "capacity")
 HOSTS = ("host", "workers", "items", "items/s", "bytes", "busy", "restarts", "memory")
+READS = ("asked of servers by", "requests", "requests/s", "retries", "bytes")
+CACHES = ("cache", "hits", "misses", "bytes from disk")
 
 WIDEST_NAME = 20
 """Longer names are cut, so that a line fits into 80 columns."""
@@ -19,7 +21,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def table(figures: Figures) -> str:
-    """Return a line on the consumer, then tables of stages, channels and hosts; errors only where there are any.
+    """Return a line on the consumer, then tables of stages, channels, hosts and requests; errors only if there are any.
 
     Percentages are of the time in which all calls that a stage may have at work at once could have been busy: at work,
     waiting for an item ("no input"), waiting for room behind it. Of a host, of the time: its event loop was held.
@@ -40,7 +42,24 @@ def table(figures: Figures) -> str:
         lines += _aligned([CHANNELS, *map(_channel, figures.channels)])
     if figures.hosts:
         lines += _aligned([HOSTS, *(_host(host, elapsed_s) for host in figures.hosts)])
+    if cached := [read for read in figures.reads if read.cache_hits or read.cache_misses]:
+        lines += _aligned([CACHES, *map(_cache, cached)])
+    if figures.reads:
+        asked = [READS, *(_read(read, elapsed_s) for read in figures.reads)]
+        if any(read.hedged for read in figures.reads):
+            hedged = ["hedged", *(f"{read.hedged:,}" for read in figures.reads)]
+            asked = [(*row[:4], count, *row[4:]) for row, count in zip(asked, hedged, strict=True)]
+        lines += _aligned(asked)
     return "\n".join(lines)
+
+
+def _cache(read: ReadStats) -> tuple[str, ...]:
+    return _cut(read.name), f"{read.cache_hits:,}", f"{read.cache_misses:,}", _size(read.cache_bytes)
+
+
+def _read(read: ReadStats, elapsed_s: float) -> tuple[str, ...]:
+    rate = _rate(read.requests, elapsed_s)
+    return (_cut(read.name), f"{read.requests:,}", rate, f"{read.retries:,}", _size(read.bytes))
 
 
 def _stage(stage: StageStats, elapsed_s: float) -> tuple[str, ...]:

@@ -229,7 +229,7 @@ def _calls_full(loads: Loads) -> Verdict | None:
     stage = max(loads.stages, key=loads.awaited, default=None)
     if stage is None or loads.awaited(stage) < LOADED:
         return None
-    if stage.kind == "from_stream":
+    if stage.kind in ("from_stream", "stream_http"):
         return Verdict(
             rule="calls",
             stage=str(stage),

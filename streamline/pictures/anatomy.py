@@ -17,9 +17,11 @@ from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.custom import CAPACITY, Through
 from streamline.transforms.map import ConcurrentMap, Numbering
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "written"]
@@ -89,7 +91,7 @@ class Anatomy:
       workers: how many there are in the whole job.
       merge: "merge (strict)".
       after: behind the merge: a task that pulls it, and a channel; nothing: whoever consumes pulls the merge.
-      border: what may be between the event loop's thread and a plain loop's.
+      border: what may be between the event loop's thread and a plain loop's; None: it is counted before.
     """
 
     feed: tuple[Part, ...]
@@ -97,7 +99,7 @@ class Anatomy:
     workers: int
     merge: str
     after: tuple[Part, ...]
-    border: Tube
+    border: Tube | None
 
 
 def anatomy(plan: Plan) -> Anatomy:
@@ -123,12 +125,22 @@ def anatomy(plan: Plan) -> Anatomy:
     if not isinstance(worker[-1], Tube):
         worker.append(Tube(items=plan.worker_capacity(workers), each=_each(plan.worker)))
     after: list[Part] = []
+    each = _each(plan.worker + plan.after)
+    border: Tube | None = Tube(items=plan.border_capacity, each=each)
     if plan.after:
-        after = _section(plan.after, [(merge_line(plan), 0)], _each(plan.worker))
+        last = plan.after[-1] if plan.ends_itself else None
+        after = _section(
+            plan.after[:-1] if last is not None else plan.after, [(merge_line(plan), 0)], _each(plan.worker)
+        )
         if isinstance(after[-1], Tube):
             after.append(Task(stages=PASSES_ON))
-        after.append(Tube(items=plan.end_capacity, each=_each(plan.worker + plan.after)))
-    border = Tube(items=plan.border_capacity, each=_each(plan.worker + plan.after))
+        after.append(Tube(items=plan.end_capacity, each=each))
+        if last is not None:
+            after += [
+                Task(stages=tuple((text, 0) for _, text in written([last]))),
+                Tube(items=last.in_flight, each=each),
+            ]
+            border = None
     return Anatomy(
         feed=tuple(feed),
         worker=tuple(worker),
@@ -155,8 +167,12 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
             parts += [Task(stages=tuple(chain) or PASSES_ON), Tube(items=stage.items, each=each, bytes=stage.bytes)]
             chain = []
             continue
+        if isinstance(stage, Regenerate) and stage.overlap:
+            parts += [Task(stages=tuple(chain) or PASSES_ON), Tube(items=stage.size, each=each)]
+            chain = [(text, stage.size)]
+            continue
         chain.append((text, 0 if isinstance(stage, ConcurrentMap | Through) else stage.in_flight))
-        each *= stage.size if isinstance(stage, Batch) else 1
+        each *= stage.gathers
         if isinstance(stage, ConcurrentMap):
             parts.append(Task(stages=tuple(chain), calls=stage.concurrency, threads=stage.executor == "thread"))
             parts.append(Tube(items=stage.capacity, each=each))
@@ -170,7 +186,7 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
 
 
 def _each(stages: Iterable[AnyStage]) -> int:
-    return math.prod(stage.size for stage in stages if isinstance(stage, Batch))
+    return math.prod(stage.gathers for stage in stages)
 
 
 def merge_line(plan: Plan) -> str:
@@ -208,7 +224,7 @@ def _line(stage: AnyStage, more: Sequence[str]) -> str:
     options += more
     if isinstance(stage, Through):
         options += [f"{key}={_short(value)}" for key, value in stage.params]
-    if isinstance(stage, Batch) and stage.collate is not stack:
+    if isinstance(stage, Batch | BucketByLength) and stage.collate is not stack:
         options.append(f"collate={None if stage.collate is as_list else stage_name(stage.collate)}")
     return f"{stage.kind}({', '.join(names + options)})"
 

@@ -12,7 +12,6 @@ from streamline.flow import LIST_ITEMS
 from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, in_bytes, merge_line, written
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
-from streamline.transforms.batch import Batch
 from streamline.transforms.limit import Take
 from streamline.transforms.repeat import Repeat
 
@@ -30,26 +29,33 @@ def max_in_flight(plan: Plan) -> int:
     Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers.
     """
     weight = 1
-    held = READ_AHEAD_ITEMS + LIST_ITEMS if plan.source.waits else 0  # a list is read before anybody asks how many
+    # A list is read before anybody asks how many; of each file that is read in turn.
+    held = READ_AHEAD_ITEMS + LIST_ITEMS * plan.shard.interleave if plan.source.waits else 0
     if isinstance(plan.source, Live):
         n, most = plan.shard.num_shards, plan.source.max_ahead
         held = most if n > 1 else min(plan.feed_capacity, most)  # while another worker starves
+    held += plan.source.in_flight
     for stage in plan.worker:
         held += stage.in_flight * weight
-        weight *= stage.size if isinstance(stage, Batch) else 1
+        weight *= stage.gathers
     held += plan.worker_capacity(plan.shard.num_shards) * weight
     held *= plan.shard.num_shards
     for stage in plan.after:
         held += stage.in_flight * weight
-        weight *= stage.size if isinstance(stage, Batch) else 1
+        weight *= stage.gathers
     if plan.after:
         held += plan.capacity(READ_AHEAD_ITEMS, plan.worker + plan.after) * weight
     return held + at_the_border(plan)
 
 
 def at_the_border(plan: Plan) -> int:
-    """Return how many of those are between the two threads of a plain `for` loop; with `async for`, none."""
-    return plan.border_capacity * math.prod(s.size for s in plan.worker + plan.after if isinstance(s, Batch))
+    """Return how many of those are between the two threads of a plain `for` loop; with `async for`, none.
+
+    None either where the last stage counts what the consumer hasn't taken yet.
+    """
+    if plan.ends_itself:
+        return 0
+    return plan.border_capacity * math.prod(stage.gathers for stage in plan.worker + plan.after)
 
 
 def describe(plan: Plan) -> str:
@@ -70,7 +76,8 @@ def describe(plan: Plan) -> str:
     lines += _way("rank", parts.after)
     lines.append(f"{'memory':<{LABEL_CHARS}}{_bytes(parts)}")
     border = at_the_border(plan)
-    lines.append(f"at most {max_in_flight(plan) - border:,} items in flight; in a quick plain loop {border:,} more")
+    more = f"; in a quick plain loop {border:,} more" if border else ""
+    lines.append(f"at most {max_in_flight(plan) - border:,} items in flight{more}")
     return "\n".join(lines)
 
 
@@ -81,6 +88,8 @@ def _how_read(plan: Plan) -> str:
         kept = "in memory" if source.journal is None else f"in {source.journal}"
         whom = f"handed out to {n:,} workers in turn" if n > 1 else "for one worker"
         return f": read once by one reader, {whom}; journalled {kept}"
+    if plan.shard.interleave > 1:
+        return f": {plan.shard.interleave:,} files of each in turn, item by item"
     return f": everything is read {n:,} times" if _all_by_all(plan) else ""
 
 

@@ -116,7 +116,7 @@ def _tube(tube: Tube) -> str:
 
 
 def _border(parts: Anatomy) -> str:
-    return f"up to {parts.border} more in a plain loop"
+    return "" if parts.border is None else f"up to {parts.border} more in a plain loop"
 
 
 # SVG ----------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,8 @@ def _mermaid(plan: Plan, parts: Anatomy) -> str:
         chart.parts(parts.after)
     else:
         chart.box([_escaped(parts.merge)])
-    chart.box(["your loop", f"<i>{_escaped(_border(parts))}</i>"])
+    border = _border(parts)
+    chart.box(["your loop", *([f"<i>{_escaped(border)}</i>"] if border else [])])
     return "flowchart TB\n" + "\n".join([*chart.lines, *chart.links]) + "\n"
 
 

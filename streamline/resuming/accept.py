@@ -10,16 +10,19 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import Literal, get_args
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.options import given
 from streamline.plan import Plan
 from streamline.snapshot import Snapshot
-from streamline.transforms.prefetch import Prefetch
 
-__all__ = ["check_snapshot", "checked"]
+__all__ = ["NewFiles", "accepting", "check_snapshot", "checked"]
 
-SHARD = ("num_shards", "mode", "drop_remainder")
+NewFiles = Literal["refuse", "next_epoch"]
+"""What a resume does when files have come since its snapshot."""
+
+SHARD = ("num_shards", "mode", "drop_remainder", "interleave")
 
 
 def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
@@ -44,6 +47,25 @@ def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
     return frozenset(accept)
 
 
+def accepting(new_files: str, plan: Plan) -> frozenset[str]:
+    """Return what `open(new_files=)` accepts in this plan.
+
+    Raises:
+      PlanTypeError: it is no string.
+      PlanError: it means nothing; the plan's source reads no files.
+    """
+    options = get_args(NewFiles)
+    if not isinstance(new_files, str):
+        raise PlanTypeError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {given(new_files)}")
+    if new_files not in options:
+        raise PlanError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {new_files!r}")
+    if new_files == "refuse":
+        return frozenset()
+    if "new_files" not in plan.source.changeable:
+        raise PlanError(f"open(new_files={new_files!r}): {plan.source.kind} reads no list of files: leave it out")
+    return frozenset({f"{plan.source.name}.new_files"})
+
+
 def _known(plan: Plan) -> tuple[set[str], set[str]]:
     """Return what may be accepted in this plan, and what is never compared."""
     source = plan.source
@@ -54,7 +76,7 @@ def _known(plan: Plan) -> tuple[set[str], set[str]]:
     for stage in (*plan.before, *plan.worker, *plan.after):
         mine = {stage.argument(stage.name, field.name) for field in fields(stage)}
         uncounted |= mine | {stage.argument(stage.name, "executor")}
-        if not isinstance(stage, Prefetch):
+        if stage.counted:
             refusable = ("name", "added", *stage.options, *stage.survives, *stage.refuses)
             known |= {stage.argument(stage.name, what) for what in refusable}
     return known, uncounted - known

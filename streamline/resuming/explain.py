@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from streamline.plan import Plan
-from streamline.resuming.accept import check_snapshot, checked
+from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.resuming.fit import Fit, fitted, refusal
 from streamline.snapshot import Snapshot
@@ -32,7 +32,9 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(plan: Plan, snapshot: Snapshot, accept: Collection[str] = ()) -> Explanation:
+def explain(
+    plan: Plan, snapshot: Snapshot, accept: Collection[str] = (), new_files: NewFiles = "refuse"
+) -> Explanation:
     """Say where each worker would read on, what would be read and computed again, and what differs.
 
     Nothing is read but the list of files.
@@ -42,7 +44,7 @@ def explain(plan: Plan, snapshot: Snapshot, accept: Collection[str] = ()) -> Exp
       ReadError: a file of the source is missing.
     """
     check_snapshot(".explain(snapshot)", snapshot)
-    accepted = checked(accept, plan)
+    accepted = checked(accept, plan) | accepting(new_files, plan)
     plan = replace(plan, source=plan.source.resolved())
     now = plan.source.listing()
     fits = [fitted(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]

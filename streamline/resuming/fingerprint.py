@@ -1,8 +1,8 @@
 """What a plan is, for comparing it with the plan that a snapshot was taken of.
 
 Counted: kinds of stages and their order, names, options that change items, functions' qualified names. Not counted:
-buffers, concurrency, backend, kind of merge. Of functions' code there is a hash in each entry, which is never a reason
-to refuse a snapshot (so that a run can be resumed behind a fix): a changed one is worth a warning.
+buffers, devices, concurrency, backend, kind of merge. Of functions' code there is a hash in each entry, which is never
+a reason to refuse a snapshot (so that a run can be resumed behind a fix): a changed one is worth a warning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from streamline.blame import function_name
 from streamline.plan import Plan
 from streamline.resuming.codehash import code_hash
 from streamline.states import Json
-from streamline.transforms.prefetch import Prefetch
 
 __all__ = ["Entry", "fingerprint", "line_of"]
 
@@ -24,14 +23,20 @@ Entry = dict[str, Json]
 
 def fingerprint(plan: Plan) -> list[Entry]:
     """Return one entry per step of the plan, in order: kind, name, options; and code, if it has functions."""
-    shard = {"num_shards": plan.shard.num_shards, "mode": plan.mode, "drop_remainder": plan.shard.drop_remainder}
+    shard: dict[str, Json] = {
+        "num_shards": plan.shard.num_shards,
+        "mode": plan.mode,
+        "drop_remainder": plan.shard.drop_remainder,
+    }
+    if plan.shard.interleave > 1:  # without it, there is nothing to compare
+        shard["interleave"] = plan.shard.interleave
     source = plan.source
     entries = [_entry(source.kind, source.name, source.options(), source.functions())]
     entries += [_entry(stage.kind, stage.name, stage.options) for stage in plan.before]
     entries.append(_entry("shard", "shard", shard))
-    entries += [_entry(s.kind, s.name, s.options) for s in plan.worker if not isinstance(s, Prefetch)]
+    entries += [_entry(s.kind, s.name, s.options) for s in plan.worker if s.counted]
     entries.append(_entry("merge", plan.merge.name, {}))
-    entries += [_entry(s.kind, s.name, s.options) for s in plan.after if not isinstance(s, Prefetch)]
+    entries += [_entry(s.kind, s.name, s.options) for s in plan.after if s.counted]
     return entries
 
 

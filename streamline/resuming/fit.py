@@ -227,6 +227,7 @@ _NOT_SHARD = {
     "num_shards": "every item would be in another shard: keep the number of shards, ranks and processes may change "
     "without it",
     "mode": "every item would be in another shard: finish the epoch as it was, or begin anew",
+    "interleave": "a state says where each of its files stands: finish the epoch as it was, or begin anew",
     "drop_remainder": "the blocks of the shards would move: finish the epoch as it was, or begin anew",
 }
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from streamline.flow import Demand, Flow, Site
 from streamline.index import Index
+from streamline.meters.traffic import Traffic
 from streamline.states import Json, Tree
 
 __all__ = ["Change", "Mode", "Part", "Source", "Split"]
@@ -27,12 +28,14 @@ class Part:
       index: of an indexable source, behind `.shuffle`, `.take`, `.skip` and `.repeat`.
       shuffle_seed: of `.shuffle_files`; None: files stay in the order of the listing.
       drop_remainder: leave out what would make some shards longer than others.
+      interleave: files that a worker reads in turn.
     """
 
     mode: Mode
     index: Index | None = None
     shuffle_seed: int | None = None
     drop_remainder: bool = False
+    interleave: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,16 @@ class Source(ABC, Generic[T]):
         return Demand(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its parts, in the order in which items pass through them."""
+        return (self.name,)
+
+    @property
+    def in_flight(self) -> int:
+        """Items that it may hold in each worker."""
+        return 0
+
+    @property
     def default_mode(self) -> Mode:
         """How the source is split when nobody says."""
         return self.modes[0]
@@ -114,6 +127,11 @@ class Source(ABC, Generic[T]):
     def waits(self) -> bool:
         """Whether it does I/O: then a channel stands behind it, so that it reads ahead."""
         return False
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        """What items may hold that wait behind it, one at least; None: nobody counts."""
+        return None
 
     @property
     def reread(self) -> str:
@@ -129,13 +147,32 @@ class Source(ABC, Generic[T]):
         """Return how many items one shard reads: a whole number, `math.inf` for no end; None: nobody knows yet."""
         return None
 
-    def resolved(self) -> Source[T]:
+    @property
+    def afar(self) -> bool:
+        """Whether `resolved` would ask servers or stores, which takes its time."""
+        return False
+
+    def resolved(self, traffic: Traffic | None = None) -> Source[T]:
         """Return this source with what it reads found out: globs expanded, files looked up. May do (sync) I/O.
+
+        Args:
+          traffic: counts what servers and stores are asked; None: nobody wants to know.
 
         Raises:
           ReadError: something is missing.
         """
         return self
+
+    async def aresolved(self, traffic: Traffic | None = None) -> Source[T]:
+        """As `resolved`, in asyncio's running loop, which goes on. Of a source that is `afar`."""
+        return self.resolved(traffic)
+
+    def check_split(self, mode: Mode, num_shards: int) -> None:
+        """Insist that this (resolved) source can be split into so many shards, as far as can be told without reading.
+
+        Raises:
+          PlanError: it can't be; with the way out.
+        """
 
     def listing(self) -> Any:
         """Return what is read, as JSON, to be bound into snapshots: paths and sizes, or a length. May look at files."""
@@ -172,7 +209,6 @@ class Source(ABC, Generic[T]):
         """Return what the snapshots of a run list that goes on with the data of `listing`; `now` is today's."""
         return now
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
+    def reads_on(self, own: Json) -> str:
         """Say where a worker reads on, and what it takes to get there, for a person."""
         return "the beginning" if own is None else f"{own}"

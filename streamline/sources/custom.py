@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import anyio
 
+from streamline.beginnings import FirstItems
 from streamline.blame import blame, cancellation_requested, function_name, stage_name
 from streamline.declared import DeclaredFunction, jsonable, parameters_of
 from streamline.errors import PlanTypeError
@@ -63,8 +64,7 @@ class CustomSource(Source[T]):
     def reread(self) -> str:
         return "goes on from its dict"
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
+    def reads_on(self, own: Json) -> str:
         return f"what its dict says, {json.dumps(own, ensure_ascii=False)}" if own else "the beginning"
 
     def options(self) -> dict[str, Any]:
@@ -80,16 +80,26 @@ class CustomSource(Source[T]):
         own = self._first_state() if state is None else state[self.name]
         begin = At(self.name, jsonable(own, str(self)))
         demand = self.demand(site, state)
-        return ListsFlow(begin, self._lists(demand, begin), demand)
+        return ListsFlow(begin, self._lists(demand, begin, self._first_items(site, state)), demand)
 
     def _first_state(self) -> dict[str, Any]:
         return {} if self.fn.state is None else self.fn.state()
 
-    async def _lists(self, demand: Demand, begin: At) -> Lists[T]:
+    def _first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
+        """Return what looks at how this shard begins; None: it begins elsewhere, or is the only one."""
+        if state is not None or site.num_shards == 1:
+            return None
+        session = site.tasks.session
+        where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
+        return session.beginnings.first_items(self.name, site.shard, site.epoch, where)
+
+    async def _lists(self, demand: Demand, begin: At, first: FirstItems | None) -> Lists[T]:
         rows, pace = _Rows[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
         async with aclosing(rows):
             while not rows.ended:
                 items = await rows.read(demand.want, pace)
+                if first is not None and not first.look(items):
+                    first = None
                 if items:
                     yield Chunk(items, rows.states)
                 if rows.failure is not None:

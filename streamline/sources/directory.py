@@ -11,13 +11,14 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from streamline.durable import make_directory, sync_directory
 from streamline.errors import JournalError, ResumeError
+from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, Places
 from streamline.sources.journal_files import About, DiskErrors, Lock, files_in, read_about, read_files, segment_path
 from streamline.sources.segments import Header, Segment, record
@@ -38,6 +39,7 @@ class DiskJournal(Journal):
       kept: the snapshot's that is resumed; None: there is none.
       entries: the items in that snapshot: of a journal in memory that goes on on disk.
       state: the snapshot's.
+      mark_of: returns the mark of an item, see `Kept`.
 
     Attributes:
       backlog: the items that are to be fed before what the feed gives from now on.
@@ -48,7 +50,13 @@ class DiskJournal(Journal):
     """
 
     def __init__(
-        self, directory: Path, places: Places, kept: Kept | None, entries: Sequence[Entry], state: Tree | None
+        self,
+        directory: Path,
+        places: Places,
+        kept: Kept | None,
+        entries: Sequence[Entry],
+        state: Tree | None,
+        mark_of: Callable[[Written], Json] = lambda written: None,
     ) -> None:
         self._directory = directory
         self._lock = Lock(directory)
@@ -58,6 +66,7 @@ class DiskJournal(Journal):
         self._written = 0
         self._segments: list[Header] = []
         self._closed = False
+        self._mark_of = mark_of
         self.backlog: list[Entry] = []
         self.keeper = self
         super().__init__(places, secrets.token_hex(16) if kept is None else kept.id)
@@ -102,7 +111,7 @@ class DiskJournal(Journal):
         given = self._gather(segments, passed, about)
         last = segments[-1] if segments else None
         self.read = max(about.first if last is None else last.read, 0 if kept is None else kept.read)
-        self.next = self._next_behind(segments, kept)
+        self.next, self.mark = self._next_behind(segments, kept)
         self._roll(given, self.read, about.first if last is None else last.read)
 
     def _create(self, kept: Kept | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
@@ -115,7 +124,7 @@ class DiskJournal(Journal):
         given = {shard: 0 if passed[shard] == math.inf else int(passed[shard]) for shard in self.places.shards}
         first = self.read = 0 if kept is None else kept.read - len(entries)
         if kept is not None:
-            self.next = kept.next
+            self.next, self.mark = kept.next, kept.mark
         why = "" if kept is None else "the one that this journal was begun with"
         self._write_about(first, why, begun=False)
         for path in files_in(self._directory):
@@ -167,16 +176,20 @@ class DiskJournal(Journal):
             f"snapshot stands{why}"
         )
 
-    def _next_behind(self, segments: Sequence[Segment], kept: Kept | None) -> int:
-        """Return the shard whose turn is next behind all that was read; the reader passes over those that ended."""
+    def _next_behind(self, segments: Sequence[Segment], kept: Kept | None) -> tuple[int, Json]:
+        """Return the shard whose turn is next behind all that was read, and the mark of the last item.
+
+        The reader passes over shards that ended.
+        """
         shards = list(self.places.shards)
-        if segments and kept is not None and kept.read >= segments[-1].read:
-            return kept.next
+        if kept is not None and (not segments or kept.read >= segments[-1].read):
+            return (kept.next if segments else self.next), kept.mark
         for segment in reversed(segments):
             if segment.records:
-                return shards[(shards.index(segment.records[-1][0]) + 1) % len(shards)]
+                shard, written = segment.records[-1]
+                return shards[(shards.index(shard) + 1) % len(shards)], self._mark_of(written)
         header = segments[-1].header if segments else None
-        return self.next if header is None else header.next
+        return (self.next, None) if header is None else (header.next, header.mark)
 
     # Running ----------------------------------------------------------------------------------------------------------
 
@@ -189,12 +202,12 @@ class DiskJournal(Journal):
             self._written += len(content)
             self._given[entry.shard] += 1
             self.read += 1
-            self.next = entry.next
+            self.next, self.mark = entry.next, entry.mark
             if self._written >= SEGMENT_BYTES:
                 self._roll(dict(self._given), self.read, self.read)
 
     def entry(self, state: Tree) -> Json:
-        return self._json(self.places.passed(state), self.read, self.next, None)
+        return self._json(self.places.passed(state), self.read, self.next, self.mark, None)
 
     def sync(self) -> None:
         """Wait until what was written would survive a power cut. From any thread.
@@ -268,7 +281,7 @@ class DiskJournal(Journal):
         flags = os.O_WRONLY | os.O_APPEND | (0 if again else os.O_CREAT | os.O_EXCL)
         self._file = os.open(segment_path(self._directory, read), flags, 0o666)
         if not again:
-            header = Header(self.id, read, behind, dict(given), self.next)
+            header = Header(self.id, read, behind, dict(given), self.next, self.mark)
             _write(self._file, header.begin())
             sync_directory(self._directory)
             self._segments.append(header)

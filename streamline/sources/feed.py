@@ -106,12 +106,12 @@ class Feed:
                     places.ended(worker.shard, gave)
         directory = self._live.directory(self._site)
         if directory is not None:
-            stored = DiskJournal(directory, places, kept, entries, state)
+            stored = DiskJournal(directory, places, kept, entries, state, self._live.mark_of)
             return stored, stored.backlog
         if kept is not None and kept.stored:
             raise ResumeError(
-                "the snapshot's items are in a journal on disk: give from_stream(journal=) the directory that it was "
-                "taken with"
+                "the snapshot's items are in a journal on disk: give "
+                f"{self._live.kind}(journal=) the directory that it was taken with"
             )
         memory = MemoryJournal(places, kept, entries)
         self._site.tasks.session.at_edges(memory.at_edge)
@@ -228,7 +228,8 @@ class Feed:
         if self.turns.all_over:
             return
         try:
-            iterator = self._iterator = self._live.begin()
+            journal, traffic = self.journal, self._site.tasks.session.meters.traffic(self._live.name)
+            iterator = self._iterator = self._live.begin(journal.mark, journal.read, traffic)
         except BaseException as error:
             raise self._blamed(error, "its beginning") from None
         while await self.turns.wait_room():
@@ -243,7 +244,7 @@ class Feed:
                 if cancellation_requested(error):
                     raise
                 raise self._blamed(error, f"item {self.journal.read + 1}") from None
-            if (kept := self._keep(written)) is None:
+            if (kept := self._keep(written, self._live.mark(item))) is None:
                 return  # all workers have ended meanwhile
             await gate.passage()  # it came in a pause: it is kept, and handed out behind it
             if self._meter is not None:
@@ -252,13 +253,13 @@ class Feed:
             del item, written
             await pace.breathe(HANDOVER_S)
 
-    def _keep(self, written: Written) -> tuple[Queue, int] | None:
+    def _keep(self, written: Written, mark: Json) -> tuple[Queue, int] | None:
         """Keep an item; return whose it is, and its number there. None: there is nobody to hand it to."""
         queue = self.turns.next()
         if queue is None:
             return None
         ordinal = queue.given
-        self.journal.append(Entry(queue.shard, ordinal, written, self.turns.pass_on(queue)))
+        self.journal.append(Entry(queue.shard, ordinal, written, self.turns.pass_on(queue), mark))
         self._dirty.set()
         queue.given += 1
         return queue, ordinal

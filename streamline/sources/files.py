@@ -1,84 +1,46 @@
-"""Line files: `read_lines` and `read_jsonl`.
+"""Sources of files: what a list of files, split over shards, gives in some format.
 
-A worker reads its files one after the other. Contiguous mode splits one file at byte offsets, unread: a shard owns the
-lines that *begin* in its range, so it skips to the first line end from the byte before its range on, and reads its
-last line to the end, wherever that is.
-
-A resume seeks to its byte, or asks a server for the bytes from there on; a gzip file can only be read from its start,
-so there a resume decompresses what is before its line once more, and drops it.
+A worker reads its files one after the other. What is in a file is its format's business (`streamline.formats`), and how
+its bytes come is that of `streamline.fetching`.
 """
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.flow import Flow, ListsFlow, Site
-from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
+from streamline.errors import PlanError, ResumeError
+from streamline.fetching.fetcher import Fetcher
+from streamline.fetching.file import FilePart
+from streamline.flow import Demand, Flow, Lists, ListsFlow, Site
+from streamline.formats.base import Format, Place
 from streamline.index import Bijection
+from streamline.meters.traffic import Traffic
 from streamline.sharding import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.sources.paths import Paths, expand, given, is_url
-from streamline.sources.pieces import named_gzip, not_splittable
-from streamline.sources.positions import OVER, Place, begin_of
-from streamline.sources.reader import FilePart, LineReader
-from streamline.sources.storage import HttpOptions
+from streamline.sources.interleave import Turns, in_turn
 from streamline.states import At, Json, Tree
+from streamline.storage.access import Access
+from streamline.storage.base import Found
+from streamline.storage.finding import afind, find, is_afar
 
-__all__ = ["Files", "HttpOptions", "read_jsonl", "read_lines"]
+__all__ = ["Files"]
 
 T = TypeVar("T")
 
 
-def read_lines(
-    paths: Paths, *, name: str = "read_lines", http: HttpOptions | None = None, max_line_bytes: int = MAX_LINE_BYTES
-) -> Files[str]:
-    """Return a source of the lines of text files, without their ends, "\\n" or "\\r\\n"; empty lines are items.
-
-    Args:
-      paths: local paths and globs, http(s) URLs, all with braces: part-{000..127}.txt; one or several.
-      name: its part of a state is kept under it.
-      http: how URLs are read.
-      max_line_bytes: a longer line is an error; >= 1.
-    """
-    return _files("read_lines", decode_text, paths, name, http, max_line_bytes)
-
-
-def read_jsonl(
-    paths: Paths, *, name: str = "read_jsonl", http: HttpOptions | None = None, max_line_bytes: int = MAX_LINE_BYTES
-) -> Files[Any]:
-    """Return a source of JSON values, one a line; blank lines are skipped. Arguments as for `read_lines`."""
-    return _files("read_jsonl", decode_json, paths, name, http, max_line_bytes)
-
-
-def _files(
-    kind: str, decode: Decode[T], paths: Paths, name: str, http: HttpOptions | None, max_line_bytes: int
-) -> Files[T]:
-    if not isinstance(max_line_bytes, int) or isinstance(max_line_bytes, bool):
-        raise PlanTypeError(f"expected max_line_bytes as an int, got {max_line_bytes!r}")
-    if max_line_bytes < 1:
-        raise PlanError(f"expected max_line_bytes >= 1, got {max_line_bytes}")
-    if http is not None and not isinstance(http, HttpOptions):
-        raise PlanTypeError(f"expected http as HttpOptions, got {type(http).__name__}")
-    return Files(name=name, made_by=kind, decode=decode, paths=given(paths), http=http, max_line_bytes=max_line_bytes)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Files(Source[T]):
-    """Reads files of lines. State: `sources.positions`.
+    """Reads files. State: a place of the format.
 
     Attributes:
-      made_by: the public function.
-      decode: makes items of lines.
+      format: makes items of a file.
       paths: as the user gave them.
-      http: how URLs are read; None: as usual.
-      max_line_bytes: a longer line is an error.
+      access: how their bytes are had.
       found: the files that `paths` mean; None: nobody has looked yet. At a resume, those that the snapshot lists.
       gone: those of `found` that were there at the snapshot and are no more.
     """
@@ -87,31 +49,32 @@ class Files(Source[T]):
     listed: ClassVar[bool] = True
     changeable: ClassVar[tuple[str, ...]] = listings.CHANGES
 
-    made_by: str
-    decode: Decode[T] = field(repr=False)
+    format: Format[T]
     paths: tuple[str, ...]
-    http: HttpOptions | None = None
-    max_line_bytes: int = MAX_LINE_BYTES
-    found: tuple[str, ...] | None = None
+    access: Access = field(default_factory=Access)
+    found: tuple[Found, ...] | None = None
     gone: frozenset[str] = frozenset()
 
-    def resolved(self) -> Files[T]:
+    @property
+    def afar(self) -> bool:
+        return self.found is None and any(map(is_afar, self.paths))
+
+    def resolved(self, traffic: Traffic | None = None) -> Files[T]:
         """Return this source with its files looked up, once for all workers: a later look may find others.
 
         Raises:
-          ReadError: as `expand`.
+          ReadError: as `find`.
           PlanError: likewise.
         """
-        if self.found is not None:
-            return self
-        if any(map(is_url, self.paths)):
-            import_module("streamline.sources.http")  # takes 0.2 s: here, rather than in the event loop
-        return replace(self, found=tuple(expand(self.paths)))
+        return self if self.found is not None else replace(self, found=find(self.paths, self.access, traffic))
+
+    async def aresolved(self, traffic: Traffic | None = None) -> Files[T]:
+        return self if self.found is not None else replace(self, found=await afind(self.paths, self.access, traffic))
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def files(self) -> tuple[Found, ...]:
         """The files that are read, in order, before any shuffle."""
-        return tuple(expand(self.paths)) if self.found is None else self.found
+        return find(self.paths, self.access) if self.found is None else self.found
 
     @property
     def default_mode(self) -> Mode:
@@ -125,28 +88,52 @@ class Files(Source[T]):
         return True
 
     @property
+    def ahead_bytes(self) -> int | None:
+        return self.format.ahead_bytes
+
+    @property
     def kind(self) -> str:
-        return self.made_by
+        return self.format.kind
 
     @property
     def reread(self) -> str:
-        return "seeks to its line (.gz: unpacks up to it)"
+        return self.format.reread
+
+    def options(self) -> dict[str, Any]:
+        return self.format.options()
+
+    def functions(self) -> dict[str, Any]:
+        return self.format.functions()
 
     def __str__(self) -> str:
-        paths = self.paths if self.found is None else self.found
+        paths = self.paths if self.found is None else [found.path for found in self.found]
         first = f"{self.kind} {paths[0]!r}" if paths else self.kind
         return first if len(paths) < 2 else f"{first} and {len(paths) - 1:,} more"
 
+    def check_split(self, mode: Mode, num_shards: int) -> None:
+        if mode != "contiguous" or num_shards == 1:
+            return
+        if len(self.files) > 1:
+            raise PlanError(
+                f"contiguous mode splits one file, and there are {len(self.files)}: "
+                f'write .shard({num_shards}, mode="file"), whole files for each shard'
+            )
+        if (refusal := self.format.not_splittable(self.files[0].path, num_shards)) is not None:
+            raise refusal
+
     def listing(self) -> Any:
-        """Return the files with their sizes in bytes, None for URLs: asking a server is not done here."""
-        return [{"path": path, "size": None if is_url(path) else Path(path).stat().st_size} for path in self.files]
+        """Return the files with their sizes in bytes and their ETags, as far as somebody has said."""
+        return [found.json() for found in self.files]
 
     def resumed(self, listing: Json) -> Files[T]:
-        paths = listings.paths_of(listing)
-        return self if paths is None else replace(self, found=paths, gone=frozenset(paths) - set(self.files))
+        if listings.paths_of(listing) is None:
+            return self
+        now = {found.path: found for found in self.files}
+        found = tuple(now.get(entry["path"]) or Found.of(entry) for entry in listing)
+        return replace(self, found=found, gone=frozenset(one.path for one in found) - now.keys())
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
-        gone = frozenset(listings.paths_of(listing) or ()) - set(self.files)
+        gone = frozenset(listings.paths_of(listing) or ()) - {found.path for found in self.files}
         unread = split.passes or any(
             path in gone for shard, own in split.own.items() for path in self._unread(listing, split, shard, own)
         )
@@ -155,30 +142,71 @@ class Files(Source[T]):
             now,
             one_split=split.part.mode == "contiguous" and split.num_shards > 1,
             unread_gone=unread,
+            grows=self.format.grows,
         )
 
     def carried(self, listing: Json, now: Json) -> Json:
         return listings.carried(listing, now)
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
-        return listings.place_of(own)
+    def reads_on(self, own: Json) -> str:
+        if own is None or "slots" not in own:
+            return "the beginning" if own is None else self.format.stands(own)
+        slots = [self.format.stands(place) for place in own["slots"] if place["file"] is not None]
+        slots += [] if own["next"] is None else [f"next {own['next']}"]
+        return "; ".join(slots) or self.format.stands(self.format.begin(None))
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         parts = self._parts(site, part)
-        begin = begin_of(parts[0].path if parts else None)
-        left, place = _from(parts, begin if state is None else state[self.name], site, self.gone)
+        if part.interleave > 1:
+            return self._open_in_turn(parts, site, part.interleave, state)
+        place = self.format.begin(parts[0].path if parts else None) if state is None else state[self.name]
+        left, place = self._from(parts, place, site)
         demand = self.demand(site, state)
-        reader = LineReader(self.name, self.decode, self.max_line_bytes, demand.meter)
-        return ListsFlow(At(self.name, dict(place)), reader.lists(left, place, self.http, demand), demand)
+        return ListsFlow(At(self.name, dict(place)), self._lists(left, place, demand), demand)
+
+    def _open_in_turn(self, parts: list[FilePart], site: Site, interleave: int, state: Tree | None) -> Flow[T]:
+        own = None if state is None else state[self.name]
+        turns = self._turns(parts, interleave) if own is None else self._turns_at(parts, site, own)
+        demand = self.demand(site, state)
+        by_path = {part.path: part for part in parts}
+        lists = in_turn(self.name, turns, lambda place: self._lists([by_path[place["file"]]], place, demand))
+        return ListsFlow(At(self.name, turns.json() if own is None else own), lists, demand)
+
+    def _turns(self, parts: list[FilePart], interleave: int) -> Turns:
+        """Return where a shard that reads several files in turn begins."""
+        places = [self.format.begin(part.path) for part in parts if part.path not in self.gone]
+        return Turns(tuple(places[:interleave]), tuple(places[interleave:]))
+
+    def _turns_at(self, parts: list[FilePart], site: Site, own: Json) -> Turns:
+        """Return where it stands at a state; the place of a slot whose file is gone is that of no file."""
+        slots: list[Place] = []
+        for place in own["slots"]:
+            _, found = self._from(parts, place, site)
+            slots.append(found if found["file"] == place["file"] else self.format.begin(None))
+        following = self.format.begin(own["next"])
+        waiting, _ = self._from(parts, following, site)
+        return Turns(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
+
+    async def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
+        sequential = self.format.sequential
+        async with aclosing(Fetcher(self.name, demand.site, self.access, parts, sequential=sequential)) as fetcher:
+            chunks = self.format.lists(fetcher, parts, place, self.name, demand)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
 
     def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
         """Return the files that a shard is in or has before it."""
-        files = self.resumed(listing)._shares(split.part, shard, split.num_shards, (split.epoch,))
-        place = own["file"] if own is not None else None
-        return [] if own is not None and place is None else files[files.index(place) :] if place in files else files
+        shares = self.resumed(listing)._shares(split.part, shard, split.num_shards, (split.epoch,))
+        files = [found.path for found in shares]
+        if own is None:
+            return files
+        places = [place["file"] for place in own["slots"]] if "slots" in own else []
+        first = own["next"] if "slots" in own else own["file"]
+        left = [] if first is None else files[files.index(first) :] if first in files else files
+        return [path for path in places if path is not None] + left
 
-    def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[str]:
+    def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[Found]:
         """Return the files of which a shard reads all or something, in order, those that are gone included."""
         files = list(self.files)
         if part.shuffle_seed is not None and len(files) > 1:
@@ -191,37 +219,24 @@ class Files(Source[T]):
     def _parts(self, site: Site, part: Part) -> list[FilePart]:
         """Return what shard `site.shard` reads, in order, files that are gone included."""
         if part.drop_remainder:
-            raise PlanError(
-                f"{self.made_by} can't drop a remainder: how many lines there are is known when they are read"
-            )
+            raise PlanError(f"{self.kind} can't drop a remainder: how many items there are is known when they are read")
         files = self._shares(part, site.shard, site.num_shards, site.epoch)
         if part.mode == "contiguous" and site.num_shards > 1:
-            return [_piece(files, site)]
-        return [FilePart(path) for path in files]
+            self.check_split(part.mode, site.num_shards)
+            return [FilePart(files[0], site.shard, site.num_shards)]
+        return [FilePart(found) for found in files]
 
-
-def _piece(files: list[str], site: Site) -> FilePart:
-    if len(files) > 1:
-        raise PlanError(
-            f"contiguous mode splits one file at byte offsets, and there are {len(files)}: "
-            f'write .shard({site.num_shards}, mode="file"), whole files for each shard'
+    def _from(self, parts: list[FilePart], place: Place, site: Site) -> tuple[list[FilePart], Place]:
+        """Return the parts from the one on that `place` is in, without those that are gone, and where to begin."""
+        if place["file"] is None:
+            return [], place
+        for index, part in enumerate(parts):
+            if part.path == place["file"]:
+                left = [part for part in parts[index:] if part.path not in self.gone]
+                if part.path in self.gone:
+                    place = self.format.begin(left[0].path if left else None)
+                return left, place
+        raise ResumeError(
+            f"the snapshot stands in {self.format.stands(place)}, which is not among the {len(parts)} files of "
+            f"shard {site.shard} of {site.num_shards}: was it renamed or removed, or have files been added?"
         )
-    if named_gzip(files[0]):
-        raise not_splittable(files[0], site.num_shards)
-    return FilePart(files[0], site.shard, site.num_shards)
-
-
-def _from(parts: list[FilePart], place: Place, site: Site, gone: frozenset[str]) -> tuple[list[FilePart], Place]:
-    """Return the parts from the one on that `place` is in, without the files that are gone, and where to begin."""
-    if place["file"] is None:
-        return [], place
-    for index, part in enumerate(parts):
-        if part.path == place["file"]:
-            left = [part for part in parts[index:] if part.path not in gone]
-            if part.path in gone:
-                place = begin_of(left[0].path) if left else OVER
-            return left, place
-    raise ResumeError(
-        f"the snapshot stands in {place['file']} line {place['line']}, which is not among the {len(parts)} files of "
-        f"shard {site.shard} of {site.num_shards}: was it renamed or removed, or have files been added?"
-    )

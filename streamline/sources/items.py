@@ -91,8 +91,7 @@ class Items(Source[T]):
         possible = split.part.mode == "interleaved" and split.moved_by is None
         return [Change(what="length", lines=lines, then=then, possible=possible)]
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
+    def reads_on(self, own: Json) -> str:
         return f"item {own or 0:,} of the shard, computed" if own is None or isinstance(own, int) else str(own)
 
     async def _lists(self, run: Demand, index: Index, positions: range | None, done: int) -> Lists[T]:

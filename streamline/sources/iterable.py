@@ -20,6 +20,7 @@ from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.meters.stage_meter import Working
 from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
+from streamline.sources.dataset import StreamDataset
 from streamline.sources.stateful import Foreign, Marks, Use, as_text, foreign
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 
@@ -54,8 +55,7 @@ class IterableSource(Source[T]):
     def functions(self) -> dict[str, Any]:
         return {"factory": self.factory}
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
+    def reads_on(self, own: Json) -> str:
         if isinstance(own, dict):
             return f"item {own['items']:,}: loads the state that it gave {own['since']:,} items before"
         return f"item {own:,}, iterated to from the start" if own else "the beginning"
@@ -143,7 +143,9 @@ class _Reader:
         """Make the iterator, if there is none yet, at the state where it is to begin."""
         if self._iterator is not None:
             return
-        iterable = self._source.factory()
+        iterable: Any = self._source.factory()
+        if isinstance(iterable, StreamDataset):
+            iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None
         known = foreign(iterable)
         if known is not None:

@@ -52,6 +52,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
       read: items that were read up to here.
       next: the shard whose turn is next.
       workers: in shard order.
+      mark: of the last item that was read: what its server is told at a resume. None: it is told nothing.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     read: Count
     next: Count
     workers: list[KeptWorker]
+    mark: Any = None
 
 
 class Entry(NamedTuple):
@@ -67,12 +69,14 @@ class Entry(NamedTuple):
     Attributes:
       ordinal: 0-based, among the items handed to this worker since the feed began.
       next: the shard whose turn was next.
+      mark: see `Kept`.
     """
 
     shard: int
     ordinal: int
     written: Written
     next: int
+    mark: Json = None
 
 
 class Places:
@@ -113,6 +117,7 @@ class Journal(ABC):
       id: random; the same in a feed's snapshots and in its journal on disk.
       read: items that were read since the feed began.
       next: the shard whose turn is next.
+      mark: of the last item that was read.
     """
 
     keeper: Any = None
@@ -122,6 +127,7 @@ class Journal(ABC):
         self.id = id
         self.read = 0
         self.next = places.shards[0] if places.shards else 0
+        self.mark: Json = None
 
     @abstractmethod
     def append(self, entry: Entry) -> None:
@@ -135,7 +141,9 @@ class Journal(ABC):
     def close(self) -> None:
         """Let go of files. Idempotent."""
 
-    def _json(self, passed: dict[int, int | float], read: int, turn: int, items: dict[int, list[Json]] | None) -> Json:
+    def _json(
+        self, passed: dict[int, int | float], read: int, turn: int, mark: Json, items: dict[int, list[Json]] | None
+    ) -> Json:
         workers = [
             {
                 "shard": shard,
@@ -145,7 +153,8 @@ class Journal(ABC):
             }
             for shard, first in passed.items()
         ]
-        return {"id": self.id, "stored": items is None, "read": read, "next": turn, "workers": workers}
+        kept = {"id": self.id, "stored": items is None, "read": read, "next": turn, "workers": workers}
+        return kept if mark is None else {**kept, "mark": mark}
 
 
 class MemoryJournal(Journal):
@@ -161,9 +170,9 @@ class MemoryJournal(Journal):
         self._bytes = sum(entry.written.size for entry in entries)
         self._cut_bytes = 0
         self._cut = 0 if kept is None else kept.read - len(entries)
-        self._next_behind_cut = self.next if kept is None else kept.next
+        self._behind_cut = (self.next, None) if kept is None else (kept.next, kept.mark)
         self.read = self._cut + len(entries)
-        self.next = self._next_behind_cut
+        self.next, self.mark = self._behind_cut
         self._look_at = (LEAST_ITEMS, LEAST_BYTES)
 
     def __len__(self) -> int:
@@ -179,7 +188,7 @@ class MemoryJournal(Journal):
         self._bytes += entry.written.size
         self._log.append(entry)
         self.read += 1
-        self.next = entry.next
+        self.next, self.mark = entry.next, entry.mark
 
     def close(self) -> None:
         """There are no files."""
@@ -197,7 +206,7 @@ class MemoryJournal(Journal):
         kept = [entry for entry in log if entry.ordinal >= passed[entry.shard]]
         if len(kept) == len(log):
             return
-        self._next_behind_cut = log[-1].next
+        self._behind_cut = (log[-1].next, log[-1].mark)
         self._cut += len(log) - len(kept)
         self._cut_bytes += sum(entry.written.size for entry in log if entry.ordinal < passed[entry.shard])
         self._log[: len(log)] = kept  # the reader may have appended meanwhile
@@ -209,7 +218,8 @@ class MemoryJournal(Journal):
         for entry in log:
             if entry.ordinal >= passed[entry.shard]:
                 items[entry.shard].append(to_json(entry.written))
-        return self._json(passed, self._cut + len(log), log[-1].next if log else self._next_behind_cut, items)
+        turn, mark = (log[-1].next, log[-1].mark) if log else self._behind_cut
+        return self._json(passed, self._cut + len(log), turn, mark, items)
 
 
 def kept_of(journal: Json, state: Tree, places: Places) -> tuple[Kept, list[Entry]]:
@@ -233,7 +243,7 @@ def kept_of(journal: Json, state: Tree, places: Places) -> tuple[Kept, list[Entr
                     f"expected shard {worker.shard} to begin at {passed[worker.shard]}, not {worker.first}"
                 )
             for at, item in enumerate(worker.items):
-                entries.append(Entry(worker.shard, worker.first + at, from_json(item), kept.next))
+                entries.append(Entry(worker.shard, worker.first + at, from_json(item), kept.next, kept.mark))
         if kept.read < len(entries):
             raise ValueError(f"{len(entries)} items of {kept.read} that were read")
     except (ValueError, msgspec.ValidationError) as error:

@@ -1,22 +1,26 @@
 """What has happened to a list of files between a snapshot and its resume, and what that means. Pure.
 
-A listing is a list of objects: "path", "size" in bytes or None, and whatever else tells one content from another. An
-epoch goes on over the files of its snapshot, in their order there: so each file stays in its shard, whatever has come
-or gone. Snapshots of such a run carry that listing on, with the sizes of today.
+A listing is a list of objects: "path", "size" in bytes or None, and "etag" where a store or a server has told one.
+What one of two listings doesn't know is no difference. Local files have a size only: a time of modification would
+refuse data that was copied to another machine.
+
+An epoch goes on over the files of its snapshot, in their order there: so each file stays in its shard, whatever has
+come or gone. Snapshots of such a run carry that listing on, with the sizes of today.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamline.sources.base import Change
-from streamline.sources.pieces import named_gzip
 from streamline.states import Json
 
-__all__ = ["CHANGES", "carried", "changes", "paths_of", "place_of"]
+__all__ = ["CHANGES", "carried", "changes", "paths_of"]
 
 CHANGES = ("new_files", "removed_files", "changed_files", "order")
+
+NAMES = {"etag": "ETag"}
 
 SHOWN = 10
 """Files that a refusal names, of each kind of difference."""
@@ -37,7 +41,9 @@ def carried(before: Json, now: Json) -> Json:
     return [present.get(entry["path"], entry) for entry in before]
 
 
-def changes(before: Json, now: Json, *, one_split: bool, unread_gone: bool) -> list[Change]:
+def changes(
+    before: Json, now: Json, *, one_split: bool, unread_gone: bool, grows: Callable[[str], bool]
+) -> list[Change]:
     """Return the differences between a snapshot's listing and today's.
 
     Args:
@@ -45,6 +51,7 @@ def changes(before: Json, now: Json, *, one_split: bool, unread_gone: bool) -> l
       now: today's.
       one_split: whether one file is split at byte offsets.
       unread_gone: whether a file that is gone has not been read to its end.
+      grows: whether a file that has grown can be gone on with.
     """
     if paths_of(before) is None:
         then = "a state says nothing about other data: begin anew, without resume="
@@ -54,28 +61,13 @@ def changes(before: Json, now: Json, *, one_split: bool, unread_gone: bool) -> l
     found = [
         _new([path for path in new if path not in old], new),
         _removed([path for path in old if path not in new], unread_gone),
-        _changed([path for path in new if path in old and _differ(old[path], new[path])], old, new, one_split),
+        _changed([path for path in new if path in old and _differ(old[path], new[path])], old, new, one_split, grows),
     ]
     if not any(found) and list(old) != list(new):
         lines = ("the same files are listed in another order",)
         then = "this epoch goes on in the order of the snapshot"
         return [Change(what="order", lines=lines, then=then, possible=True)]
     return [change for change in found if change is not None]
-
-
-def place_of(own: Json) -> str:
-    """Say where a reader stands, and what it takes to get there."""
-    if own is None:
-        return "the beginning"
-    if not isinstance(own, dict) or not {"file", "line", "byte"} <= own.keys():
-        return str(own)
-    if own["file"] is None:
-        return "nothing is left"
-    place = f"{own['file']}, line {own['line']:,}, byte {own['byte']:,}"
-    if not own["byte"]:
-        return place
-    how = f"decompresses {own['byte']:,} bytes to get there" if named_gzip(own["file"]) else "seeks"
-    return f"{place} ({how})"
 
 
 def _new(paths: list[str], new: dict[str, Any]) -> Change | None:
@@ -90,17 +82,26 @@ def _removed(paths: list[str], unread: bool) -> Change | None:
     return Change(what="removed_files", lines=lines, then=then, possible=True, steady=not unread) if paths else None
 
 
-def _changed(paths: list[str], old: dict[str, Any], new: dict[str, Any], one_split: bool) -> Change | None:
+def _changed(
+    paths: list[str], old: dict[str, Any], new: dict[str, Any], one_split: bool, grows: Callable[[str], bool]
+) -> Change | None:
     if not paths:
         return None
     lines = _lines(f"file {path} was{_size(old[path])}, is{_size(new[path])}" for path in paths)
     then, possible = "what was added is read where a file has not been left behind, each from its byte on", True
+    replaced = [path for path in paths if _other_etag(old[path], new[path])]
     bad = [path for path in paths if not _grew(old[path], new[path])]
-    zipped = [path for path in paths if named_gzip(path)]
-    if bad:
+    closed = [path for path in paths if not grows(path)]
+    if replaced:
+        then = (
+            f"{replaced[0]} is another version, and nothing says that it begins as the old one did: put the old one "
+            "back, or begin anew"
+        )
+        possible = False
+    elif bad:
         then, possible = f"{bad[0]} has not grown, so it is another one: put the old one back, or begin anew", False
-    elif zipped:
-        then, possible = f"{zipped[0]} is compressed, so its end may have been passed already: begin anew", False
+    elif closed:
+        then, possible = f"{closed[0]} can't grow behind what was read of it, as plain lines can: begin anew", False
     elif one_split:
         then = "the byte ranges of its shards move with its size: put the old file back, or begin anew"
         possible = False
@@ -108,7 +109,16 @@ def _changed(paths: list[str], old: dict[str, Any], new: dict[str, Any], one_spl
 
 
 def _differ(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return any(old[key] != new[key] for key in old.keys() & new.keys())
+    others = (old.keys() & new.keys()) - {"etag"}
+    return _other_etag(old, new) or any(None not in (old[key], new[key]) and old[key] != new[key] for key in others)
+
+
+def _other_etag(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether both have an ETag, and not the same; a weak one ("W/...") says that the content is the same, too."""
+    before, now = old.get("etag"), new.get("etag")
+    if not isinstance(before, str) or not isinstance(now, str):
+        return False
+    return before.removeprefix("W/") != now.removeprefix("W/")
 
 
 def _grew(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -119,7 +129,9 @@ def _grew(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def _size(entry: dict[str, Any]) -> str:
     rest = {key: value for key, value in entry.items() if key != "path" and value is not None}
     size = rest.pop("size", None)
-    words = ([f"{size:,} bytes"] if isinstance(size, int) else []) + [f"{key} {value}" for key, value in rest.items()]
+    words = ([f"{size:,} bytes"] if isinstance(size, int) else []) + [
+        f"{NAMES.get(key, key)} {value}" for key, value in rest.items()
+    ]
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import inspect
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.flow import Flow, Site
+from streamline.meters.traffic import Traffic
 from streamline.options import check_function, check_int, is_async
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.encoding import Codec
+from streamline.sources.encoding import Codec, Written
 from streamline.states import Json, Tree
 
-__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Live", "live_of"]
+__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "Live", "MarkedStream", "live_of"]
 
 T = TypeVar("T")
 
@@ -30,6 +32,45 @@ run of drops that the tests know (10,000); small items that wait take some 100 b
 
 MAX_AHEAD_BYTES = 256 * 2**20
 """Bytes that may wait for all workers of a rank; large items reach this long before `MAX_AHEAD`."""
+
+
+class MarkedStream(ABC, Generic[T]):
+    """A stream whose server can be told where to go on: each item has a *mark*. Frozen, pickles, does no I/O.
+
+    The journal keeps the mark of the last item that was read, and a resume begins behind it.
+
+    Attributes:
+      kind: the public function that makes it: "stream_http".
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def behind(self, mark: Json, traffic: Traffic) -> AsyncIterator[T]:
+        """Return the items behind the one of `mark`; of None: from wherever the server begins.
+
+        Args:
+          traffic: counts what is asked of the server.
+        """
+
+    @abstractmethod
+    def mark(self, item: T) -> Json:
+        """Return what the server is to be told so that it goes on behind an item; None: nothing."""
+
+    def prepare(self) -> None:
+        """Import what takes long, before the event loop runs."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that change which items come, as JSON, for the fingerprint."""
+        return {}
+
+
+class CountedStream(ABC, Generic[T]):
+    """A stream that can be told how many of its items were read since the feed began: a resume begins behind them."""
+
+    @abstractmethod
+    def behind(self, read: int) -> AsyncIterator[T]:
+        """Return the items behind the first `read`."""
 
 
 class _Once:
@@ -44,7 +85,7 @@ class Live(Source[T]):
     """Items as they come. State of a worker: items consumed of those that it was handed.
 
     Attributes:
-      stream: an async iterable, or a function that returns one.
+      stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
       codec: how items are written down.
       max_ahead: items that may wait for one worker while another one starves.
       max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
@@ -54,7 +95,7 @@ class Live(Source[T]):
 
     modes: ClassVar[tuple[Mode, ...]] = ("shared",)
 
-    stream: Callable[[], AsyncIterable[T]] | AsyncIterable[T]
+    stream: Callable[[], AsyncIterable[T]] | AsyncIterable[T] | MarkedStream[T] | CountedStream[T]
     codec: Codec = field(default_factory=Codec)
     max_ahead: int = MAX_AHEAD
     max_ahead_bytes: int = MAX_AHEAD_BYTES
@@ -64,21 +105,30 @@ class Live(Source[T]):
 
     @property
     def kind(self) -> str:
-        return "from_stream"
+        return self.stream.kind if isinstance(self.stream, MarkedStream) else "from_stream"
+
+    def __str__(self) -> str:
+        return str(self.stream) if isinstance(self.stream, MarkedStream) else self.kind
+
+    def resolved(self, traffic: Traffic | None = None) -> Live[T]:
+        """Return this source; what its stream imports is imported here, rather than in the event loop."""
+        if isinstance(self.stream, MarkedStream):
+            self.stream.prepare()
+        return self
 
     @property
     def reread(self) -> str:
         return "is fed from the journal first"
 
-    @classmethod
-    def reads_on(cls, own: Json) -> str:
+    def reads_on(self, own: Json) -> str:
         return f"item {own or 0:,} of those that it is handed, the journal's first"
 
     def listing(self) -> None:
         """A feed has no length and no files."""
 
     def options(self) -> dict[str, Any]:
-        return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode}
+        own = self.stream.options() if isinstance(self.stream, MarkedStream) else {}
+        return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode, **own}
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         """Refuse: the reader is one for all workers, and hands out what it reads."""
@@ -102,13 +152,26 @@ class Live(Source[T]):
                 "pipeline has read: give it a function that makes a new one: from_stream(lambda: connect())"
             )
 
-    def begin(self) -> AsyncIterator[T]:
-        """Return what the reader asks for items. User code.
+    def mark(self, item: T) -> Json:
+        """Return the mark of an item that was read, see `MarkedStream`."""
+        return self.stream.mark(item) if isinstance(self.stream, MarkedStream) else None
+
+    def mark_of(self, written: Written) -> Json:
+        """Return the mark of an item that was written down."""
+        return self.mark(self.codec.read(written)) if isinstance(self.stream, MarkedStream) else None
+
+    def begin(self, mark: Json, read: int, traffic: Traffic) -> AsyncIterator[T]:
+        """Return what the reader asks for items: those behind `mark`, or behind `read` items, where the stream knows
+        marks or numbers. User code.
 
         Raises:
           PlanTypeError: the function returned something else than an async iterable.
         """
         stream: Any = self.stream
+        if isinstance(stream, MarkedStream):
+            return stream.behind(mark, traffic)
+        if isinstance(stream, CountedStream):
+            return stream.behind(read)
         if not isinstance(stream, AsyncIterable):
             stream = stream()
             if inspect.iscoroutine(stream):
@@ -132,15 +195,16 @@ def live_of(
     partitioned: bool,
     journal: object,
 ) -> Live[Any]:
-    """Return the source that `from_stream` with these options means.
+    """Return the source that `from_stream` (or what `stream` says that made it) with these options means.
 
     Raises:
       PlanTypeError: no async iterable, or an option of the wrong type.
       PlanError: an option out of range, or one of encode and decode without the other.
     """
-    if not isinstance(stream, AsyncIterable) and not callable(stream):
-        raise PlanTypeError(f"from_stream reads {_wanted(stream)}")
-    if not isinstance(stream, AsyncIterable) and inspect.iscoroutinefunction(stream):
+    kind = stream.kind if isinstance(stream, MarkedStream) else "from_stream"
+    if not isinstance(stream, AsyncIterable | MarkedStream | CountedStream) and (
+        not callable(stream) or inspect.iscoroutinefunction(stream)
+    ):
         raise PlanTypeError(f"from_stream reads {_wanted(stream)}")
     if (encode is None) != (decode is None):
         raise PlanError("give from_stream encode= and decode= together: what one writes down, the other reads again")
@@ -149,10 +213,10 @@ def live_of(
             check_function(f"from_stream({option}=)", fn)
             if is_async(fn):
                 raise PlanTypeError(f"from_stream({option}=) is a sync function: do what waits in the stream itself")
-    check_int("from_stream(max_ahead=)", max_ahead, 1)
-    check_int("from_stream(max_ahead_bytes=)", max_ahead_bytes, 1)
+    check_int(f"{kind}(max_ahead=)", max_ahead, 1)
+    check_int(f"{kind}(max_ahead_bytes=)", max_ahead_bytes, 1)
     if not isinstance(partitioned, bool):
-        raise PlanTypeError(f"from_stream(partitioned=) is a bool, got {type(partitioned).__name__} {partitioned!r}")
+        raise PlanTypeError(f"{kind}(partitioned=) is a bool, got {type(partitioned).__name__} {partitioned!r}")
     return Live(
         name=name,
         stream=stream,
@@ -160,15 +224,15 @@ def live_of(
         max_ahead=max_ahead,
         max_ahead_bytes=max_ahead_bytes,
         partitioned=partitioned,
-        journal=_path(journal),
+        journal=_path(kind, journal),
     )
 
 
-def _path(journal: object) -> str | None:
+def _path(kind: str, journal: object) -> str | None:
     if journal is None:
         return None
     if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
-        raise PlanTypeError(f"from_stream(journal=) is a directory, got {type(journal).__name__} {journal!r}")
+        raise PlanTypeError(f"{kind}(journal=) is a directory, got {type(journal).__name__} {journal!r}")
     return str(os.fspath(journal))
 
 

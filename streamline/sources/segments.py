@@ -14,7 +14,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -41,6 +41,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
       behind: where the file before this one ended; less than `read` where a power cut took what a snapshot has passed.
       given: for each shard, items that had been handed to its worker.
       next: the shard whose turn was next.
+      mark: of the last item before this file, see `journal.Kept`; left out where there is none.
     """
 
     id: str
@@ -48,10 +49,13 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     behind: int
     given: dict[int, int]
     next: int
+    mark: Any = None
 
     def begin(self) -> bytes:
         """Return the file's first bytes."""
         body = {**msgspec.structs.asdict(self), "given": {str(shard): n for shard, n in self.given.items()}}
+        if self.mark is None:
+            del body["mark"]  # what has no use for it stays readable by a streamline that doesn't know it
         return MAGIC + frame(json.dumps(body).encode())
 
 

@@ -183,6 +183,6 @@ class Turns:
             f"and the merge still waits for it, while {full.channel.held:,} read ahead wait for shard {full.shard} "
             f"({self._held_bytes:,} bytes for all; max_ahead={live.max_ahead:,}, "
             f"max_ahead_bytes={live.max_ahead_bytes:,}): drop items in the stream itself, before they are handed out, "
-            "use fewer shards, .merge('best_effort', max_lead=) with a larger lead, or from_stream(max_ahead=, "
-            "max_ahead_bytes=) with larger ones. Nothing is lost: resume behind the change"
+            "use fewer shards, .merge('best_effort', max_lead=) with a larger lead, or "
+            f"{live.kind}(max_ahead=, max_ahead_bytes=) with larger ones. Nothing is lost: resume behind the change"
         )

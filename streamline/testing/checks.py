@@ -33,7 +33,7 @@ def check_resume(
     pipeline: Pipeline[Any],
     *,
     generations: int = 5,
-    expected: Sequence[Any] | None = None,
+    expected: Sequence[Any] | Pipeline[Any] | None = None,
     seed: int = 0,
     loop: str = "asyncio",
     backend: Backend | None = None,
@@ -51,7 +51,8 @@ def check_resume(
     Args:
       pipeline: items comparable by their `repr`; some 30 of them are enough, since the work is quadratic.
       generations: resumes in a row, at random points.
-      expected: what an uninterrupted run delivers; None: what the oracle says.
+      expected: what an uninterrupted run delivers; or a pipeline, of which the oracle says what this one must deliver,
+        too (the same stages over plainer data); None: what the oracle says of this one.
       seed: of the random points.
       loop: "asyncio", "uvloop" or "trio".
       backend: where workers run; None: `Inline()`. What is delivered is the same wherever they do.
@@ -246,7 +247,9 @@ class Jitter:
         return item
 
 
-def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | None) -> Truth:
+def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | Pipeline[Any] | None) -> Truth:
+    if isinstance(expected, Pipeline):
+        return _truth_of(expected, None)
     plan = pipeline.plan
     if expected is not None:
         return Truth(expected, _chooses(pipeline))

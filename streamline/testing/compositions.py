@@ -19,9 +19,9 @@ from streamline.sources.base import Mode
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.testing.sources import Script
-from streamline.testing.steps import DICE, UNBATCH, Step, steps, steps_before
+from streamline.testing.steps import DICE, UNBATCH, Step, steps, steps_before, transfers
 
-__all__ = ["DICE", "Composition", "compositions", "pipelines"]
+__all__ = ["DICE", "Composition", "compositions", "continued", "pipelines"]
 
 MOST_ITEMS = 100
 """Items that may come out of one, about: checking a resume at each of them takes time in the square."""
@@ -72,9 +72,13 @@ class Composition:
     @property
     def _depth(self) -> int:
         """How deep items are nested in lists."""
-        stages = self.pipeline.stages
-        deeper = sum(stage.kind == "batch" or stage.name.startswith("pairs") for stage in stages)
-        return deeper - sum(stage.kind == "unbatch" for stage in stages)
+        depth = 0
+        for stage in self.pipeline.stages:
+            depth += (stage.kind in ("batch", "bucket_by_length") or stage.name.startswith("pairs")) - (
+                stage.kind == "unbatch"
+            )
+            depth = 1 if stage.kind == "pack" else depth
+        return depth
 
 
 @st.composite
@@ -98,6 +102,26 @@ def compositions(
     """
     step = steps() if more is None else st.one_of(steps(), more)
     made = draw(_scripts(most) if draw(st.sampled_from(kinds)) == "script" else _sources(most, kinds))
+    return draw(continued(made, choosing=choosing, stages=stages, step=step))
+
+
+@st.composite
+def continued(
+    draw: st.DrawFn,
+    made: Composition,
+    *,
+    choosing: bool | None = None,
+    stages: int = 4,
+    step: st.SearchStrategy[Step] | None = None,
+) -> Composition:
+    """Random pipelines that begin as `made`, a source and what stands before its workers' stages. Its items: ints.
+
+    Args:
+      made: the beginning.
+      choosing, stages: as `compositions`.
+      step: steps to choose from; None: all.
+    """
+    step = steps() if step is None else step
     made = made.with_steps(draw(st.lists(step, max_size=stages)), choosing)
     if (choosing is not False and draw(st.booleans())) or (choosing and not made.chooses):
         skips, lead = draw(st.integers(0, 3)), draw(st.integers(1, 4))
@@ -105,7 +129,8 @@ def compositions(
         text = f"{made.text}.merge(best_effort, max_skips_per_round={skips}, max_lead={lead})"
     else:
         pipe, text = made.pipeline.merge(), f"{made.text}.merge()"
-    return Composition(pipe, text, made.most).with_steps(draw(st.lists(step, max_size=stages)), choosing)
+    whole = Composition(pipe, text, made.most).with_steps(draw(st.lists(step, max_size=stages)), choosing)
+    return whole.with_steps(draw(st.lists(transfers(), max_size=1)), choosing)
 
 
 def pipelines(*, choosing: bool | None = None, most: int = 24, stages: int = 4) -> st.SearchStrategy[Pipeline[Any]]:

@@ -25,24 +25,34 @@ import anyio
 import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from streamline.collate import stack, unstack
 from streamline.flow import Flow, Site
 from streamline.index import Bijection
+from streamline.mixing.components import Several
+from streamline.mixing.mix import Mix
 from streamline.pipeline import Pipeline
-from streamline.plan import Plan
+from streamline.plan import Plan, Shard
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.tasks import Tasks
+from streamline.testing.oracle_words import bucketed, mixed, packed
 from streamline.testing.sources import Abort, Script
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.bucket import BucketByLength
+from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Declared, Through
+from streamline.transforms.cycle import order_of
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import ConcurrentMap, Generators, Map, Numbering
+from streamline.transforms.pack import Pack
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
+from streamline.transforms.transfer import Transfer
 
 __all__ = ["Oracle", "UnknownStageError", "oracle"]
 
@@ -138,8 +148,11 @@ def _head(plan: Plan, loops: _Loops) -> Chain:
     elif isinstance(source, IterableSource):
         factory = source.factory
         chain = lambda site: _drawn(factory(), loops.of(plan.source))  # noqa: E731
+    elif isinstance(source, Several):
+        several = source
+        chain = lambda site: _of_several(several, site, loops)  # noqa: E731
     else:
-        chain = lambda site: _as_read(plan, site)  # noqa: E731
+        chain = lambda site: _as_read(plan, site, loops.of(plan.source))  # noqa: E731
     for stage in plan.before:
         if isinstance(stage, Take | Skip | Repeat):
             chain = _behind(stage, chain, loops)
@@ -205,11 +218,22 @@ def _drawn(iterable: Iterable[Any] | AsyncIterable[Any], loop: BlockingPortal) -
         yield item
 
 
+def _of_several(source: Several[Any], site: Site, loops: _Loops) -> Iterator[Any]:
+    """Return one shard of a mixture, or of a zip."""
+    parts: dict[str, Iterator[Any]] = {}
+    for name, plan in source.components:
+        chain = _head(replace(plan, shard=Shard(num_shards=site.num_shards)), loops)
+        for stage in plan.worker:
+            chain = _behind(stage, chain, loops)
+        parts[name] = chain(site)
+    return mixed(source, parts, site) if isinstance(source, Mix) else zip(*parts.values(), strict=False)
+
+
 async def _next(iterator: AsyncIterator[Any]) -> Any:
     return await anext(iterator, NOTHING)
 
 
-def _as_read(plan: Plan, site: Site) -> Iterator[Any]:
+def _as_read(plan: Plan, site: Site, loop: BlockingPortal) -> Iterator[Any]:
     """Take a source's own word for what a shard holds: the flow that it opens, from start to end."""
 
     async def read() -> list[Any]:
@@ -223,7 +247,7 @@ def _as_read(plan: Plan, site: Site) -> Iterator[Any]:
                 here.tasks.finished()
         return found
 
-    yield from anyio.run(read)
+    yield from loop.call(read)
 
 
 # Stages -------------------------------------------------------------------------------------------------------------
@@ -234,8 +258,10 @@ def _behind(stage: Stage[Any, Any], chain: Chain, loops: _Loops) -> Chain:
     if isinstance(stage, Repeat):
         repeat = stage
         return lambda site: _repeat(repeat, chain, site)
-    if isinstance(stage, Prefetch):
+    if isinstance(stage, Prefetch | Transfer):  # to the host: the items stay what they are
         return chain
+    if isinstance(stage, Cache):
+        return _cache(chain)
     for kind, apply in STAGES.items():
         if isinstance(stage, kind):
             return lambda site: apply(stage, chain(site), site, loops)
@@ -250,6 +276,12 @@ def _repeat(stage: Repeat[Any], chain: Chain, site: Site) -> Iterator[Any]:
             yield item
         if empty:
             return
+
+
+def _cache(chain: Chain) -> Chain:
+    """One pass, whichever is asked for; kept by shard and loader epoch."""
+    first: dict[tuple[int, int], Site] = {}
+    return lambda site: chain(first.setdefault((site.shard, site.epoch[0]), site))
 
 
 def _map(stage: Map[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
@@ -301,6 +333,21 @@ def _shuffle(stage: Shuffle[Any], items: Iterator[Any], site: Site, loops: _Loop
         yield from (held[index] for index in permutation(len(held), stage.seed, site, window))
 
 
+def _regenerate(stage: Regenerate[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
+    rows = items if stage.block is None else (row for block in items for row in unstack(block))
+    seed = stage.seed if stage.shuffle else None
+    for cycle in count():
+        held = list(islice(rows, stage.size))
+        if not held:
+            return
+        for serving in range(stage.reuse):
+            served = iter([held[index] for index in order_of(len(held), seed, site, cycle, serving)])
+            if stage.block is None:
+                yield from served
+            while stage.block is not None and (block := list(islice(served, stage.block))):
+                yield stack(block)
+
+
 def _through(stage: Through[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
     params, loop = dict(stage.params), loops.of(stage)
     if isinstance(stage.fn, Declared) and stage.fn.state is not None:
@@ -338,8 +385,11 @@ STAGES: dict[type, Apply] = {
     Filter: _filter,
     FlatMap: _flat_map,
     Batch: _batch,
+    BucketByLength: lambda stage, items, site, loops: bucketed(stage, items),
+    Pack: lambda stage, items, site, loops: packed(stage, items),
     Take: _take,
     Skip: _skip,
     Shuffle: _shuffle,
+    Regenerate: _regenerate,
     Through: _through,
 }

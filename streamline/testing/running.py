@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -21,7 +22,7 @@ from streamline.envelope import one_line
 from streamline.errors import SnapshotError
 from streamline.flow import Flow, Opener, Site
 from streamline.gate import Gate
-from streamline.opened import prepare
+from streamline.opened import Begin, prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
 from streamline.session import Session
@@ -102,10 +103,15 @@ class PipelineSubject(Subject):
         return self._opening(None if text is None else Snapshot.from_json(text)).flow(tasks)
 
     def write(self, state: State) -> str:
-        return _saved(lambda: self._opening(None).snapshot(state, Gate()).to_json())
+        return _saved(lambda: self._saving.snapshot(state, Gate()).to_json())
+
+    @cached_property
+    def _saving(self) -> Opening:
+        """What saves states: made once, since it looks for files."""
+        return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> Opening:
-        return prepare(self.pipeline.plan, backend=self.backend, resume=resume, rank=0, world_size=1, epoch=None)
+        return prepare(self.pipeline.plan, Begin(resume=resume, rank=0, world_size=1), backend=self.backend)
 
     def __str__(self) -> str:
         return repr(self.pipeline)

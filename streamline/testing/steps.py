@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamline.pipeline import Pipeline
 from streamline.transforms.custom import stage
 
-__all__ = ["DICE", "UNBATCH", "Step", "steps", "steps_before"]
+__all__ = ["DICE", "UNBATCH", "Step", "steps", "steps_before", "transfers"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ def some(item: Any) -> list[Any]:
 
 def none(item: Any) -> list[Any]:
     return []
+
+
+def document(item: Any) -> list[int]:
+    """None to three tokens."""
+    return [number(item)] * (number(item) % 4)
+
+
+def packed(block: Any) -> list[int]:
+    """The tokens of a block, as a list like those that `.batch` makes: compared as these are."""
+    return [int(token) for token, segment in zip(block["tokens"], block["segment_ids"], strict=True) if segment]
 
 
 # Custom stages: stateful, stateless, expanding, dropping. -----------------------------------------------------------
@@ -176,6 +186,24 @@ def batches(draw: st.DrawFn) -> Step:
     return Step(text, lambda p: p.batch(size, drop_remainder=drop, collate=None), ordered=drop)
 
 
+def span(item: Any) -> int:
+    """How long an item is said to be: few are long."""
+    return number(item) * 7 % 11
+
+
+@st.composite
+def buckets(draw: st.DrawFn) -> Step:
+    bounds = draw(st.sampled_from([[4], [2, 6], [0, 3, 9]]))
+    sizes = draw(st.lists(small, min_size=len(bounds) + 1, max_size=len(bounds) + 1))
+    drop = draw(st.sampled_from([False, False, True]))
+    text = f".bucket_by_length({bounds}, {sizes}, length=span, drop_remainder={drop}, collate=None)"
+
+    def apply(pipe: Pipeline[Any]) -> Pipeline[Any]:
+        return pipe.bucket_by_length(bounds, sizes, length=span, drop_remainder=drop, collate=None)
+
+    return Step(text, apply, ordered=drop)
+
+
 def filters() -> st.SearchStrategy[Step]:
     return st.sampled_from([third, never, third]).map(
         lambda fn: Step(f".filter({fn.__name__})", lambda p: p.filter(fn), whole=True)
@@ -204,6 +232,29 @@ def prefetches(draw: st.DrawFn) -> Step:
     return Step(f".prefetch({items}, bytes={size})", lambda p: p.prefetch(items, bytes=size))
 
 
+@st.composite
+def packs(draw: st.DrawFn) -> Step:
+    length, eos, drop = draw(small), draw(st.none() | st.just(5)), draw(st.sampled_from([False, False, True]))
+    text = f".pack({length}, eos={eos}, drop_remainder={drop})"
+
+    def apply(pipe: Pipeline[Any]) -> Pipeline[Any]:
+        return pipe.map(document).pack(length, eos=eos, drop_remainder=drop).map(packed)
+
+    return Step(text, apply, ordered=drop, whole=True, grows=3 if length < 3 else 1)
+
+
+@st.composite
+def regenerates(draw: st.DrawFn) -> Step:
+    size, reuse, overlap = draw(small), draw(st.sampled_from([1, 1, 2])), draw(st.booleans())
+    text = f".regenerate({size}, reuse={reuse}, overlap={overlap})"
+    return Step(text, lambda p: p.regenerate(size, reuse=reuse, overlap=overlap), grows=reuse)
+
+
+def transfers() -> st.SearchStrategy[Step]:
+    """The last stage of all, behind the merge; the host's memory is where items are already."""
+    return small.map(lambda n: Step(f".transfer(host, depth={n})", lambda p: p.transfer("host", depth=n)))
+
+
 UNBATCH = Step(".unbatch()", lambda p: p.unbatch())
 
 
@@ -215,14 +266,18 @@ def steps() -> st.SearchStrategy[Step]:
         filters(),
         _flatmaps(),
         batches(),
+        buckets(),
         customs(),
         customs(),
         shuffles(),
         shuffles(),
+        regenerates(),
+        st.just(Step(".cache()", lambda p: p.cache())),
         counted("take", st.integers(0, 12)),
         counted("skip", st.integers(0, 5)),
         counted("repeat", st.integers(0, 3)),
         prefetches(),
+        packs(),
         st.just(UNBATCH),
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, ResumeError
 from streamline.flow import Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.index import Index
 from streamline.states import Json, State, Tree
@@ -42,6 +42,20 @@ class Stage(ABC, Generic[In, Out]):
     steady: ClassVar[frozenset[str]] = frozenset()
     """Of `survives`, what leaves the number and the order of the items as they were: a stage behind this one that
     reads again from an older state still finds its items where they were."""
+
+    counted: ClassVar[bool] = True
+    """Whether it belongs to what a snapshot is of. Otherwise it may come and go: it changes no item, and keeps none."""
+
+    last: ClassVar[bool] = False
+    """Whether nothing may stand behind it: it ends in a channel of its own, from which the consumer takes."""
+
+    def settled(self) -> Stage[In, Out]:
+        """Return this stage as it runs, with what it finds out about the thread and the machine that open it.
+
+        Raises:
+          PlanError: it can't run here.
+        """
+        return self
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
@@ -113,6 +127,26 @@ class Stage(ABC, Generic[In, Out]):
         return cls.again(own)
 
     @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        """Return this stage's part for each rank of another number of them, where it stands behind the merge.
+
+        Args:
+          owns: of the ranks that there were; None of one that has none.
+
+        Returns:
+          None: it begins here, with the items from here on.
+
+        Raises:
+          ResumeError: a rank holds or counts what can't be divided anew; the message goes on behind the stage's name.
+        """
+        for rank, own in enumerate(owns):
+            if (held := cls.holds(own)) is not None:
+                raise ResumeError(f"{held} (rank {rank})")
+            if own:
+                raise ResumeError(f"keeps a count of its own on each rank (rank {rank}: {own})")
+        return None
+
+    @classmethod
     def argument(cls, name: str, what: str) -> str:
         """Return how `open(accept=)` names a change of a stage called `name`: "batch.size"."""
         return f"{name}.{what}"
@@ -131,3 +165,13 @@ class Stage(ABC, Generic[In, Out]):
     def in_flight(self) -> int:
         """Items that this stage may hold between its input and its output."""
         return 0
+
+    @property
+    def gathers(self) -> int:
+        """Inputs that one output may be made of, at the most."""
+        return 1
+
+    @property
+    def bulk(self) -> int:
+        """By how much larger an output is than an input: a channel behind it holds fewer of them."""
+        return 1

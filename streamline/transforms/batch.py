@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.blame import blame
 from streamline.channel import Inbox
+from streamline.collate import as_list, stack
 from streamline.driver import behind_channel
+from streamline.errors import PlanError
 from streamline.failing.replay import Call
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.meters.stage_meter import Holding
+from streamline.options import check_function, is_async
 from streamline.pace import Pace
-from streamline.states import Reference, State, Tree
+from streamline.states import Json, Reference, State, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.batch_wait import Waiting
 
-__all__ = ["Batch"]
+__all__ = ["TOGETHER_ITEMS", "Batch", "collate_of", "collated"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -54,6 +58,10 @@ class Batch(Stage[In, Out]):
     def options(self) -> dict[str, Any]:
         return {name: value for name, value in super().options.items() if name != "max_wait_s"}  # as concurrency
 
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        return super().regrouped([own if own and own["replay"] else None for own in owns])
+
     @property
     def chooses(self) -> bool:
         return self.max_wait_s is not None
@@ -68,6 +76,14 @@ class Batch(Stage[In, Out]):
     @property
     def in_flight(self) -> int:
         return self.size if self.max_wait_s is None else self.size + self._capacity
+
+    @property
+    def gathers(self) -> int:
+        return self.size
+
+    @property
+    def bulk(self) -> int:
+        return self.size
 
     @property
     def _capacity(self) -> int:
@@ -114,13 +130,39 @@ class Batch(Stage[In, Out]):
 
     def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
         """Return a batch, or none if it is left out; `last` is the upstream's state behind it."""
-        try:
-            with Holding(run.meter):
-                return [self.collate(held)]
-        except BaseException as error:
-            run.judge(blame(error, str(self), run.site, last, Call(self.collate, held)), held, last, len(held))
-            return []
+        return collated(self, self.collate, held, run, last)
 
     def _batch(self, held: list[In], run: Run[In], last: State, after: State | None) -> Chunk[Out]:
         made = self.collated(held, run, last)
         return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)
+
+
+def collated(
+    stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: Run[In], last: State
+) -> list[Out]:
+    """Return the batch that a stage makes of `held`, or none if it is left out; `last`: the upstream's state there."""
+    try:
+        with Holding(run.meter):
+            return [collate(held)]
+    except BaseException as error:
+        run.judge(blame(error, str(stage), run.site, last, Call(collate, held)), held, last, len(held))
+        return []
+
+
+def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
+    """Return the function that `collate=` means.
+
+    Raises:
+      PlanError: it is none that can collate; a `PlanTypeError` if it is no function.
+    """
+    if isinstance(collate, str) and collate != "stack":
+        raise PlanError(f"{option} is 'stack', None or a function, got {collate!r}")
+    fn: Any = stack if collate == "stack" else as_list if collate is None else collate
+    check_function(option, fn)
+    if is_async(fn) or inspect.isasyncgenfunction(fn):
+        raise PlanError(
+            f"{option} takes a sync function: what an async one returns would be the batch. Await it in a .map behind "
+            f"{option.partition('(')[0]}(collate=None)"
+        )
+    found: Callable[[list[Any]], Any] = fn
+    return found

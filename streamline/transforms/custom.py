@@ -13,7 +13,7 @@ progress can pass it while it yields nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -146,6 +146,10 @@ class Through(Stage[In, Out]):
         if own and own["state"]:
             return "keeps a state, which may hold items"
         return cls.again(own)
+
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        return super().regrouped([own if cls.holds(own) else None for own in owns])
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         flow = upstream(state)

@@ -6,28 +6,38 @@ from typing import Any
 
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.bucket import BucketByLength
+from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import ConcurrentMap, Map, Numbering
+from streamline.transforms.pack import Pack
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
+from streamline.transforms.transfer import Transfer
 
 __all__ = ["stage_class"]
 
 KINDS: dict[str, type[Stage[Any, Any]]] = {
     "batch": Batch,
+    "bucket_by_length": BucketByLength,
+    "cache": Cache,
     "filter": Filter,
     "flat_map": FlatMap,
     "map": Map,
     "numbering": Numbering,
+    "pack": Pack,
+    "regenerate": Regenerate,
     "repeat": Repeat,
     "shuffle": Shuffle,
     "shuffle_files": ShuffleFiles,
     "skip": Skip,
     "take": Take,
     "through": Through,
+    "transfer": Transfer,
     "unbatch": Unbatch,
 }
 

@@ -44,9 +44,10 @@ class Take(Stage[T, T]):
             chunk = await run.upstream.pull(min(run.want, self.count - taken))
             if chunk is None:
                 return
-            after = None if chunk.after is None else Over(self.name, taken + len(chunk.items), chunk.after)
             states = Numbered(self.name, taken + 1, chunk.states)
             taken += len(chunk.items)
+            last = taken == self.count  # what is behind it was not asked for, and has come or not by chance
+            after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
             yield Chunk(chunk.items, states, after)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -113,6 +113,10 @@ class ConcurrentMap(Stage[In, Out]):
         parts += [f"completes {replay:,} inputs first that had been chosen"] if replay else []
         return "; ".join(parts)
 
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        return super().regrouped([own if cls.again(own) else None for own in owns])
+
     @property
     def chooses(self) -> bool:
         return not self.ordered
@@ -192,6 +196,10 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     @property
     def options(self) -> dict[str, Any]:
         return {"seed": self.seed}
+
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        return max(own or 0 for own in owns)  # no rank has two items with the same generator
 
     @classmethod
     def argument(cls, name: str, what: str) -> str:

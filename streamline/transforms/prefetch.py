@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from streamline.driver import behind_channel
 from streamline.flow import Flow, Opener
@@ -17,10 +17,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(Stage[T, T]):
-    """Keeps up to `items` items ready (and `bytes` bytes, if given; one item is always admitted)."""
+    """Keeps up to `items` items ready (and `bytes` bytes, if given; one item is always admitted).
+
+    Attributes:
+      by_list: as `Channel`; for a source that bounds its lists.
+    """
+
+    counted: ClassVar[bool] = False
 
     items: int
     bytes: int | None = None
+    by_list: bool = False
 
     def num_outputs(self, items: float) -> float | None:
         return items
@@ -30,4 +37,4 @@ class Prefetch(Stage[T, T]):
         return self.items
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)
+        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes, by_list=self.by_list)

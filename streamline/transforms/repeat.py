@@ -6,14 +6,15 @@ State: the pass, whether it has yielded anything yet, and the upstream's state i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from streamline.errors import ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.index import Index, Repeated
-from streamline.states import Over, State, States, Tally, Tree, trimmed
+from streamline.states import Json, Over, State, States, Tally, Tree, trimmed
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
@@ -38,6 +39,13 @@ class Repeat(Stage[T, T]):
     }
 
     times: int | None = None
+
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        passes = {own["pass"] for own in owns}
+        if len(passes) > 1 or any("seen" in own for own in owns):
+            raise ResumeError(f"is in another pass on each rank ({', '.join(str(own['pass']) for own in owns)})")
+        return {"pass": passes.pop(), "yielded": any(own["yielded"] for own in owns)}
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Repeated(lambda number: inner((*epoch, number)), self.times)

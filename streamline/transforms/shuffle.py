@@ -10,7 +10,7 @@ The idea of "start state + position" is grain's WindowShuffle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -59,6 +59,10 @@ class Shuffle(Stage[T, T]):
             f"reads the {own['of']:,} items of window {own['window']:,} again, and passes over the {own['served']:,} "
             "of them that were delivered"
         )
+
+    @classmethod
+    def regrouped(cls, owns: Sequence[Json]) -> Json:
+        return super().regrouped([own if own and own["served"] else None for own in owns])
 
     @property
     def rewinds(self) -> bool:

@@ -100,6 +100,8 @@ class Watched:
         last = [meter for meter in busy if meter.name in self.behind]
         if last:
             return f"behind the merge, {_at_work(_oldest(last), now)}"
+        if self.session.other_ranks:
+            return f"waiting for {self.session.other_ranks}"
         awaited = [] if self.session.awaited is None else self.session.awaited()
         if not awaited:
             return "nothing that is counted is at work, and the merge waits for nobody"

@@ -1,9 +1,10 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
@@ -130,7 +131,7 @@ BAD_JSON = {
     b"'a'": "malformed",
     b'"\xff"': "expected UTF-8, got 0xff",
     b"\xff": "expected UTF-8, got 0xff",
-    b"\xef\xbb\xbf1": "byte order mark",
+    b"\xef\xbb\xbf1": "got a byte order mark, which is none but at a file's beginning",
     b"[" * 5000 + b"]" * 5000: "recursion",
     b"1e999": "out of range",
 }
@@ -147,6 +148,30 @@ def test_json_that_is_none_stops_at_its_line(bad: bytes, line: int) -> None:
     assert decoded.fault.line == decoded.lines == line
     assert decoded.fault.at == len(b"".join(one + b"\n" for one in texts[:line]))
     assert BAD_JSON[bad] in decoded.fault.reason
+
+
+tokens = st.sampled_from(
+    [*(bytes([code]) for code in b'{}[],:"1a \n\r\\'), b'{"a":1}', b"[1,2]", b'"x"', b"\r\n", b"\xff"]
+)
+
+
+@settings(max_examples=1000)
+@given(st.lists(tokens, max_size=12).map(b"".join))
+def test_all_lines_at_once_are_what_they_are_one_by_one(raw: bytes) -> None:
+    at_once, one_by_one = decode_json(raw), lines._decode_each(raw)
+    assert (at_once.items, at_once.lines, at_once.kept) == (one_by_one.items, one_by_one.lines, one_by_one.kept)
+    assert (at_once.fault is None) == (one_by_one.fault is None)
+    if at_once.fault and one_by_one.fault:
+        assert replace(at_once.fault, cause=None) == replace(one_by_one.fault, cause=None)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'1 2\n{"a":\n1}\n', b"1,2\n[3\n4]\n", b"\n1 2\n", b"[1\n,2] 3\n", b"[1,\n2] 3", b"1 2\n \n"]
+)
+def test_two_values_in_a_line_do_not_make_up_for_one_over_two_lines(raw: bytes) -> None:
+    decoded = decode_json(raw)
+    assert decoded.fault is not None
+    assert decoded.fault.line == decoded.lines
 
 
 def test_a_value_may_not_span_lines() -> None:

@@ -73,7 +73,7 @@ def killed_at_each_step(pipe: sl.Pipeline[Any], n: int) -> list[Any]:
         for step, item in enumerate(stream):
             found.append(item)
             if victims := children():
-                os.kill(victims[step % len(victims)], signal.SIGKILL)
+                kill(victims[step % len(victims)])
     return found
 
 
@@ -115,7 +115,7 @@ def test_a_journal_on_disk_loses_nothing_when_processes_die(tmp_path: Path) -> N
             found.append(item)
             if item == 3:
                 for victim in children():
-                    os.kill(victim, signal.SIGKILL)
+                    kill(victim)
             if item == 5:
                 break
         snapshot = stream.snapshot()

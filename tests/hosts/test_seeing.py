@@ -20,8 +20,10 @@ from streamline.border.link import Link
 from streamline.border.messages import Counts, Message
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.telling import Telling
+from streamline.meters.figures import ReadStats
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.meter import Meters
+from streamline.meters.stats import Stats
 from streamline.session import Session
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
@@ -244,6 +246,40 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     mirror.show(link.told[0])  # of the next one
     assert (shown.items, passed.items, passed.depth) == (4, 14, 5)
     assert shown.busy_s >= 4.0
+
+
+def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() -> None:
+    link, session = Wires(), Session()
+    telling = Telling(link, session)
+    traffic = session.meters.traffic("read_lines")
+    traffic.requests, traffic.retries, traffic.bytes = 5, 2, 100
+    telling.tell()
+    assert not telling.tell()
+    meters, mirror = mirrored()
+    mirror.show(link.told[0])
+    mirror.show(link.told[0])  # what was told is a sum, not an addition
+    assert meters.stats().reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
+    mirror.lost()
+    mirror.show(Counts((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 1),)))  # of the next one
+    mirror.show(Counts((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 2),)))
+    meters.traffic("read_lines").requests += 1  # of a flow in the stream's own event loop
+    (reads,) = later = meters.stats().reads
+    assert (reads.requests, reads.retries, reads.bytes) == (8, 3, 109)
+    assert (reads.cache_hits, reads.cache_misses, reads.cache_bytes) == (3, 1, 6)
+    earlier = Stats(elapsed_s=0, items=0, consumer_wait_s=0, reads=(ReadStats(name="read_lines", requests=7),))
+    window = Stats(elapsed_s=1, items=0, consumer_wait_s=0, reads=later).since(earlier)
+    assert window.reads == (
+        ReadStats(
+            name="read_lines",
+            requests=1,
+            retries=3,
+            bytes=109,
+            cache_hits=3,
+            cache_misses=1,
+            cache_bytes=6,
+            hedged=2,
+        ),
+    )
 
 
 class Stuck:

@@ -10,11 +10,14 @@ from hypothesis import HealthCheck, settings
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
+SHARE = 0.6
+"""Of the counts that tests are written with, so that all of them together take CI some ten minutes."""
+
 
 def examples(count: int) -> Callable[[Any], Any]:
     """Return the settings of a property test of `count` examples: always the same, unless there are to be more."""
     return settings(
-        max_examples=max(1, int(count * FACTOR)),
+        max_examples=max(1, int(count * SHARE * FACTOR)),
         derandomize=FACTOR == 1,
         deadline=None,
         database=None,

@@ -32,6 +32,18 @@ def fan(item: int) -> list[int]:
     return [item + 100 * copy for copy in range(item % 4)]
 
 
+def document(item: int) -> list[int]:
+    return [item + 100 * copy for copy in range(item % 5)]
+
+
+def packed(block: dict[str, Any]) -> list[int]:
+    return [int(token) for token, segment in zip(block["tokens"], block["segment_ids"], strict=True) if segment]
+
+
+def shown(block: dict[str, Any]) -> str:
+    return str([array.tolist() for array in block.values()])
+
+
 @sl.stage(state=dict, snapshot_every=3)
 async def pairs(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
     async for item in items:
@@ -75,12 +87,21 @@ STAGES: dict[str, Fragment] = {
     "unbatch": lambda pipe: pipe.batch(5).unbatch(),
     "shuffle": lambda pipe: pipe.shuffle(window=5),
     "shuffle of one window": lambda pipe: pipe.shuffle(window=100),
+    "regenerate": lambda pipe: pipe.regenerate(5),
+    "regenerate ahead": lambda pipe: pipe.regenerate(4, overlap=True),
+    "regenerate one cycle": lambda pipe: pipe.regenerate(100, shuffle=False, reuse=2),
+    "cache": lambda pipe: pipe.cache(),
     "prefetch": lambda pipe: pipe.prefetch(3),
     "prefetch bytes": lambda pipe: pipe.prefetch(8, bytes=60),
     "stateful": lambda pipe: pipe.through(pairs),
     "stateless": lambda pipe: pipe.through(twice),
     "dropping": lambda pipe: pipe.through(odd),
+    "buckets": lambda pipe: pipe.bucket_by_length([1, 4], [3, 2, 4], length=lambda item: item % 7, collate=None),
+    "buckets that never fill": lambda pipe: pipe.bucket_by_length([3], 50, length=lambda item: item % 7, collate=None),
+    "pack": lambda pipe: pipe.map(document).pack(3).map(packed),
+    "pack of one block": lambda pipe: pipe.map(document).pack(50, eos=0).map(packed),
     "repeat": lambda pipe: pipe.repeat(2),
+    "transfer": lambda pipe: pipe.transfer("host", depth=3),
 }
 """Stages for which the multiset of what comes out doesn't depend on the order of what goes in."""
 
@@ -91,6 +112,17 @@ ORDERED: dict[str, Fragment] = {
     "take nothing": lambda pipe: pipe.take(0),
     "skip": lambda pipe: pipe.skip(7),
     "skip all": lambda pipe: pipe.skip(100),
+    "buckets without the rests": lambda pipe: pipe.bucket_by_length(
+        [1, 4], 3, length=lambda item: item % 7, collate=None, drop_remainder=True
+    ),
+    "pack with segments": lambda pipe: pipe.map(document).pack(7, eos=5).map(shown),
+    "pack without the rest": lambda pipe: pipe.map(document).pack(4, drop_remainder=True).map(shown),
+    "regenerate rows": lambda pipe: pipe.batch(5).regenerate(6, block=2),
+    "regenerate rows ahead": lambda pipe: pipe.batch(3).regenerate(8, block=4, overlap=True, reuse=2),
+    "regenerate again and again": lambda pipe: pipe.take(5).repeat(3).regenerate(4).repeat(2),
+    "repeat of a cache": lambda pipe: pipe.shuffle(window=4).cache().repeat(2),
+    "repeat of a part of a cache": lambda pipe: pipe.shuffle(window=4).cache().take(5).repeat(3),
+    "repeat of a cache of nothing": lambda pipe: pipe.filter(lambda item: False).cache().repeat(3),
     "repeat of shuffles": lambda pipe: pipe.shuffle(window=4).repeat(3),
     "repeat of a filter": lambda pipe: pipe.filter(lambda item: item % 7 == 1).repeat(3),
     "shards": lambda pipe: pipe.shard(3).merge().shuffle(window=4),

@@ -148,7 +148,7 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
     with TemporaryDirectory() as folder:
         ranks = []
         for rank in range(2):
-            where: dict[str, Any] = {"rank": rank, "world_size": 2}
+            where: dict[str, Any] = {"rank": rank, "world_size": 2, "ends": "allow"}
             whole = Runs(Path(folder, f"whole{rank}.jsonl"), **where)
             parts = Runs(Path(folder, f"parts{rank}.jsonl"), backend=backend, **where)
             whole.part(make(Tape(length), Path(folder, f"whole{rank}")).pipeline, None, None)

@@ -38,6 +38,7 @@ REWINDING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
     "flat_map": lambda pipe: pipe.flat_map(fan),
     "shuffle": lambda pipe: pipe.shuffle(window=4),
     "unordered map": unordered,
+    "buckets": lambda pipe: pipe.bucket_by_length([1, 4], [3, 2, 1], length=lambda item: item % 7, collate=None),
     "batch": lambda pipe: pipe.batch(3, collate=None),
     "unbatch": lambda pipe: pipe.batch(3, collate=None).unbatch(),
     "custom": lambda pipe: pipe.through(pairs),

@@ -427,7 +427,6 @@ def test_a_state_of_something_else_is_refused() -> None:
     state = loader.state_dict()
     refused: list[tuple[sl.Loader[Any], str]] = [
         (PIPE.skip(1).loader(), "taken of another plan"),
-        (PIPE.loader(rank=0, world_size=3), "is of 1 ranks, and there are 3"),
         (PIPE.loader(steps_per_epoch=4), r"steps_per_epoch=None, this one has steps_per_epoch=4"),
     ]
     for other, message in refused:
@@ -787,3 +786,59 @@ def test_a_loader_has_the_figures_and_the_errors_of_its_iteration() -> None:
             assert stats.items == 4
             assert loader.errors.stages == {"odd_fails": 4}
     assert loader.errors.total == 4
+
+
+# One batch ago --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [None, 3, 12, 17])
+@pytest.mark.parametrize("looking", [False, True])
+def test_the_state_one_batch_ago_resumes_with_the_last_batch(steps: int | None, looking: bool) -> None:
+    def loader() -> sl.Loader[Any]:
+        return PIPE.loader(steps_per_epoch=steps)
+
+    whole = flat(epochs_of(loader(), 3))
+    ours, seen = loader(), 0
+    for _ in range(3):
+        for item in ours:
+            state = through_json(ours.state_dict(batches_ago=1))
+            if looking:
+                ours.state_dict()  # looks whether another item follows
+                assert through_json(ours.state_dict(batches_ago=1)) == state
+            with loader() as other:
+                other.load_state_dict(state)
+                items = iter(other)
+                assert next(items) == item == whole[seen]
+                assert (other.epoch, other.step) == (ours.epoch, ours.step)
+            seen += 1
+    ours.close()
+
+
+@pytest.mark.parametrize("pipe", CHOOSING)
+def test_one_batch_ago_nothing_is_lost_behind_choices(pipe: Callable[[], sl.Pipeline[Any]]) -> None:
+    for stop in range(1, 9):
+        loader = pipe().loader()
+        items = iter(loader)
+        first = [next(items) for _ in range(stop)]
+        state = through_json(loader.state_dict(batches_ago=1))
+        loader.close()
+        with pipe().loader() as other:
+            other.load_state_dict(state)
+            rest = list(other)
+        assert Counter(first[:-1] + rest) == Counter(pipe())
+
+
+@pytest.mark.parametrize("ago", [-1, 2, True, "1"])
+def test_states_further_back_are_refused(ago: Any) -> None:
+    with PIPE.loader() as loader:
+        list(loader)
+        with pytest.raises(PlanError, match="batches_ago"):
+            loader.state_dict(batches_ago=ago)
+
+
+def test_before_the_first_batch_and_behind_the_last_there_is_none_ago() -> None:
+    with PIPE.loader() as loader:
+        for _ in range(2):
+            with pytest.raises(PlanError, match="expected an iteration that has given an item, and goes on"):
+                loader.state_dict(batches_ago=1)
+            list(loader)

@@ -90,6 +90,10 @@ def lines(folder: Path) -> Pipeline[str]:
     return sl.read_lines(str(folder / "*.txt")).shard(2)
 
 
+def in_turn(folder: Path, count: int) -> Pipeline[str]:
+    return sl.read_lines(str(folder / "*.txt")).shard(1, mode="file", interleave=count)
+
+
 def write(folder: Path, names: str, count: int = 3) -> None:
     for name in names:
         (folder / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(count)))
@@ -263,15 +267,33 @@ ROWS: dict[str, Row] = {
     "shard: `drop_remainder`": plain(
         items(9).shard(2), items(9).shard(2, drop_remainder=True), 3, [3, 4, 5, 6, 7], "shard.drop_remainder"
     ),
+    "shard: `interleave`": Row(
+        lambda folder: in_turn(folder, 2),
+        lambda folder: in_turn(folder, 3),
+        1,
+        None,
+        why="where each of its files stands",
+    ),
     "another source": refused(items(), sl.from_iterable(lambda: range(10), name="items"), "items come from elsewhere"),
     "another number of ranks": Row(
-        lambda _: items().shard(4), lambda _: items().shard(4), 1, None, why="same world_size, 2", ranks=(2, 4)
+        lambda _: items().shard(4), lambda _: items().shard(4), 1, [2, 4, 6, 8], ranks=(1, 2)
+    ),
+    "another number of ranks, and a stage behind the merge holds items": Row(
+        lambda _: items().shard(4).merge().shuffle(window=3),
+        lambda _: items().shard(4).merge().shuffle(window=3),
+        1,
+        None,
+        why="'shuffle', behind the merge, reads the 3 items of window 0 again",
+        ranks=(1, 2),
     ),
     "another kind of merge": plain(
         items(6).shard(2).merge(), items(6).shard(2).merge("best_effort", max_skips_per_round=0), 3, [3, 4, 5]
     ),
-    "concurrency, executor, prefetch": plain(
-        items(6).map(double), items(6).map(double, executor="thread", concurrency=2).prefetch(3), 3, [6, 8, 10]
+    "concurrency, executor, prefetch, transfer": plain(
+        items(6).map(double),
+        items(6).map(double, executor="thread", concurrency=2).prefetch(3).transfer("host"),
+        3,
+        [6, 8, 10],
     ),
     "a new file": of_files(
         lambda folder: write(folder, "0"), ["b1", "a2", "b2", "c0", "c1", "c2"], "read_lines.new_files"
@@ -287,12 +309,14 @@ ROWS: dict[str, Row] = {
         why="would find other items there",
         change=lambda folder: (folder / "a.txt").unlink(),
     ),
-    "a file that has grown": of_files(append, ["b1", "a2", "b2", "a3", "c0", "c1", "c2"], "read_lines.changed_files"),
-    "a file that has shrunk or was replaced": of_files(
+    "a file of lines or CSV that has grown": of_files(
+        append, ["b1", "a2", "b2", "a3", "c0", "c1", "c2"], "read_lines.changed_files"
+    ),
+    "a file that has shrunk, or has another ETag": of_files(
         lambda folder: write(folder, "a", 2), None, why="has not grown, so it is another one"
     ),
-    "a compressed file that has changed": Row(
-        lambda folder: zipped(folder, 3), lambda folder: zipped(folder, 4), 1, None, why="is compressed"
+    "a file that has grown and is compressed, or no text (tar, Parquet, NumPy, …)": Row(
+        lambda folder: zipped(folder, 3), lambda folder: zipped(folder, 4), 1, None, why="can't grow"
     ),
     "one file in several shards that has changed": Row(
         one_file, one_file, 1, None, why="byte ranges of its shards move", change=append

@@ -55,7 +55,8 @@ def python(start_python: Callable[..., AbstractContextManager[subprocess.Popen[s
     def run(script: str, *options: str, code: int = 0, limit_s: float = 20) -> str:
         with start_python(script, *options) as process:
             output, errors = process.communicate(timeout=limit_s)
-        assert errors == ""
+        told = [line for line in errors.splitlines() if not line.startswith("Executing <")]  # asyncio: a slow machine
+        assert told == []
         assert process.returncode == code
         return output
 

@@ -166,7 +166,7 @@ def test_both_ranks_of_a_job_keep_what_they_have_counted(tmp_path: Path, behind:
         found = []
         for rank in (0, 1):
             snapshot = None if resume is None else sl.Snapshot.load(tmp_path / resume)
-            options = {"rank": rank, "world_size": 2, "resume": snapshot, "accept": accept, **SKIP}
+            options = {"rank": rank, "world_size": 2, "resume": snapshot, "accept": accept, "ends": "allow", **SKIP}
             with pipe.open(**options, dead_letters=tmp_path / "bad.jsonl") as stream:
                 list(islice(stream, take))
                 stream.snapshot().save(tmp_path / save)

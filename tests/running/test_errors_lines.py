@@ -23,7 +23,7 @@ MAX = 40
 BAD = {
     "json": b'{"n": ',
     "utf8": b'"\xff\xfe"',
-    "mark": b"\xef\xbb\xbf1",
+    "mark": b"?\xef\xbb\xbf1",
     "long": b'"' + b"x" * (MAX + 5) + b'"',
     "longest": b'"' + b"y" * 200_000 + b'"',  # longer than a block
 }

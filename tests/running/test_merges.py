@@ -276,7 +276,7 @@ def test_each_rank_runs_its_own_shards(kind: Kind, world_size: int) -> None:
     pipe = sl.from_items(range(100)).shard(5).map(abs).merge(kind)
     seen: list[int] = []
     for rank in range(world_size):
-        with pipe.open(rank=rank, world_size=world_size) as stream:
+        with pipe.open(rank=rank, world_size=world_size, ends="allow") as stream:
             mine = list(stream)
             assert list(stream.snapshot().shards) == list(range(rank, 5, world_size))
         assert {item % 5 for item in mine} == set(range(rank, 5, world_size))

@@ -19,7 +19,7 @@ import pytest
 
 import streamline as sl
 from streamline.meters.stats import Stats
-from streamline.sources.local import LocalStorage
+from streamline.storage.local import LocalStorage
 from tests.running.kit import Pipe, run_on
 
 Body: TypeAlias = Callable[[], None] | None
@@ -266,7 +266,9 @@ def test_files_that_arrive_slowly_are_the_limit(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "lines.txt"
     path.write_text("a line\n")
 
-    async def blocks(self: LocalStorage, path: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+    async def blocks(
+        self: LocalStorage, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes]:
         for _ in range(COUNT):
             await anyio.sleep(SLOW_S)
             yield b"a line\n" * 5

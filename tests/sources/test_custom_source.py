@@ -255,14 +255,14 @@ def test_leaving_closes_the_generator(sync: bool) -> None:
     @sl.source(state=dict)
     def plainly(*, state: dict[str, Any], shard: int, num_shards: int) -> Iterator[int]:
         try:
-            yield from range(10_000_000)
+            yield from range(shard, 10_000_000, num_shards)
         finally:
             closed.append(shard)
 
     @sl.source(state=dict)
     async def waiting(*, state: dict[str, Any], shard: int, num_shards: int) -> AsyncIterator[int]:
         try:
-            for number in range(10_000_000):
+            for number in range(shard, 10_000_000, num_shards):
                 yield number
         finally:
             await anyio.lowlevel.checkpoint()

@@ -4,7 +4,6 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +16,30 @@ from hypothesis import given as example_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
+import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.flow import Site
-from streamline.formats import lines
 from streamline.session import Session
-from streamline.sources import local
 from streamline.sources.base import Part
-from streamline.sources.files import HttpOptions, read_jsonl, read_lines
+from streamline.sources.files import Files
+from streamline.storage.base import Found
+from streamline.storage.http_options import HttpOptions
+from streamline.testing import check_resume
+from tests.file_kit import Read, check_every_resume
+from tests.serving import named
 
-Read = Callable[..., Awaitable[Any]]
+
+def read_lines(paths: Any, **options: Any) -> Files[str]:
+    source = sl.read_lines(paths, **options).plan.source
+    assert isinstance(source, Files)
+    return source
+
+
+def read_jsonl(paths: Any, **options: Any) -> Files[Any]:
+    source = sl.read_jsonl(paths, **options).plan.source
+    assert isinstance(source, Files)
+    return source
+
 
 CONTENTS = {
     "0-plain": b"a\nbc\n\nd\n",
@@ -33,69 +47,69 @@ CONTENTS = {
     "2-crlf": b"x\r\ny\r\n\r\nz\r",
     "3-open": "ö\n\n€uro".encode(),
     "4-newline": b"\n",
+    "5-mark": b"\xef\xbb\xbfa\r\n\xef\xbb\xbfb",
+    "6-only a mark": b"\xef\xbb\xbf",
+    "7-two marks": b"\xef\xbb\xbf\xef\xbb\xbf\n",
 }
-LINES = ["a", "bc", "", "d", "x", "y", "", "z\r", "ö", "", "€uro", ""]
+LINES = ["a", "bc", "", "d", "x", "y", "", "z\r", "ö", "", "€uro", "", "a", "\ufeffb", "\ufeff"]
 
-RECORDS = [{"id": 1}, None, 3, "v\nier", [5], {"ü": 6.5}]
+RECORDS = [{"id": 1}, None, 3, "v\nier", [5], {"ü": 6.5}, 7, "\ufeff8"]
 JSONL = [
     b'{"id":1}\n\nnull\n',
     b"\n  \n\r\n",
     '3\r\n"v\\nier"\n\n[5]\n\n{"ü":6.5}'.encode(),
+    '\ufeff\n7\n"\ufeff8"\n'.encode(),
+    b"\xef\xbb\xbf",
 ]
-
-
-@pytest.fixture(params=["plain", "gzip", "members", "unnamed gzip", "http", "http gzip"])
-async def put(request: pytest.FixtureRequest, tmp_path: Path, server: Any) -> Callable[[str, bytes], str]:
-    """Make a file of the given name and text, compressed or not, here or on a server, and return its path."""
-    kind = request.param
-
-    def put_(name: str, data: bytes) -> str:
-        name += ".gz" if kind in ("gzip", "members", "http gzip") else ".txt"
-        if kind == "members":
-            step = max(3, len(data) // 50)
-            data = b"".join(gzip.compress(data[at : at + step]) for at in range(0, len(data) + 1, step))
-        elif "gzip" in kind:
-            data = gzip.compress(data)
-        if kind.startswith("http"):
-            server.objects[name] = data
-            return str(server.url(name))
-        (tmp_path / name).write_bytes(data)
-        return str(tmp_path / name)
-
-    return put_
-
-
-@pytest.fixture(params=["one slice", "small slices"])
-def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read in slices and blocks of a few bytes, too."""
-    if request.param == "small slices":
-        monkeypatch.setattr(lines, "FIRST_SLICE_BYTES", 2)
-        monkeypatch.setattr(lines, "SLICE_BYTES", 2)
-        monkeypatch.setattr(local, "FIRST_BLOCK_BYTES", 3)
-        monkeypatch.setattr(local, "BLOCK_BYTES", 4)
-
-
-async def check_every_resume(read: Read, source: Any, expected: list[Any], **options: Any) -> Any:
-    whole = await read(source, **options)
-    assert whole.failure is None
-    assert whole.items == expected
-    states = [whole.begin, *whole.states, whole.end]
-    for done, state in enumerate(states[:-1]):
-        resumed = await read(source, json.loads(json.dumps(state)), **options)
-        assert resumed.failure is None
-        assert resumed.items == expected[done:], state
-    assert (await read(source, whole.end, **options)).items == []
-    return whole
 
 
 async def test_lines_resume_anywhere(put: Any, read: Read, slices: None) -> None:
     paths = [put(name, data) for name, data in CONTENTS.items()]
-    await check_every_resume(read, read_lines(paths).resolved(), LINES)
+    await check_every_resume(read, named(read_lines(paths)).resolved(), LINES)
 
 
 async def test_json_resumes_anywhere(put: Any, read: Read, slices: None) -> None:
     paths = [put(f"part-{number}", data) for number, data in enumerate(JSONL)]
-    await check_every_resume(read, read_jsonl(paths).resolved(), RECORDS)
+    await check_every_resume(read, named(read_jsonl(paths)).resolved(), RECORDS)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 5, 7, 30])
+async def test_a_mark_at_the_beginning_of_a_file_is_no_text_wherever_it_is_split(
+    tmp_path: Path, read: Read, slices: None, shards: int
+) -> None:
+    path = tmp_path / "a.txt"
+    for text in ("\ufeff1\n2\n\ufeff3\n4", "\ufeff", "\ufeff\n", "\ufeff1", "\ufeff\ufeff1\n"):
+        path.write_text(text)
+        source = read_lines(path).resolved()
+        found = list[str]()
+        for shard in range(shards):
+            options = {"mode": "contiguous", "shard": shard, "num_shards": shards}
+            part = await read(source, **options)
+            for done, state in enumerate(part.states):
+                assert (await read(source, json.loads(json.dumps(state)), **options)).items == part.items[done + 1 :]
+            found += part.items
+        assert found == text.removeprefix("\ufeff").splitlines()
+
+
+async def test_a_mark_counts_where_bytes_are_counted_and_not_where_a_line_is_measured(
+    tmp_path: Path, read: Read, slices: None
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf12345\n6\n")
+    whole = await read(read_lines(path, max_line_bytes=5))
+    assert whole.items == ["12345", "6"]
+    assert [state["read_lines"] for state in whole.states] == [
+        {"file": str(path), "line": 1, "byte": 9},
+        {"file": str(path), "line": 2, "byte": 11},
+    ]
+    failed = await read(read_lines(path, max_line_bytes=4))
+    assert failed.items == []
+    assert f"{path} line 1 (byte " in str(failed.failure)
+    path.write_bytes(b"\xef\xbb\xbf{]\n\xef\xbb\xbf6\n")
+    assert f"{path} line 1 (byte 3): expected one JSON value" in str((await read(read_jsonl(path))).failure)
+    with sl.read_jsonl(path).open(on_error="skip", max_errors=None) as stream:
+        assert list(stream) == []
+        assert stream.errors.total == 2
 
 
 async def test_a_state_names_file_line_and_byte(tmp_path: Path, read: Read) -> None:
@@ -133,8 +147,8 @@ async def test_a_resume_over_http_asks_for_the_bytes_from_there_on(server: Any, 
     server.requests.clear()
     assert (await read(source, whole.states[1], mode="file")).items == ["three"]
     assert [request.headers["range"] for request in server.requests] == [
-        "bytes=0-1",
-        "bytes=8-",
+        "bytes=0-9",
+        "bytes=8-8388615",
     ]  # the magic bytes, then
 
 
@@ -325,6 +339,16 @@ async def test_names_may_hold_anything(tmp_path: Path, read: Read, name: str) ->
     await check_every_resume(read, read_lines(tmp_path / name), ["a", "b"])
 
 
+def test_shuffled_files_may_be_replicated(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text(f"{number}a\n{number}b\n")
+    pipe = sl.read_lines(tmp_path / "*.txt").shuffle_files(seed=3)
+    whole = list(pipe)
+    assert whole != sorted(whole)
+    assert list(pipe.shard(3, mode="replicated")) == whole
+    check_resume(pipe.repeat(2).take(13).shard(2, mode="replicated"))
+
+
 async def test_a_file_that_is_gone_fails_when_it_is_read(tmp_path: Path, read: Read) -> None:
     for name in "ab":
         (tmp_path / name).write_text(f"{name}\n")
@@ -338,7 +362,7 @@ async def test_a_file_that_is_gone_fails_when_it_is_read(tmp_path: Path, read: R
 
 async def test_a_snapshot_of_other_files_is_refused(tmp_path: Path, read: Read) -> None:
     (tmp_path / "a").write_text("a\n")
-    with pytest.raises(ResumeError, match=r"stands in b line 3, which is not among the 1 files of shard 0 of 1"):
+    with pytest.raises(ResumeError, match=r"stands in b, line 3, .*which is not among the 1 files of shard 0 of 1"):
         await read(read_lines(tmp_path / "a"), {"read_lines": {"file": "b", "line": 3, "byte": 9}})
 
 
@@ -351,19 +375,15 @@ async def test_a_file_shorter_than_the_state_is_an_error(put: Any, read: Read) -
 
 def test_the_files_are_listed_with_their_sizes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc")
-    source = read_lines([tmp_path / "*.txt", "http://h/{0..1}.txt"])
-    assert source.listing() == [
-        {"path": str(tmp_path / "a.txt"), "size": 3},
-        {"path": "http://h/0.txt", "size": None},
-        {"path": "http://h/1.txt", "size": None},
-    ]
+    source = read_lines(tmp_path / "*.txt")
+    assert source.listing() == [{"path": str(tmp_path / "a.txt"), "size": 3}]
 
 
 def test_files_are_looked_up_once_and_travel_with_the_source(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     source = read_lines(tmp_path / "*.txt").resolved()
     (tmp_path / "b.txt").write_text("b")
-    assert pickle.loads(pickle.dumps(source)).files == source.resolved().files == (str(tmp_path / "a.txt"),)
+    assert pickle.loads(pickle.dumps(source)).files == source.resolved().files == (Found(str(tmp_path / "a.txt"), 1),)
 
 
 def test_one_file_is_split_and_several_go_whole(tmp_path: Path) -> None:
@@ -380,7 +400,7 @@ def test_one_file_is_split_and_several_go_whole(tmp_path: Path) -> None:
     "options", [{"max_line_bytes": 0}, {"max_line_bytes": 1.5}, {"max_line_bytes": True}, {"http": {}}]
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises((PlanError, PlanTypeError), match="expected"):
+    with pytest.raises((PlanError, PlanTypeError), match=r"expected|is an integer|at least"):
         read_jsonl("x", **options)
 
 

@@ -249,7 +249,7 @@ async def test_ranks_have_directories_of_their_own(tmp_path: Path) -> None:
     tapes = [Tape(20), Tape(20)]
     for rank, tape in enumerate(tapes):
         pipe = sl.from_stream(tape, journal=tmp_path, partitioned=True).shard(4).merge()
-        async with pipe.open(rank=rank, world_size=2) as stream:
+        async with pipe.open(rank=rank, world_size=2, ends="allow") as stream:
             assert [await anext(stream) for _ in range(5)] == list(range(5))
     assert sorted(os.listdir(tmp_path)) == ["rank-00000-of-00002", "rank-00001-of-00002"]  # noqa: PTH208
 

@@ -566,12 +566,12 @@ async def test_several_ranks_need_a_feed_each() -> None:
         pipe.open(rank=0, world_size=2)
     for rank in (0, 1):
         own = sl.from_stream(Tape(10), partitioned=True).shard(4).merge()
-        async with own.open(rank=rank, world_size=2) as stream:
+        async with own.open(rank=rank, world_size=2, ends="allow") as stream:
             seen = [await anext(stream) for _ in range(4)]
         snapshot = sl.Snapshot.from_json((await stream.snapshot()).to_json())
         assert snapshot.journal is not None
         assert [worker["shard"] for worker in snapshot.journal["workers"]] == [rank, rank + 2]
-        async with own.open(rank=rank, world_size=2, resume=snapshot) as stream:
+        async with own.open(rank=rank, world_size=2, resume=snapshot, ends="allow") as stream:
             assert seen + [x async for x in stream] == list(range(10))
 
 

@@ -275,3 +275,12 @@ def test_an_async_function_that_yields_nothing_is_an_error() -> None:
         pipe: Pipeline[Any] = numbers(3).through(coroutine)  # type: ignore[arg-type]
     with pytest.raises(PlanTypeError, match="expected an async generator"):
         list(pipe)
+
+
+def test_what_fails_behind_the_last_item_of_a_take_never_counts() -> None:
+    """Whether it has been tried by then is an accident of timing."""
+    pipe = sl.from_items([3, 4, 5, 0]).shard(1).map(lambda item: 60 // item).merge().take(3)
+    for _ in range(20):
+        with pipe.open(on_error="skip", max_errors=None) as stream:
+            assert list(stream) == [20, 15, 12]
+            assert stream.errors.total == 0

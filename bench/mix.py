@@ -1,0 +1,97 @@
+"""What does sl.mix cost beside a plain loop? Eight components, by weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+
+import streamline as sl
+from bench import harness
+from bench.suite import Case, Suite, Tally, at_least
+
+COMPONENTS = 8
+WEIGHTS = {f"part-{number}": float(1 + number) for number in range(COMPONENTS)}
+
+
+def parts(n: int) -> dict[str, range]:
+    """Ranges that hold more items than are drawn of them."""
+    return {name: range(at * n, (at + 1) * n) for at, name in enumerate(WEIGHTS)}
+
+
+def consume(items: Iterable[int], n: int) -> Tally:
+    """Count n items; which of them were drawn, two generators see otherwise."""
+    count = checksum = 0
+    for item in items:
+        count += 1
+        checksum |= item
+        if count == n:
+            break
+    return Tally(count, checksum < COMPONENTS * n * 2)
+
+
+@cache
+def expected(n: int) -> Tally:
+    return Tally(n, True)
+
+
+def plain(n: int) -> Tally:
+    """Numbers drawn many at once; then the next item of the data set that each says, whose place is kept."""
+    return consume(_drawn(n), n)
+
+
+def _drawn(n: int) -> Iterable[int]:
+    sets = list(parts(n).values())
+    taken = [0] * COMPONENTS
+    rng = np.random.default_rng(0)
+    weights = np.array(list(WEIGHTS.values()))
+    while True:
+        for pick in rng.choice(COMPONENTS, 1024, p=weights / weights.sum()).tolist():
+            yield sets[pick][taken[pick]]
+            taken[pick] += 1
+
+
+def mixed(n: int) -> Tally:
+    with sl.mix({name: sl.from_items(part) for name, part in parts(n).items()}, WEIGHTS).open() as stream:
+        return consume(stream, n)
+
+
+async def mixed_async(n: int) -> Tally:
+    count = checksum = 0
+    async with sl.mix({name: sl.from_items(part) for name, part in parts(n).items()}, WEIGHTS).open() as stream:
+        async for item in stream:
+            count += 1
+            checksum |= item
+            if count == n:
+                break
+    return Tally(count, checksum < COMPONENTS * n * 2)
+
+
+PLAIN = "a plain Python loop"
+TARGETS = (at_least(0.5, PLAIN),)
+ITEMS = 400_000
+
+SUITES = (
+    Suite(
+        question="A mixture of eight: what does the pipeline cost?",
+        unit="items/s",
+        floor=PLAIN,
+        expected=expected,
+        smoke_items=2_000,
+        note="Eight ranges, weights 1 to 8, items of no size. Whole runs, opening and closing included.",
+        cases=(
+            Case(PLAIN, plain, ITEMS),
+            Case("streamline, for", mixed, ITEMS, TARGETS),
+            Case("streamline, async for", mixed_async, ITEMS, TARGETS),
+        ),
+    ),
+)
+
+
+def main() -> None:
+    harness.main(SUITES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What ranks agree on before a stream begins: how many items each gives; or that they find it out on the way.
+
+By arithmetic where lengths are known: every rank does the same sum, and nobody has to talk. It is exact as long as the
+plan is the one that was counted, and no item is left out because of an error. Otherwise over a store, round by round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamline.ending.finding import store_of_torch
+from streamline.ending.length import all_known, left_on_ranks
+from streamline.ending.policy import Ends, Store
+from streamline.errors import PlanError
+from streamline.plan import Plan
+from streamline.ranks import Rank
+from streamline.snapshot import Snapshot
+from streamline.sources.live import Live
+from streamline.states import Tree
+from streamline.transforms.repeat import Repeat
+
+__all__ = ["NAME", "Agreement", "Resumed", "agreed"]
+
+NAME = "ends"
+"""The entry of a rank's state in which this is kept."""
+
+ENDLESS = 2**53
+"""What is said of items without end that others have an end of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What a run goes on from.
+
+    Attributes:
+      part: this rank's, as the plan reads it.
+      job: the snapshot that was given: of all ranks, or of this one.
+      same_plan: nothing has changed since.
+    """
+
+    part: Snapshot
+    job: Snapshot
+    same_plan: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How a rank's stream ends.
+
+    Attributes:
+      ends: what the user said.
+      rank: of those that end together.
+      left: items that it gives from here on; None: as many as there are, or what is found out on the way.
+      spare: items that it has beyond those.
+      store: over which it is found out; None: it needn't be.
+      key: of this stream among all that are agreed on over a store.
+      padded: items that were given again before the state to begin at.
+      again: where it stands in giving them again; None: at the beginning.
+    """
+
+    ends: Ends
+    rank: Rank
+    left: int | None = None
+    spare: int = 0
+    store: Store | None = None
+    key: str = ""
+    padded: int = 0
+    again: Tree | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the stream may end elsewhere than its items do."""
+        return self.left is not None or self.store is not None
+
+
+def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | None, *, skips: bool) -> Agreement:
+    """Return how a rank's stream is to end, if all ranks are opened in the same way.
+
+    Args:
+      skips: items may be left out because of an error.
+
+    Raises:
+      PlanError: it can't be known beforehand, and there is no store; or padding of what can't be read again.
+    """
+    if rank.world_size == 1 or ends.policy == "allow":
+        return Agreement(ends=ends, rank=rank)
+    if ends.policy == "pad" and isinstance(plan.source, Live):
+        raise PlanError('ends="pad" gives first items again, and a feed is read once: ends="drop", or "allow"')
+    own = _own(resumed, ends)
+    padding: dict[str, Any] = {"padded": own.get("padded", 0), "again": own.get("again")}
+    left = None if skips else _left(plan, rank, resumed, own)
+    if left is not None and (left.even or (count := _end(left.of_ranks, ends)) == math.inf):
+        return Agreement(ends=ends, rank=rank)
+    if left is not None:
+        spare = own["spare"] if left.kept else left.of_ranks[rank.rank] - count if ends.policy == "drop" else 0
+        return Agreement(ends=ends, rank=rank, left=int(count), spare=int(min(spare, ENDLESS)), **padding)
+    store = ends.store or store_of_torch(rank)
+    if store is None:
+        raise PlanError(_nothing_to_talk_over(ends, rank, skips))
+    return Agreement(ends=ends, rank=rank, store=store, key=_key(plan, ends, rank, epoch), **padding)
+
+
+def _own(resumed: Resumed | None, ends: Ends) -> Tree:
+    """Return what the snapshot says of this, if it still means something."""
+    if resumed is None or not resumed.same_plan:
+        return {}
+    own: Tree = resumed.part.state.get(NAME) or {}
+    return own if own.get("policy") == ends.policy else {}
+
+
+@dataclass(frozen=True)
+class _Left:
+    """How many items are left on each rank.
+
+    Attributes:
+      even: all come to their end together by themselves, also behind a resume that knows of one rank only.
+      kept: these are numbers of the snapshot.
+    """
+
+    of_ranks: Sequence[float]
+    even: bool = False
+    kept: bool = False
+
+
+def _end(left: Sequence[float], ends: Ends) -> float:
+    return (min if ends.policy == "drop" else max)(left)
+
+
+def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _Left | None:
+    """Return how many items are left on each rank; None: that isn't known."""
+    if resumed is not None and not resumed.same_plan:
+        return None
+    whole = all_known(left_on_ranks(plan, rank.world_size, lambda _: 0))
+    if resumed is None or whole is None:
+        return None if whole is None else _Left(whole, even=len(set(whole)) == 1)
+    parts = resumed.job.parts or (resumed.job,)
+    if "left" in own and all(part.state.get(NAME, {}).get("left") == own["left"] for part in parts):
+        return _Left([own["left"]] * rank.world_size, kept=True)
+    same_ranks = resumed.job.world_size == rank.world_size
+    even = same_ranks and len(set(whole)) == 1
+    is_job = resumed.job.rank is None or resumed.job.world_size == 1
+    if is_job and _at_beginning(plan, parts, same_ranks=same_ranks):
+        counts = {shard: count for part in parts for shard, count in zip(part.shards, part.produced, strict=True)}
+        left = all_known(left_on_ranks(plan, rank.world_size, counts.__getitem__))
+        return None if left is None else _Left(left, even=even and len(set(left)) == 1)
+    return _Left(whole, even=True) if even else None
+
+
+def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) -> bool:
+    """Whether the stages behind the merge begin at this resume, so that they make of a number what they always do."""
+    if any(isinstance(stage, Repeat) for stage in plan.after):
+        return False
+    kept = {stage.name for stage in plan.after if stage.kind != "numbering"}
+    return not same_ranks or not any(name in kept for part in parts for name in part.state)
+
+
+def _key(plan: Plan, ends: Ends, rank: Rank, epoch: int) -> str:
+    """Return what all ranks call this stream, and no other stream is called."""
+    stages = [[stage.kind, stage.name] for stage in (*plan.before, *plan.worker, *plan.after)]
+    said = [plan.source.kind, plan.source.name, stages, plan.shard.num_shards, ends.policy, epoch]
+    said += [rank.world_size, list(rank.members)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def _nothing_to_talk_over(ends: Ends, rank: Rank, skips: bool) -> str:
+    why = "how many items each of them has isn't known before they are read"
+    if skips:
+        why = "with on_error=, how many items each of them gives isn't known before they are read"
+    return (
+        f'ends="{ends.policy}": the {rank.world_size} ranks ({rank.found_in}) are to end together, {why}, and there is '
+        "nothing over which they could tell each other: call torch.distributed.init_process_group() before this (with "
+        "ranks of a part of the job, give mesh=), or give a store, ends=sl.Ends(store=TCPStore(…)); or say "
+        'ends="allow", if they may end one after the other'
+    )

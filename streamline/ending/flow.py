@@ -1,0 +1,228 @@
+"""The last flow of a rank that ends together with others: fewer items than there are, or some of them again.
+
+What is given again are the rank's first items, in a pass of its own from the beginning on, as often as it takes: they
+can be read again behind a resume, which the last ones couldn't. State: the upstream's; with it, how many items are
+left, where that is known; and while items are given again, how many were, and the state in that pass. So a snapshot
+near the end is as exact as any other: a resume gives as many items as were left.
+
+Success: all ranks give the same number of items. Failure: as upstream; and a `RanksError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamline.choices import Fork
+from streamline.ending.agreement import NAME, Agreement
+from streamline.ending.rounds import Rounds
+from streamline.errors import RanksError
+from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
+from streamline.session import Session
+from streamline.states import Over, State, States, Tally, Tree, trimmed
+
+__all__ = ["Padded", "ending", "padded_in"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def ending(opener: Opener[T], site: Site, agreement: Agreement, state: Tree | None) -> Flow[T]:
+    """Return what `opener` opens at `state`, and ends as the ranks have agreed."""
+    session = site.tasks.session
+    flow, demand = opener(state), Demand(site)
+    run = _Ending(opener, flow, agreement, session, demand)
+    return ListsFlow(run.begin(flow.state), run.lists(), demand, flow)
+
+
+class Padded(State):
+    """Behind an item that was given again: where the rank's own items ended, and the state in the pass for padding."""
+
+    __slots__ = ("again", "end", "own")
+
+    def __init__(self, own: Tree, end: State, again: State) -> None:
+        self.own, self.end, self.again = own, end, again
+
+    def json(self, until: State | None = None) -> Tree:
+        return {**self.end.json(), NAME: {**self.own, "again": self.again.json()}}
+
+    def tally(self, found: Tally) -> None:
+        self.end.tally(found)
+
+    def where(self) -> str:
+        return self.again.where()
+
+    def forks(self) -> Iterator[Fork]:
+        yield from self.end.forks()
+        yield from self.again.forks()
+
+    @property
+    def padded(self) -> int:
+        """Items given again so far."""
+        return int(self.own["padded"])
+
+
+def padded_in(state: State) -> int:
+    """Return how many items had been given again up to a state of the last flow."""
+    if isinstance(state, Padded):
+        return state.padded
+    return int(state.own.get("padded", 0)) if isinstance(state, Over) and state.name == NAME else 0
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """States with how many items are left behind each."""
+
+    own: Tree
+    states: States
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(NAME, {**self.own, "left": self.own["left"] - index - 1}, self.states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return _Leaving({**self.own, "left": self.own["left"] - first}, trimmed(self.states, first, count))
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """States behind items that are given again."""
+
+    own: Tree
+    end: State
+    states: States
+
+    def __getitem__(self, index: int, /) -> State:
+        own = {**self.own, "padded": self.own["padded"] + index + 1}
+        if "left" in own:
+            own["left"] -= index + 1
+        return Padded(own, self.end, self.states[index])
+
+
+class _Ending:
+    """One running of it."""
+
+    def __init__(
+        self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, demand: Demand
+    ) -> None:
+        self._opener, self._flow, self._agreement = opener, flow, agreement
+        self._session, self._demand = session, demand
+        self._left = agreement.left
+        self._over = False
+        self._padded = agreement.padded
+        self._begin_again = agreement.again
+        self._pass: Flow[Any] | None = None
+        self._seen = bool(agreement.again)
+
+    def begin(self, upstream: State) -> State:
+        """Return the state before the first item."""
+        if self._begin_again is not None:
+            return Over(NAME, {**self._own(), "padded": self._padded, "again": self._begin_again}, upstream)
+        return upstream if self._left is None else Over(NAME, self._own(), upstream)
+
+    async def lists(self) -> Lists[Any]:
+        """Yield what this rank gives."""
+        agreement = self._agreement
+        rounds = None if agreement.store is None else Rounds(agreement, self._session)
+        held: Chunk[Any] | None = None
+        given = have = 0
+        may, last = (0, False) if self._left is None else (self._left, True)
+        try:
+            while True:
+                if held is None and not self._over and not (last and given >= may):
+                    held = await self._pull(self._demand.want if rounds is not None else may - given)
+                    have += 0 if held is None else len(held.items)
+                if held is not None and not held.items:
+                    yield self._chunk(held)  # progress
+                    held = None
+                    continue
+                if given >= may and not last and rounds is not None:
+                    may, last = await rounds.next(have, self._over)
+                if given >= may:
+                    break
+                if held is not None:
+                    chunk, held = _divided(held, may - given)
+                    chunk = self._chunk(chunk)
+                elif agreement.ends.policy == "pad":
+                    chunk = await self._again(may - given)
+                else:
+                    raise RanksError(self._too_few(may - given))
+                given += len(chunk.items)
+                have = max(have, given)
+                yield chunk
+        finally:
+            if self._pass is not None:
+                await self._pass.aclose()
+        self._tell(agreement.spare if rounds is None else have - given)
+
+    async def _pull(self, want: int) -> Chunk[Any] | None:
+        chunk = await self._flow.pull(min(want, self._demand.want))
+        self._over = chunk is None
+        return chunk
+
+    def _own(self) -> Tree:
+        own: Tree = {"policy": self._agreement.ends.policy}
+        if self._left is not None:
+            own |= {"left": self._left, "spare": self._agreement.spare}
+        return own
+
+    def _chunk(self, chunk: Chunk[Any]) -> Chunk[Any]:
+        """Return items with the states that they have here."""
+        if self._left is None:
+            return chunk
+        own, self._left = self._own(), self._left - len(chunk.items)
+        after = None if chunk.after is None else Over(NAME, self._own(), chunk.after)
+        return Chunk(chunk.items, _Leaving(own, chunk.states), after)
+
+    async def _again(self, most: int) -> Chunk[Any]:
+        """Return 1 to `most` items again, from where the last one was; behind the end of a pass, from the beginning."""
+        while True:
+            if self._pass is None:
+                self._pass, self._begin_again = self._opener(self._begin_again), None
+            chunk = await self._pass.pull(min(most, self._demand.want))
+            if chunk is None:
+                await self._pass.aclose()
+                self._pass = None
+                if not self._seen:
+                    raise RanksError(
+                        f'ends="pad": rank {self._agreement.rank.rank} of {self._agreement.rank.world_size} has no '
+                        'items at all, and so none that it could give again: ends="drop", or fewer ranks'
+                    )
+            elif chunk.items:
+                self._seen = True
+                own = {**self._own(), "padded": self._padded}
+                self._padded += len(chunk.items)
+                if self._left is not None:
+                    self._left -= len(chunk.items)
+                return Chunk(chunk.items, _Padding(own, self._flow.state, chunk.states))
+
+    def _too_few(self, missing: int) -> str:
+        return (
+            f"{missing:,} items fewer came than were counted beforehand, by which "
+            f"{self._agreement.rank.world_size} ranks are to end together: has the source fewer than it says? "
+            'ends="allow" lets each rank end by itself'
+        )
+
+    def _tell(self, spare: int) -> None:
+        """Tell what was left out, or given again, on this rank."""
+        rank, more = self._agreement.rank, self._left is None and not self._over
+        self._session.spare = spare, more
+        if spare:
+            logger.warning(
+                'ends="drop": rank %d of %d has %d items%s beyond the end of all, which are not given',
+                rank.rank,
+                rank.world_size,
+                spare,
+                " or more" * more,
+            )
+        elif self._padded:
+            logger.info('ends="pad": rank %d of %d gave %d items again', rank.rank, rank.world_size, self._padded)
+
+
+def _divided(chunk: Chunk[Any], most: int) -> tuple[Chunk[Any], Chunk[Any] | None]:
+    """Return the first items of a chunk, and the rest of it."""
+    if len(chunk.items) <= most:
+        return chunk, None
+    return chunk.part(0, most), chunk.part(most, len(chunk.items))

@@ -1,0 +1,73 @@
+"""How many items a plan delivers on its ranks, before anything is read. Pure: each stage says what it makes of
+a number.
+
+Unknown behind whatever decides by the items themselves (filter, flat_map, unbatch, custom stages), and of what must be
+read to be counted (files, iterables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streamline.ending.policy import EndsPolicy
+from streamline.plan import Plan
+from streamline.sharding import shards_of_rank
+from streamline.transforms.base import Stage
+
+__all__ = ["all_known", "left_on_ranks", "num_given", "num_items"]
+
+
+def num_items(plan: Plan, rank: int, world_size: int) -> float | None:
+    """Return how many items come out of `plan` on one rank, in any epoch, if it doesn't mind the others.
+
+    Returns:
+      A whole number; `math.inf` for no end; None if nobody knows before they have been read.
+    """
+    return left_on_ranks(plan, world_size, lambda _: 0)[rank]
+
+
+def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
+    """Return how many items a rank gives in an epoch that ends together with the others."""
+    if policy == "allow":
+        return num_items(plan, rank, world_size)
+    known = all_known(left_on_ranks(plan, world_size, lambda _: 0))
+    return None if known is None else (min if policy == "drop" else max)(known)
+
+
+def left_on_ranks(plan: Plan, world_size: int, consumed: Callable[[int], int]) -> list[float | None]:
+    """Return how many items are left on each rank, where the stages behind the merge are at their beginning.
+
+    Args:
+      consumed: items that the merge has taken from a shard.
+    """
+    of_shards = [_of_shard(plan, shard) for shard in range(plan.shard.num_shards)]
+    found: list[float | None] = []
+    for rank in range(world_size):
+        mine = shards_of_rank(plan.shard.num_shards, rank, world_size)
+        known = all_known([of_shards[shard] for shard in mine])
+        merged = None if known is None else sum(known) - sum(consumed(shard) for shard in mine)
+        found.append(_behind(plan.after, merged))
+    return found
+
+
+def all_known(numbers: Sequence[float | None]) -> list[float] | None:
+    """Return the numbers if all of them are known."""
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else None
+
+
+def _of_shard(plan: Plan, shard: int) -> float | None:
+    """Return how many items the merge takes from a shard, in all."""
+    if plan.before and not plan.source.indexable:
+        return None  # what stands before the shard is not in the part, and acts on what isn't counted
+    num_shards = plan.shard.num_shards
+    return _behind(plan.worker, plan.source.num_outputs(plan.part((0,)), shard, num_shards))
+
+
+def _behind(stages: Sequence[Stage[Any, Any]], items: float | None) -> float | None:
+    for stage in stages:
+        if items is None:
+            return None
+        items = stage.num_outputs(items)
+    return items

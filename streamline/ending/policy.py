@@ -1,0 +1,108 @@
+"""What a user says about how ranks end together, and what is told of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.options import given
+
+__all__ = ["TIMEOUT_S", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends"]
+
+EndsPolicy = Literal["drop", "pad", "allow"]
+
+TIMEOUT_S = 600.0
+"""How long a consumer waits for another rank: as long as NCCL does."""
+
+
+class Store(Protocol):
+    """What ranks tell each other their numbers over: what torch's stores can do, `TCPStore` and its like.
+
+    All ranks see the same keys. It is called in threads; it never has to wait.
+    """
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Write a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return a value that is there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter, which begins at 0, and return what it is now; no two ranks are given the same number."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these are there."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Forget a key."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How ranks end together, and over what they agree on it: for `open(ends=)`, where a word isn't enough.
+
+    Args:
+      policy: "drop": with the rank that has the fewest items; "pad": with the one that has the most, the others repeat
+        their first ones; "allow": each with its own.
+      store: over which ranks tell each other whether they have another item, where that isn't known beforehand; None:
+        torch.distributed's, if it is initialised. One of torch's stores, or an object that can do the same; the same
+        one on all ranks.
+      timeout_s: how long the consumer waits for another rank before this is an error that names it.
+
+    Raises:
+      PlanError: no such policy; a `timeout_s` that is no positive, finite number. PlanTypeError: of the wrong type.
+    """
+
+    policy: EndsPolicy = "drop"
+    store: Store | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        words = ", ".join(f'"{word}"' for word in get_args(EndsPolicy))
+        if not isinstance(self.policy, str):
+            raise PlanTypeError(f".open(ends=) is one of {words}, or sl.Ends(…), got {given(self.policy)}")
+        if self.policy not in get_args(EndsPolicy):
+            raise PlanError(f'.open(ends=) is one of {words}, or sl.Ends(…), got "{self.policy}"')
+        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, int | float):
+            raise PlanTypeError(f"sl.Ends(timeout_s=) is in seconds, got {given(self.timeout_s)}")
+        if not 0 < self.timeout_s < math.inf:
+            raise PlanError(f"sl.Ends(timeout_s=) is more than 0 and finite, got {self.timeout_s}")
+        missing = [name for name in ("set", "get", "add", "check", "delete_key") if not hasattr(self.store, name)]
+        if self.store is not None and missing:
+            raise PlanTypeError(f"sl.Ends(store=) is a store as torch's are, {given(self.store)} has no {missing[0]}()")
+
+
+def checked_ends(ends: EndsPolicy | Ends) -> Ends:
+    """Return what `open(ends=)` was given.
+
+    Raises:
+      PlanError, PlanTypeError: it is none.
+    """
+    return ends if isinstance(ends, Ends) else Ends(ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsReport:
+    """How a rank's stream ends together with the others.
+
+    Attributes:
+      policy: "drop", "pad" or "allow"; of a rank that is alone, it has no effect.
+      agreed: "alone": there is nothing to agree on; "beforehand": by arithmetic; "on the way": over the store.
+      left: items that each rank gives, from the beginning of this stream on; None: not known beforehand.
+      dropped: items of this rank that are not given, as far as known: beforehand, or when the ranks have agreed.
+      more: there may be more of them, which nobody has read.
+      padded: items given again, of those given so far; a resume goes on counting.
+    """
+
+    policy: EndsPolicy
+    agreed: Literal["alone", "beforehand", "on the way"]
+    left: int | None = None
+    dropped: int = 0
+    more: bool = False
+    padded: int = 0
+
+    def __str__(self) -> str:
+        counted = f"{self.dropped:,} dropped{' or more' * self.more}, {self.padded:,} padded"
+        return f'ends="{self.policy}", agreed {self.agreed}: {counted}'

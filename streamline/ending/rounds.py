@@ -1,0 +1,147 @@
+"""Ranks that find out on the way how far all of them come: a number each, a round ahead of the consumers.
+
+In a round each rank says how many items it has, and whether that was all. The last one to say so works out how far all
+may go, and writes it down. A rank goes into the next round when it has given what it may give, so there are as many
+rounds as lists: one, where many items wait.
+
+Success: all ranks read the same numbers. Failure: a store that can't be reached, or a rank that says nothing for longer
+than a consumer is to wait, is a `RanksError`. Cancellation: nothing is left but a key or two in the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TypeVar
+
+import anyio
+
+from streamline.ending.agreement import Agreement
+from streamline.ending.finding import own_connection
+from streamline.ending.policy import EndsPolicy, Store
+from streamline.errors import RanksError
+from streamline.gate import resting
+from streamline.rank_files import some
+from streamline.session import Session
+
+__all__ = ["Rounds", "far"]
+
+R = TypeVar("R")
+
+LOOKS_S = (0.0005, 0.05)
+"""Pauses between two looks at a store, from the first to the longest: torch's can't be waited for and left in time."""
+
+_opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
+_opening = threading.Lock()
+
+
+def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
+    """Return how many items all ranks may give, and whether that is all; pure.
+
+    Args:
+      said: of each rank, how many items it has, and whether there are no more.
+    """
+    if policy == "pad":
+        return max(have for have, _ in said), all(over for _, over in said)
+    least = min(have for have, _ in said)
+    return least, any(over for have, over in said if have == least)
+
+
+class Rounds:
+    """One stream's rounds. Used by one task, in the event loop; the store is asked in a thread."""
+
+    def __init__(self, agreement: Agreement, session: Session) -> None:
+        assert agreement.store is not None
+        self._store = own_connection(agreement.store)
+        self._rank, self._ranks = agreement.rank.rank, agreement.rank.world_size
+        self._ends = agreement.ends
+        self._session = session
+        self._key = f"streamline/{agreement.key}/{_nth(agreement.store, agreement.key, self._rank)}"
+        self._round = 0
+
+    async def next(self, have: int, over: bool) -> tuple[int, bool]:
+        """Say how many items this rank has, and return how many all may give, and whether that is all.
+
+        Raises:
+          RanksError: a rank says nothing, or the store can't be reached.
+        """
+        key, self._round = f"{self._key}/{self._round}", self._round + 1
+        found = await self._call(partial(self._say, key, have, over))
+        if found is None:
+            found = await self._answer(key)
+        return int(found[1:]), found[:1] == b"="
+
+    def _say(self, key: str, have: int, over: bool) -> bytes | None:
+        """Write down this rank's number; the last one to do so works out the answer, and returns it."""
+        store = self._store
+        store.set(f"{key}/{self._rank}", f"{'=' if over else '+'}{have}")
+        if store.add(f"{key}/said", 1) < self._ranks:
+            return None
+        said = [store.get(f"{key}/{rank}") for rank in range(self._ranks)]
+        count, ended = far(self._ends.policy, [(int(one[1:]), one[:1] == b"=") for one in said])
+        answer = f"{'=' if ended else '+'}{count}"
+        store.set(f"{key}/agreed", answer)
+        before = f"{self._key}/{self._round - 2}"  # all have read that: they are here
+        for name in ("said", "agreed", *map(str, range(self._ranks))) if self._round > 1 else ():
+            store.delete_key(f"{before}/{name}")
+        return answer.encode()
+
+    async def _answer(self, key: str) -> bytes:
+        """Wait until the last rank has said its number."""
+        pause, longest = LOOKS_S
+        waited, said = 0.0, perf_counter()
+        consumer = self._session.meters.consumer
+        try:
+            while (found := await self._call(partial(self._look, key))) is None:
+                began = perf_counter()
+                await resting(anyio.sleep(pause))
+                pause = min(2 * pause, longest)
+                if consumer.waiting_since is not None:  # else nobody minds
+                    waited += perf_counter() - max(began, consumer.waiting_since)
+                if waited >= self._ends.timeout_s:
+                    raise RanksError(self._silent(await self._call(partial(self._missing, key))))
+                if perf_counter() - said >= 1:
+                    said = perf_counter()
+                    missing = await self._call(partial(self._missing, key))
+                    self._session.other_ranks = f"rank {some(missing)} to say whether there is another item"
+        finally:
+            self._session.other_ranks = ""
+        return found
+
+    def _look(self, key: str) -> bytes | None:
+        return self._store.get(f"{key}/agreed") if self._store.check([f"{key}/agreed"]) else None
+
+    def _missing(self, key: str) -> list[int]:
+        return [rank for rank in range(self._ranks) if not self._store.check([f"{key}/{rank}"])]
+
+    def _silent(self, missing: list[int]) -> str:
+        return (
+            f'ends="{self._ends.policy}": rank {some(missing)} of {self._ranks} has not said whether it has another '
+            f"item; rank {self._rank} has waited {self._ends.timeout_s:g} s for it. Has it ended, left its loop, or "
+            "opened other streams? All ranks open the same ones, in the same order"
+        )
+
+    async def _call(self, ask: Callable[[], R]) -> R:
+        def asked() -> R | Exception:
+            try:
+                return ask()
+            except Exception as error:
+                return error
+
+        found = await resting(self._session.threads.run(asked))
+        if isinstance(found, Exception):
+            raise RanksError(
+                f'ends="{self._ends.policy}": the store over which {self._ranks} ranks agree can\'t be asked: {found}'
+            ) from found
+        return found
+
+
+def _nth(store: Store, key: str, rank: int) -> int:
+    """Return how many streams of this key a rank has begun before: all ranks begin the same ones, in the same order."""
+    with _opening:
+        counts = _opened.setdefault(store, {})
+        counts[key, rank] = counts.get((key, rank), -1) + 1
+        return counts[key, rank]

@@ -1,0 +1,1 @@
+"""Fetching: the bytes of many files, read ahead under one budget."""

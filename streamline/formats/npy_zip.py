@@ -1,0 +1,196 @@
+"""Where the arrays of an npz file are: a zip archive's directory, read by `zipfile` over the bytes at the file's end.
+
+Members' names are keys of items, and never names of files.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+
+from streamline.errors import DataError, ReadError
+from streamline.fetching.file import File
+from streamline.pace import Pace
+
+__all__ = ["MAGICS", "Member", "inflated", "members"]
+
+MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+"""How an archive begins, and how an empty one does (APPNOTE.TXT 4.3.7, 4.3.16)."""
+
+TAIL_BYTES = 64 * 1024
+"""Asked for first: the directory of a thousand arrays."""
+
+MAX_DIRECTORY_BYTES = 64 * 2**20
+"""More is damage: it would be the directory of a million arrays."""
+
+LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""A member's own header: its magic, the lengths of the name and of the extra field behind it (APPNOTE.TXT 4.3.7)."""
+
+STEP_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
+"""Inflated at once at the most: about a millisecond."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An array's file within an archive.
+
+    Attributes:
+      name: of the array, without ".npy".
+      start: the byte of the archive at which its bytes begin.
+      stored: its bytes in the archive.
+      size: its bytes, unpacked.
+      packed: they are deflated.
+      crc: of the unpacked bytes.
+    """
+
+    name: str
+    start: int
+    stored: int
+    size: int
+    packed: bool
+    crc: int
+
+
+async def members(file: File) -> list[Member]:
+    """Return the arrays of an archive, in its order.
+
+    Raises:
+      DataError: no archive, a damaged one, or something in it that is no array; it says no place.
+      ReadError: it can't be had.
+    """
+    size = (await file.found()).size
+    if size is None:
+        raise ReadError(f"{file.path}: the server doesn't tell its size, and an npz file's directory is at its end")
+    found: list[Member] = []
+    for info in await _directory(file, size):
+        name = info.filename.removesuffix(".npy")
+        if name == info.filename:
+            raise DataError(
+                f"member {info.filename!r} is no array: expected names that end in .npy, as np.savez writes"
+            )
+        if info.flag_bits & 1 or info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+            how = "encrypted" if info.flag_bits & 1 else f"packed by zip's method {info.compress_type}"
+            raise DataError(f"array {name!r} is {how}: expected stored or deflated, as np.savez writes")
+        if any(other.name == name for other in found):
+            raise DataError(f"array {name!r} is there twice")
+        packed = info.compress_type == ZIP_DEFLATED
+        start = await _start(file, info, size)
+        found.append(Member(name, start, info.compress_size, info.file_size, packed, info.CRC))
+    return found
+
+
+async def _directory(file: File, size: int) -> list[ZipInfo]:
+    tail = max(0, size - TAIL_BYTES)
+    fetched = _Fetched(size)
+    fetched.add(tail, await file.read(tail, size))
+    while True:
+        try:
+            with ZipFile(cast(BinaryIO, fetched)) as archive:
+                return archive.infolist()
+        except _Missing as missing:
+            if missing.stop - missing.start > MAX_DIRECTORY_BYTES:
+                raise DataError("the zip archive's directory is damaged: it can't be so long") from None
+            fetched.add(missing.start, await file.read(missing.start, missing.stop))
+        except BadZipFile as error:
+            raise DataError(f"expected a zip archive, as np.savez writes: {error} (cut short?)") from error
+        except Exception as error:  # of zipfile, on garbage: struct.error, UnicodeDecodeError, NotImplementedError, ...
+            raise DataError(f"the zip archive's directory is damaged: {error}") from error
+
+
+async def _start(file: File, info: ZipInfo, size: int) -> int:
+    at = info.header_offset
+    if not 0 <= at <= size - LOCAL_HEADER.size:
+        raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")
+    magic, name, extra = LOCAL_HEADER.unpack(await file.read(at, at + LOCAL_HEADER.size))
+    start: int = at + LOCAL_HEADER.size + name + extra
+    if magic != MAGICS[0] or start + info.compress_size > size:
+        raise DataError(f"the zip archive is damaged: {info.filename!r} isn't at byte {at:,}, where its directory says")
+    return start
+
+
+async def inflated(file: File, member: Member) -> AsyncGenerator[bytes, None]:
+    """Yield what a packed member holds, in pieces of bounded size.
+
+    Raises:
+      DataError: damaged; the last piece is kept back until the checksum has shown that it isn't. It says no place.
+    """
+    decoder, pace = zlib.decompressobj(-zlib.MAX_WBITS), Pace()
+    crc, size, held = 0, 0, b""
+    async with aclosing(file.blocks(member.start, member.start + member.stored)) as blocks:
+        async for block in blocks:
+            for at in range(0, len(block), STEP_BYTES):
+                data, full = block[at : at + STEP_BYTES], False
+                while (data or full) and not decoder.eof and size <= member.size:
+                    try:
+                        piece = decoder.decompress(data, PIECE_BYTES)
+                    except zlib.error as error:
+                        raise DataError(f"array {member.name!r} is damaged: {error}") from error
+                    data = decoder.unconsumed_tail
+                    full = len(piece) == PIECE_BYTES  # there may be more, although all input is used
+                    crc, size = zlib.crc32(piece, crc), size + len(piece)
+                    if piece:
+                        if held:
+                            yield held
+                        held = piece
+                    await pace.breathe()
+    if not decoder.eof or size != member.size or crc != member.crc:
+        what = "its checksum (CRC-32)" if decoder.eof and size == member.size else "its length"
+        raise DataError(f"array {member.name!r} is damaged: {what} is not what the archive's directory says")
+    if held:
+        yield held
+
+
+class _Missing(Exception):  # noqa: N818 - it says what is needed
+    """Bytes that were not fetched yet."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(start, stop)
+        self.start = start
+        self.stop = stop
+
+
+class _Fetched:
+    """The fetched parts of a file, as `zipfile` wants it: sync. What is missing is asked for by an exception."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+        self._parts: list[tuple[int, bytes]] = []
+
+    def add(self, start: int, data: bytes) -> None:
+        """Take the bytes from `start` on."""
+        self._parts.append((start, data))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a byte; none before the first."""
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise OSError("before the file's beginning")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        """Return where this is."""
+        return self._at
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        """Return the next bytes, up to the end."""
+        start = self._at
+        stop = self._size if count < 0 else min(self._size, start + count)
+        for begin, data in self._parts:
+            if begin <= start and stop <= begin + len(data):
+                self._at = max(start, stop)
+                return data[start - begin : max(0, stop - begin)]
+        if stop <= start:
+            return b""
+        raise _Missing(start, stop)

@@ -1,0 +1,73 @@
+"""What a trainer is handed in place of a loader: the loader, minding what that trainer does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from streamline.errors import PlanTypeError
+from streamline.loading.loader import Loader
+
+__all__ = ["LoaderView", "OneAhead"]
+
+T = TypeVar("T")
+
+
+class LoaderView(Generic[T]):
+    """A loader that counts its epochs itself: it has no `set_epoch`, for trainers that number them from 0 anew.
+
+    Attributes:
+      loader: the loader.
+    """
+
+    def __init__(self, loader: Loader[T]) -> None:
+        if not isinstance(loader, Loader):
+            raise PlanTypeError(f"{type(self).__name__}(loader) is a pipe.loader(), got {type(loader).__name__}")
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __bool__(self) -> bool:
+        return True  # else Python would ask for the length
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where a loader stood. As `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state_dict)
+
+
+class OneAhead(LoaderView[T]):
+    """A loader under a trainer that fetches one batch ahead of the one that it trains on, where it knows no length.
+
+    The state is behind the batch that is trained on.
+    """
+
+    _given = 0
+    _ended = True
+
+    def __iter__(self) -> Iterator[T]:
+        self._given, self._ended = 0, False
+        for item in self.loader:
+            self._given += 1
+            yield item
+        self._ended = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the trainer stands: one batch before the loader, unless that has ended or a length is known."""
+        ahead = self._given > 0 and not self._ended and not _sized(self.loader)
+        return self.loader.state_dict(batches_ago=1 if ahead else 0)
+
+
+def _sized(loader: Loader[Any]) -> bool:
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True

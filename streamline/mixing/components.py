@@ -1,0 +1,288 @@
+"""Sources whose items come from several pipelines: what is common to a mixture and to a zip.
+
+Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages; so a
+`.shard` behind such a source is one in each component. Stages and sources go by "component/name" in here, so that
+two components may have stages of the same name. State: what the kind of source keeps, and each component's, by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar, cast
+
+from streamline.choices import Fork
+from streamline.compiling import compiled
+from streamline.errors import PlanError, PlanTypeError
+from streamline.failing.skipping import counts_in
+from streamline.flow import LIST_ITEMS, Flow, Site
+from streamline.meters.traffic import Traffic
+from streamline.options import given
+from streamline.plan import Plan, Shard
+from streamline.resuming.fingerprint import fingerprint, line_of
+from streamline.sources.base import Change, Mode, Part, Source, Split
+from streamline.sources.live import Live
+from streamline.states import Json, Reference, State, Tally, Tree
+from streamline.transforms.base import Stage
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.repeat import Repeat
+from streamline.worker import worker_flow
+
+__all__ = ["Several", "SeveralState", "component", "named"]
+
+T = TypeVar("T")
+
+
+def component(option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool) -> Plan:
+    """Return the plan of a component, its parts named after it.
+
+    Args:
+      option: how the user wrote it: "sl.mix".
+      whole: whether it has neither shard nor merge.
+
+    Raises:
+      PlanError: it can't be a component; with the way out.
+    """
+    if not whole:
+        raise PlanError(
+            f"{option}: {name!r} has a .shard or a .merge: put them behind {option}, which splits each part"
+        )
+    if isinstance(source, Live):
+        raise PlanError(
+            f"{option}: {name!r} is a live feed, which can be read once, by one reader: merge feeds into one"
+        )
+    if chooser := next((stage for stage in stages if stage.chooses), None):
+        raise PlanError(
+            f"{option}: {chooser} of {name!r} chooses an order that another run would choose differently: move it "
+            f"behind {option}"
+        )
+    source = replace(source, name=f"{name}/{source.name}")
+    stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
+    if source.default_mode != "replicated":
+        return compiled(source, stages, None, 0, None, 0)
+    ops = (Take, Skip, Repeat)  # of all, before each worker keeps its stride
+    at = next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
+    return compiled(source, stages, Shard(), at, None, 0)
+
+
+class SeveralState(State):
+    """Where several flows stand, and what the source keeps beside.
+
+    Args:
+      own: the source's own part.
+      parts: of each component, by name.
+    """
+
+    __slots__ = ("name", "own", "parts")
+
+    def __init__(self, name: str, own: Tree, parts: Mapping[str, Reference]) -> None:
+        self.name = name
+        self.own = own
+        self.parts = parts
+
+    def json(self, until: State | None = None) -> Tree:
+        later = None if until is None else cast(SeveralState, until.latest)
+        trees = {
+            name: part.get().json(None if later is None else later.parts[name].get())
+            for name, part in self.parts.items()
+        }
+        errors = {stage: count for tree in trees.values() for stage, count in tree.pop("errors", {}).items()}
+        tree: Tree = {self.name: {**self.own_until(later), "of": trees}}
+        return {**tree, "errors": errors} if errors else tree
+
+    def own_until(self, later: Any) -> Tree:
+        """Return the source's own part, with what it takes to come to a later state in the same way."""
+        return self.own
+
+    def tally(self, found: Tally) -> None:
+        for part in self.parts.values():
+            part.get().tally(found)
+
+    def where(self) -> str:
+        return "; ".join(f"{name}: {part.get().where()}" for name, part in self.parts.items())
+
+    def forks(self) -> Iterator[Fork]:
+        for part in self.parts.values():
+            yield from part.get().forks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several(Source[T], ABC):
+    """A source that reads components.
+
+    Attributes:
+      components: by name, in order.
+    """
+
+    modes: ClassVar[tuple[Mode, ...]] = ("custom",)
+
+    components: tuple[tuple[str, Plan], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        inner = [name for _, plan in self.components for name in (*plan.source.names, *_stages(plan))]
+        return (*inner, self.name)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(LIST_ITEMS + _in_flight(plan) for _, plan in self.components)
+
+    @property
+    def afar(self) -> bool:
+        return any(plan.source.afar for _, plan in self.components)
+
+    def resolved(self, traffic: Traffic | None = None) -> Several[T]:
+        return self._with({name: plan.source.resolved(traffic) for name, plan in self.components})
+
+    async def aresolved(self, traffic: Traffic | None = None) -> Several[T]:
+        found = {}
+        for name, plan in self.components:
+            found[name] = await plan.source.aresolved(traffic) if plan.source.afar else plan.source.resolved(traffic)
+        return self._with(found)
+
+    def check_split(self, mode: Mode, num_shards: int) -> None:
+        for _, plan in self.components:
+            plan.source.check_split(plan.mode, num_shards)
+
+    def listing(self) -> Any:
+        """Return what each component is, stages included, and what it reads."""
+        return {
+            name: {"plan": [_counted(entry) for entry in _entries(plan)], "data": plan.source.listing()}
+            for name, plan in self.components
+        }
+
+    def resumed(self, listing: Json) -> Several[T]:
+        known = _known(listing)
+        sources = {
+            name: plan.source.resumed(known[name]["data"]) if name in known else plan.source
+            for name, plan in self.components
+        }
+        return self._with(sources)
+
+    def carried(self, listing: Json, now: Json) -> Json:
+        known = _known(listing)
+        carried = {
+            name: plan.source.carried(known[name]["data"], now[name]["data"])
+            for name, plan in self.components
+            if name in known
+        }
+        return {name: {**entry, "data": carried.get(name, entry["data"])} for name, entry in now.items()}
+
+    def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
+        """Return how the components of a snapshot differ from those of the same names now; others may come and go."""
+        found, known = list[Change](), _known(listing)
+        for name, plan in self.components:
+            if name not in known:
+                continue
+            its, mine = known[name]["plan"], now[name]["plan"]
+            if its != mine:
+                gone = [f"{name}: - {line_of(entry)}" for entry in its if entry not in mine]
+                come = [f"{name}: + {line_of(entry)}" for entry in mine if entry not in its]
+                then = f"a state of {name!r} says nothing about another plan: give the new one a name of its own"
+                found.append(Change(what=name, lines=(*gone, *come), then=then, possible=False))
+                continue
+            trees = {shard: (tree or {}).get("of", {}).get(name, {}) for shard, tree in split.own.items()}
+            own = {shard: tree.get(plan.source.name) for shard, tree in trees.items()}
+            part = replace(plan, shard=Shard(num_shards=split.num_shards)).part((split.epoch,))
+            passes = split.passes or any(isinstance(stage, Repeat) for stage in (*plan.before, *plan.worker))
+            moved_by = next((f".{stage.kind}()" for stage in plan.before if not isinstance(stage, Take | Skip)), None)
+            its_split = replace(split, part=part, own=own, passes=passes, moved_by=moved_by)
+            for change in plan.source.changes(known[name]["data"], now[name]["data"], its_split):
+                lines = tuple(f"{name}: {line}" for line in change.lines)
+                found.append(replace(change, what=f"{name}.{change.what}", lines=lines, steady=False))
+        return found
+
+    @property
+    def changeable(self) -> tuple[str, ...]:  # type: ignore[override]  # each has its own components
+        return tuple(f"{name}.{what}" for name, plan in self.components for what in plan.source.changeable)
+
+    def reads_on(self, own: Json) -> str:
+        if own is None:
+            return "the beginning"
+        return "; ".join(
+            f"{name}: {plan.source.reads_on(own['of'].get(name, {}).get(plan.source.name))}"
+            for name, plan in self.components
+        )
+
+    def __str__(self) -> str:
+        parts = [" → ".join(map(str, (plan.source, *_all(plan)))) for _, plan in self.components]
+        return f"{self.kind} of " + ", ".join(
+            f"{name}: {part}" for (name, _), part in zip(self.components, parts, strict=True)
+        )
+
+    def flows(self, site: Site, state: Tree | None) -> dict[str, Flow[Any]]:
+        """Return the flow of this shard of each component, at its part of the state; those of new ones begin."""
+        own = {} if state is None else state[self.name]["of"]
+        errors = {} if state is None else counts_in(state)
+        found: dict[str, Flow[Any]] = {}
+        for name, plan in self.components:
+            at = None if name not in own else {**own[name], **({"errors": errors} if errors else {})}
+            found[name] = worker_flow(replace(plan, shard=Shard(num_shards=site.num_shards)), site, at)
+        return found
+
+    def outputs(self, part: Part, shard: int, num_shards: int) -> list[float | None]:
+        """Return how many items of one shard each component has; None: nobody knows yet."""
+        return [_outputs(plan, shard, num_shards) for _, plan in self.components]
+
+    def _with(self, sources: Mapping[str, Source[Any]]) -> Several[T]:
+        found = tuple((name, replace(plan, source=sources[name])) for name, plan in self.components)
+        return replace(self, components=found)
+
+
+def named(option: str, pipes: object) -> dict[str, Any]:
+    """Return pipelines by name; of a list, by their numbers.
+
+    Raises:
+      PlanTypeError: something else.
+      PlanError: there are none.
+    """
+    found = dict(pipes) if isinstance(pipes, Mapping) else None
+    if isinstance(pipes, list | tuple):
+        found = {str(at): pipe for at, pipe in enumerate(pipes)}
+    if found is None or any(not isinstance(name, str) or not name for name in found):
+        raise PlanTypeError(
+            f"{option} takes pipelines by name, {{'web': pipe, ...}}, or a list of them; got {given(pipes)}"
+        )
+    if not found:
+        raise PlanError(f"{option} needs one pipeline at least")
+    return found
+
+
+def _known(listing: Json) -> dict[str, Any]:
+    """Return what a listing says of components; nothing, if it is another kind of source's."""
+    found = listing if isinstance(listing, dict) else {}
+    return {name: entry for name, entry in found.items() if isinstance(entry, dict) and "plan" in entry}
+
+
+def _all(plan: Plan) -> tuple[Stage[Any, Any], ...]:
+    return (*plan.before, *plan.worker)
+
+
+def _stages(plan: Plan) -> list[str]:
+    return [stage.name for stage in _all(plan)]
+
+
+def _entries(plan: Plan) -> list[dict[str, Json]]:
+    return [entry for entry in fingerprint(plan) if entry["kind"] not in ("shard", "merge")]
+
+
+def _counted(entry: dict[str, Json]) -> dict[str, Json]:
+    return {key: value for key, value in entry.items() if key != "code"}
+
+
+def _in_flight(plan: Plan) -> int:
+    held, weight = (2 * LIST_ITEMS if plan.source.waits else 0) + plan.source.in_flight, 1
+    for stage in plan.worker:
+        held += stage.in_flight * weight
+        weight *= stage.gathers
+    return held + LIST_ITEMS * (weight - 1)
+
+
+def _outputs(plan: Plan, shard: int, num_shards: int) -> float | None:
+    if plan.before and not plan.source.indexable:
+        return None
+    items = plan.source.num_outputs(replace(plan, shard=Shard(num_shards=num_shards)).part((0,)), shard, num_shards)
+    for stage in plan.worker:
+        items = None if items is None else stage.num_outputs(items)
+    return items

@@ -1,0 +1,54 @@
+"""A mixture of pipelines: item n comes from the one that is drawn for (seed, n), by weights.
+
+The draw needs nothing but n, so the state is n, and where each component stands. Weights belong to no state: a resume
+may have others. A stage behind that goes back to an older state must see the same items again, though: there the state
+says, under "drawn", by which weights the items up to where that stage stands were drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from streamline.flow import Flow, ListsFlow, Site
+from streamline.mixing.components import Several
+from streamline.mixing.drawing import Drawing
+from streamline.mixing.draws import Draws
+from streamline.sources.base import Part
+from streamline.states import Tree
+
+__all__ = ["Mix", "Stop"]
+
+T = TypeVar("T")
+
+Stop = Literal["first", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Several[T]):
+    """Draws each item from one of its components. State: items drawn, components that have ended, where each stands."""
+
+    draws: Draws
+    stop: Stop = "all"
+
+    @property
+    def kind(self) -> str:
+        return "mix"
+
+    @property
+    def reread(self) -> str:
+        return "draws on, by the number of items served"
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        own = {"n": 0, "ended": [], "taken": {}, "drawn": []} if state is None else state[self.name]
+        flows = self.flows(site, state)
+        demand = self.demand(site, state)
+        drawing = Drawing(self.name, self.draws, self.stop, site, own, flows)
+        return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
+
+    def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
+        found = self.outputs(part, shard, num_shards)
+        if self.stop == "first" and len(found) > 1:
+            return math.inf if all(count == math.inf for count in found) else None
+        return None if None in found else sum(count for count in found if count is not None)

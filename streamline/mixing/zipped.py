@@ -1,0 +1,113 @@
+"""Pipelines side by side: item n is a tuple of their items n. State: where each of them stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamline.errors import DataError, PlanError
+from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.mixing.components import Several, SeveralState
+from streamline.pace import Pace
+from streamline.plan import Plan
+from streamline.sources.base import Mode, Part
+from streamline.states import Reference, State, States, Tree
+
+__all__ = ["Zip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zip(Several[tuple[Any, ...]]):
+    """Ends with the shortest; with `strict`, one that ends before the others is an error."""
+
+    strict: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "zip"
+
+    def options(self) -> dict[str, Any]:
+        return {"components": len(self.components)}
+
+    def check_split(self, mode: Mode, num_shards: int) -> None:
+        super().check_split(mode, num_shards)
+        for name, plan in self.components if num_shards > 1 else ():
+            if (why := _misaligned(plan)) is not None:
+                raise PlanError(
+                    f"sl.zip is split into {num_shards} shards by splitting each part alike, and part {name} can't be: "
+                    f"{why}. Leave .shard out, or zip what is indexed and do the rest behind"
+                )
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[tuple[Any, ...]]:
+        flows = self.flows(site, state)
+        demand = self.demand(site, state)
+        begin = SeveralState(self.name, {}, {name: Reference.to(flow.state) for name, flow in flows.items()})
+        return ListsFlow(begin, self._lists(demand, list(flows.items())), demand, *flows.values())
+
+    def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
+        found = self.outputs(part, shard, num_shards)
+        return None if None in found else min(count for count in found if count is not None)
+
+    async def _lists(self, demand: Demand, flows: Sequence[tuple[str, Flow[Any]]]) -> Lists[tuple[Any, ...]]:
+        held = [Chunk[Any]((), ())] * len(flows)
+        parts = {name: Reference.to(flow.state) for name, flow in flows}
+        pace = Pace()
+        want = demand.want
+        while True:
+            for at, (name, flow) in enumerate(flows):
+                while not held[at].items:
+                    chunk = await flow.pull(want if at == 0 else max(len(held[0].items), 1))
+                    if chunk is None:
+                        await self._ended(at, flows, held)
+                        return
+                    held[at] = chunk
+                    if not chunk.items and chunk.after is not None:
+                        parts[name] = Reference.to(chunk.after)
+            count = min(len(chunk.items) for chunk in held)
+            columns = {name: chunk.states for (name, _), chunk in zip(flows, held, strict=True)}
+            rows = list(zip(*(chunk.items[:count] for chunk in held), strict=True))
+            yield Chunk(rows, _Rows(self.name, columns))
+            parts = {name: chunk.part(0, count).behind for (name, _), chunk in zip(flows, held, strict=True)}
+            held = [chunk.part(count, len(chunk.items)) for chunk in held]
+            want = demand.want
+            await pace.breathe()
+
+    async def _ended(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
+        """Insist, if it has to be so, that all others have ended with number `at`.
+
+        Raises:
+          DataError: another one goes on.
+        """
+        if not self.strict:
+            return
+        for other, (name, flow) in enumerate(flows):
+            chunk: Chunk[Any] | None = held[other]
+            while chunk is not None and not chunk.items and other != at:
+                chunk = await flow.pull(1)
+            if chunk is not None and chunk.items:
+                raise DataError(f"sl.zip(strict=True): part {flows[at][0]} has ended, and part {name} has more items")
+
+
+class _Rows:
+    """The states behind some tuples."""
+
+    __slots__ = ("_columns", "_name")
+
+    def __init__(self, name: str, columns: Mapping[str, States]) -> None:
+        self._name, self._columns = name, columns
+
+    def __getitem__(self, index: int, /) -> State:
+        parts = {name: Reference(states, index) for name, states in self._columns.items()}
+        return SeveralState(self._name, {}, parts)
+
+
+def _misaligned(plan: Plan) -> str | None:
+    """Say why the shards of a part may hold other items than those of an equal split; None: they don't."""
+    if not plan.source.indexable:
+        return f"{plan.source.kind} has no index"
+    for stage in plan.worker:
+        if stage.rewinds or stage.num_outputs(7) != 7 or stage.num_outputs(math.inf) != math.inf:
+            return f"{stage} gives other items than one for each"
+    return None

@@ -1,0 +1,1 @@
+"""What can be known of a run before it: what it would read, and what it would fail on."""

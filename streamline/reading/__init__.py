@@ -1,0 +1,1 @@
+"""The functions that make a pipeline from files: `read_*`."""

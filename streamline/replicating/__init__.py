@@ -1,0 +1,1 @@
+"""One stream for several readers in one process, each of which has a part of it."""

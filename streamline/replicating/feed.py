@@ -1,0 +1,64 @@
+"""A replica as the live source of a pipeline of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from threading import Lock
+from typing import Any
+
+from streamline.errors import PlanError, ResumeError
+from streamline.replicating.dealer import Dealer
+from streamline.replicating.replica import Replica
+from streamline.sources.live import CountedStream
+
+__all__ = ["Elsewhere", "ReplicaFeed"]
+
+
+class ReplicaFeed(CountedStream[Any]):
+    """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.
+
+    Args:
+      dealer: of all replicas.
+      replica: what is read.
+      again: the stream can be read again, so that an item is known by its number.
+    """
+
+    def __init__(self, dealer: Dealer, replica: Replica[Any], *, again: bool) -> None:
+        self._dealer = dealer
+        self._replica = replica
+        self._again = again
+        self._reading = Lock()
+
+    async def behind(self, read: int) -> AsyncIterator[Any]:
+        replica = self._replica
+        if not self._reading.acquire(blocking=False):
+            raise PlanError(f"replica {replica.number} is being read by another opening of its pipeline: leave that")
+        try:
+            if self._again and replica.taken > read:
+                raise ResumeError(
+                    f"the pipeline of replica {replica.number} goes on behind {read:,} items, and {replica.taken:,} "
+                    "were handed out: what is between can't be had from this StreamReplicator again: make a new one, "
+                    "and load_state_dict what state_dict() said no later than this snapshot was taken, or nothing"
+                )
+            self._dealer.begin(in_loop=False)  # a pipeline's loop may end with it, and others may read on
+            async for item in replica:
+                if not self._again or replica.taken > read:
+                    yield item
+            if self._again and replica.taken < read:
+                raise ResumeError(
+                    f"the pipeline of replica {replica.number} goes on behind {read:,} items, and the stream ends "
+                    f"behind {replica.taken:,}: it isn't the one that was read then"
+                )
+        finally:
+            self._reading.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let the plan travel to processes that run its workers: they are handed what is read here."""
+        return Elsewhere, ()
+
+
+class Elsewhere(CountedStream[Any]):
+    """Stands for a replica in a process that doesn't have it."""
+
+    def behind(self, read: int) -> AsyncIterator[Any]:
+        raise PlanError("a replica is read in the process of its StreamReplicator: open its pipeline there")

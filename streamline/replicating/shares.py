@@ -1,0 +1,156 @@
+"""Who gets which item, and what waits for whom: arithmetic, without a task or a thread.
+
+Item i goes to replica i mod n. One task or thread deals, one takes out of each share, in other threads perhaps; each
+counter has one writer, and a deque's two ends may be used at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamline.replicating.bell import Bell
+
+__all__ = ["ReplicaStats", "Share", "Shares"]
+
+Standing = Literal["unasked", "read", "closed", "lost"]
+
+
+@dataclass(frozen=True)
+class ReplicaStats:
+    """One replica, at one moment.
+
+    Attributes:
+      replica: its number.
+      standing: "unasked": nobody has asked for it yet; "read"; "closed": on purpose, its share is dropped; "lost": its
+        reader is gone.
+      taken: items that its reader has taken.
+      waiting: items that wait for it.
+      dropped: items of its share that nobody gets, because it is closed.
+    """
+
+    replica: int
+    standing: Standing
+    taken: int
+    waiting: int
+    dropped: int
+
+
+class Share:
+    """What one replica is given.
+
+    Attributes:
+      items: that wait for its reader.
+      taken: items that its reader has taken, since the stream's beginning.
+      before: of these, how many an earlier run has taken.
+      bell: at which its reader waits.
+      open: whether it is given anything.
+    """
+
+    __slots__ = ("before", "bell", "items", "open", "replica", "standing", "taken")
+
+    def __init__(self, replica: int, taken: int) -> None:
+        self.replica = replica
+        self.items: deque[Any] = deque()
+        self.taken = self.before = taken
+        self.standing: Standing = "unasked"
+        self.open = True
+        self.bell = Bell()
+
+    def leave(self, standing: Literal["closed", "lost"]) -> None:
+        """Give it nothing any more, and drop what waits."""
+        self.standing = standing
+        self.open = False
+        self.items.clear()
+
+
+class Shares:
+    """All shares of one stream.
+
+    Args:
+      taken: by each replica, in an earlier run.
+      capacity: items that may wait for each replica.
+      at: items of the stream before the first one that is dealt here.
+
+    Attributes:
+      at: items of the stream that were dealt, or passed over.
+    """
+
+    def __init__(self, taken: Sequence[int], capacity: int, at: int = 0) -> None:
+        self.all = [Share(replica, count) for replica, count in enumerate(taken)]
+        self.capacity = capacity
+        self.at = at
+        self._behind = max(count * len(self.all) + replica for replica, count in enumerate(taken))
+
+    def give(self, item: Any) -> None:
+        """Deal one item."""
+        at = self.at
+        share = self.all[at % len(self.all)]
+        if share.open and (at >= self._behind or at // len(self.all) >= share.before):
+            share.items.append(item)
+        self.at = at + 1
+        if share.bell.waiter is not None:
+            share.bell.ring()
+
+    def give_all(self, items: Sequence[Any]) -> None:
+        """Deal a list."""
+        at, count = self.at, len(self.all)
+        if at < self._behind:
+            for item in items:
+                self.give(item)
+            return
+        for share in self.all:
+            if share.open:
+                share.items.extend(items[(share.replica - at) % count :: count])
+        self.at = at + len(items)
+        for share in self.all:
+            if share.bell.waiter is not None and share.items:
+                share.bell.ring()
+
+    @property
+    def room(self) -> int | float:
+        """How many items may be dealt before one replica has too much; infinite if none is open."""
+        least, count, at = math.inf, len(self.all), self.at
+        for share in self.all:
+            if share.open:
+                least = min(least, (share.replica - at) % count + count * (self.capacity - len(share.items)))
+        return least
+
+    @property
+    def next(self) -> Share:
+        """The share that the next item is for."""
+        return self.all[self.at % len(self.all)]
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody is given anything."""
+        return any(share.open for share in self.all)
+
+    @property
+    def starving(self) -> list[int]:
+        """The replicas whose readers wait, with nothing there for them."""
+        return [share.replica for share in self.all if share.bell.waiter is not None and not share.items]
+
+    def given(self, share: Share) -> int:
+        """Return how many items of the stream were a replica's so far."""
+        return max(share.before, -(-(self.at - share.replica) // len(self.all)))
+
+    @property
+    def oldest(self) -> int:
+        """How many items of the stream, from its beginning, nobody needs any more."""
+        count = len(self.all)
+        needed = [share.taken * count + share.replica for share in self.all if share.standing != "closed"]
+        return min([self.at, *needed])
+
+    def stats(self) -> tuple[ReplicaStats, ...]:
+        """Return what each replica was given, and what became of it."""
+        found = []
+        for share in self.all:
+            rest = max(0, self.given(share) - share.taken)
+            closed = share.standing == "closed"
+            waiting, dropped = (0, rest) if closed else (rest, 0)
+            found.append(ReplicaStats(share.replica, share.standing, share.taken, waiting, dropped))
+        return tuple(found)

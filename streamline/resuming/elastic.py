@@ -1,0 +1,94 @@
+"""A job's snapshot on another number of ranks: each shard's place stays, and each rank takes the shards that are its.
+
+The number of shards stays, so what was consumed of each is what it was. What stands behind the merge is a rank's own:
+a stage that holds items there, or counts them, says so by name, and the change is refused. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from streamline.errors import ResumeError
+from streamline.ranks import Rank
+from streamline.snapshot import Snapshot
+from streamline.states import Json
+from streamline.transforms.base import Stage
+from streamline.transforms.kinds import stage_class
+
+__all__ = ["regrouped"]
+
+OURS = ("errors", "ends")
+"""Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
+
+
+def regrouped(job: Snapshot, found: Rank) -> Snapshot:
+    """Return a rank's part of a job's snapshot that was taken on another number of ranks.
+
+    Args:
+      job: of all ranks; or of one that was alone.
+
+    Raises:
+      ResumeError: it is of a live source, or something behind the merge holds what can't be divided anew.
+    """
+    parts = job.parts or (job,)
+    if any(part.journal is not None for part in parts):
+        raise ResumeError(_refusal(job, found, "a feed's items that are on their way are its own rank's"))
+    if any(part.state[part.merge].get("replay") for part in parts):
+        raise ResumeError(
+            _refusal(job, found, f"{job.merge!r} is to repeat choices that were made between the shards of a rank")
+        )
+    produced = {shard: count for part in parts for shard, count in zip(part.shards, part.produced, strict=True)}
+    workers = {shard: tree for part in parts for shard, tree in zip(part.shards, part.worker_states, strict=True)}
+    shards = found.shards(job.num_shards)
+    own: dict[str, Json] = {
+        "next_worker": min(range(len(shards)), key=lambda at: (produced[shards[at]], at), default=0),
+        "produced": {str(shard): produced[shard] for shard in shards},
+        "replay": [],
+        "workers": {str(shard): workers[shard] for shard in shards},
+    }
+    behind = dict(_behind(job, parts, found))
+    if found.rank == 0 and (errors := _errors(parts)):
+        behind["errors"] = errors
+    state = {job.merge: own, **behind}
+    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keeper=None)
+
+
+def _behind(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
+    """Yield what the stages behind the merge go on with, by name.
+
+    Raises:
+      ResumeError: one of them can't.
+    """
+    classes = _stages_behind(job)
+    for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
+        try:
+            own = classes.get(name, Stage).regrouped([part.state.get(name) for part in parts])
+        except ResumeError as why:
+            raise ResumeError(_refusal(job, found, f"{name!r}, behind the merge, {why}")) from None
+        if own is not None:
+            yield name, own
+
+
+def _stages_behind(snapshot: Snapshot) -> dict[str, type[Stage[Any, Any]]]:
+    """Return the classes of the stages behind the merge, by name."""
+    names = [entry.get("name") for entry in snapshot.fingerprint]
+    behind = snapshot.fingerprint[names.index("merge") + 1 :] if "merge" in names else []
+    return {str(entry.get("name")): stage_class(str(entry.get("kind")), entry.get("options") or {}) for entry in behind}
+
+
+def _errors(parts: tuple[Snapshot, ...]) -> dict[str, int]:
+    """Return how many items were skipped behind the merge, on all ranks together, by stage."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.state.get("errors", {}).items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def _refusal(job: Snapshot, found: Rank, why: str) -> str:
+    return (
+        f"the snapshot is of {job.world_size} ranks, and there are {found.world_size} ({found.found_in}); {why}: "
+        f"resume with world_size={job.world_size}"
+    )

@@ -1,0 +1,321 @@
+"""`StreamDataset`: an iterable dataset whose iterator is kept from one iteration to the next, until it is reset.
+
+What the factory makes is drawn from in one place, by one reader at a time (`streamline.sources.drawn`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import anyio
+
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError
+from streamline.options import check_function, check_int, given
+from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
+
+__all__ = ["StreamDataset"]
+
+T = TypeVar("T")
+
+Factory = Callable[[], Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T] | AsyncIterable[T]]]
+
+STRATEGIES = ("replicated", "shared")
+
+
+class StreamDataset(Generic[T]):
+    """Iterates what `factory` makes, once: `iter()` again goes on where the last iteration stood, until `reset()`.
+
+    So behind the end, iterating again gives nothing, and behind a failure the same exception again; a failure of
+    `factory` itself is not kept: the next item that is asked for calls it again. It is called when the first item is
+    asked for. Any number of threads, or of tasks of one event loop, may iterate: each item goes to exactly one of them.
+
+    A sync iterator serves `for` and `async for`, which then iterates it in the event loop. An async one serves
+    `async for`, in the event loop in which it was made. A pull that is cancelled inside an async generator ends that: a
+    `ClosedError` says so, it is no end.
+
+    Several workers (processes, say) each have a StreamDataset of their own, with a number of its own.
+
+    In a pipeline: `sl.from_iterable(dataset)` calls the factory anew per pass, worker and resume, so that resumes are
+    exact, and leaves what is kept here alone; `sl.from_stream(dataset)` goes on where it stands, and journals.
+
+    Args:
+      factory: returns an iterable, sync or async, or is a coroutine function that does.
+      worker_id: 0-based among `num_workers`; both or none. By default those of torch's DataLoader, in whose worker this
+        is iterated, else 0 of 1.
+      strategy: "replicated": the factory gives each worker the whole stream, and the worker keeps the items i with
+        i mod num_workers = worker_id. "shared": it gives each worker what no other one gets (a queue, a partition),
+        and the worker keeps it all.
+
+    Raises:
+      PlanTypeError: no function, or numbers that are no integers.
+      PlanError: a worker that there isn't, or a strategy.
+    """
+
+    def __init__(
+        self,
+        factory: Factory[T],
+        worker_id: int | None = None,
+        num_workers: int | None = None,
+        *,
+        strategy: Literal["replicated", "shared"] = "replicated",
+    ) -> None:
+        check_function("StreamDataset(factory)", factory)
+        if (worker_id is None) != (num_workers is None):
+            raise PlanError("give StreamDataset worker_id= and num_workers= together: which of how many this is")
+        if worker_id is not None and num_workers is not None:
+            check_int("StreamDataset(num_workers=)", num_workers, 1)
+            check_int("StreamDataset(worker_id=)", worker_id, 0)
+            if worker_id >= num_workers:
+                raise PlanError(
+                    f"StreamDataset(worker_id=) is from 0 to {num_workers - 1}, got {worker_id}: there are "
+                    f"{num_workers} workers, and the first one is 0"
+                )
+        if strategy not in STRATEGIES:
+            raise PlanError(f"StreamDataset(strategy=) is one of {STRATEGIES}, got {given(strategy)}")
+        self.factory = factory
+        self.strategy = strategy
+        self._given = (worker_id, num_workers)
+        self._lock = threading.RLock()  # of making and dropping; what is drawn has one of its own
+        self._pass = 0
+        self._drawn: Drawn[T] | None = None
+        self._resume: dict[str, Any] | None = None
+        self._making: anyio.Lock | None = None
+        self._finalize: weakref.finalize[Any, Any] | None = None
+
+    @property
+    def worker(self) -> tuple[int, int]:
+        """This worker's number, and how many there are, as they are here and now."""
+        worker_id, num_workers = self._given
+        if worker_id is not None and num_workers is not None:
+            return worker_id, num_workers
+        data = sys.modules.get("torch.utils.data")  # where nobody has imported it, this is no worker of it
+        info = None if data is None else data.get_worker_info()
+        return (0, 1) if info is None else (info.id, info.num_workers)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Which items of the factory's stream are this worker's: those i with i mod the second = the first."""
+        return self.worker if self.strategy == "replicated" else (0, 1)
+
+    def __iter__(self) -> Iterator[T]:
+        return _Pass(self, self._pass)
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return _Pass(self, self._pass)
+
+    def reset(self) -> None:
+        """Close the iterator; the next iteration makes a new one. Loops that are at work get a `ClosedError`.
+
+        From any thread, also while another one waits for an item: then it is closed by that one.
+
+        Raises:
+          PlanError: the iterator is async, so that its close has to be awaited.
+        """
+        if isinstance(self._drawn, AsyncDrawn):
+            raise PlanError("this StreamDataset's iterator is async: await dataset.areset()")
+        if (drawn := self._forget()) is not None:
+            cast("SyncDrawn[T]", drawn).drop()
+
+    async def areset(self) -> None:
+        """As `reset`, of any iterator."""
+        drawn = self._forget()
+        if isinstance(drawn, AsyncDrawn):
+            await drawn.drop()
+        elif isinstance(drawn, SyncDrawn):
+            drawn.drop()
+
+    def _forget(self) -> Drawn[T] | None:
+        with self._lock:
+            self._pass += 1
+            self._resume = None
+            self._making = None
+            if self._finalize is not None:
+                self._finalize.detach()
+            drawn, self._drawn = self._drawn, None
+            return drawn
+
+    # Resume ----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iteration stands: behind the last item that anybody took.
+
+        It holds the iterator's own state, if that has `state_dict` and `load_state_dict` (or `get_state` and
+        `set_state`). Between two items: not while another thread is waiting for one.
+        """
+        drawn = self._drawn
+        if drawn is None:
+            return dict(self._resume or {"items": 0, "ended": False, "state": None})
+        return drawn.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on where `state_dict` said.
+
+        An iterator without a state of its own is iterated up to there.
+
+        Raises:
+          PlanError: it is being iterated: reset it first.
+          ResumeError: it is no such state. When the first item is asked for: the iterator can't load it, or ends
+            before.
+        """
+        if not isinstance(state, dict) or state.keys() != {"items", "ended", "state"}:
+            raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {given(state)}")
+        check_int("the state's items", state["items"], 0)
+        if self._drawn is not None:
+            raise PlanError("load_state_dict comes before the first item: reset() this StreamDataset, then load")
+        self._resume = dict(state)
+
+    # The iterator ----------------------------------------------------------------------------------------------------
+
+    def anew(self) -> Iterable[T] | AsyncIterable[T]:
+        """Return the items of this worker from the stream's start, apart from what is kept here: for `from_iterable`.
+
+        The factory's own iterable, where this worker keeps all of it: that may have a state of its own.
+        """
+        made = self.factory()
+        worker, of = self.stride
+        if isinstance(made, AsyncIterable) and of > 1:
+            return _strided(made, worker, of)
+        if isinstance(made, Awaitable):
+            return _awaited(made, worker, of)
+        return made if of == 1 or not isinstance(made, Iterable) else _sync_strided(made, worker, of)
+
+    def _check_pass(self, number: int) -> None:
+        if number != self._pass:
+            raise ClosedError("this StreamDataset was reset: iterate it anew")
+
+    def _next(self, number: int) -> T:
+        with self._lock:
+            self._check_pass(number)
+            drawn = self._drawn or self._made(self.factory(), in_loop=False)
+        if isinstance(drawn, AsyncDrawn):
+            raise _not_sync("its iterator is async")
+        return cast("SyncDrawn[T]", drawn).next()
+
+    async def _anext(self, number: int) -> T:
+        self._check_pass(number)
+        drawn = self._drawn or await self._amade(number)
+        if isinstance(drawn, AsyncDrawn):
+            return cast(T, await drawn.next())
+        return cast("SyncDrawn[T]", drawn).next_in_loop()
+
+    async def _amade(self, number: int) -> Drawn[T]:
+        """Call the factory, unless somebody has meanwhile: one that is awaited holds up who else wants an item."""
+        with self._lock:
+            making = self._making = self._making or anyio.Lock()
+        async with making:
+            self._check_pass(number)
+            if self._drawn is not None:
+                return self._drawn
+            with self._lock:
+                made = self.factory()
+                if not isinstance(made, Awaitable):
+                    return self._made(made, in_loop=True)
+            found = await made
+            with self._lock:
+                self._check_pass(number)
+                return self._made(found, in_loop=True)
+
+    def _made(self, made: object, *, in_loop: bool) -> Drawn[T]:
+        """Begin with what the factory has returned."""
+        drawn: Drawn[T]
+        if isinstance(made, AsyncIterable) and in_loop:
+            drawn = AsyncDrawn(made, *self.stride, self._resume)
+        elif isinstance(made, Iterable):
+            drawn = SyncDrawn(made, *self.stride, self._resume)
+            self._finalize = weakref.finalize(self, drawn.drop)
+            self._finalize.atexit = False
+        elif isinstance(made, AsyncIterable):
+            raise _not_sync(f"its factory returns an async iterable ({type(made).__name__})")
+        elif isinstance(made, Awaitable):
+            getattr(made, "close", lambda: None)()
+            raise _not_sync("its factory is a coroutine function")
+        else:
+            raise PlanTypeError(
+                f"expected StreamDataset's factory to return an iterable, sync or async, got {type(made).__name__}"
+            )
+        self._drawn = drawn
+        return drawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what was written, for a worker in another process, not the iterator.
+
+        Raises:
+          PlanError: it is being iterated, and a copy would begin anew.
+        """
+        if self._drawn is not None:
+            raise PlanError("a StreamDataset that is being iterated can't be copied into another process: reset() it")
+        return {**self.__dict__, "_lock": None, "_making": None, "_finalize": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        worker, of = self.worker
+        return f"StreamDataset(worker {worker} of {of}, {self.strategy})"
+
+
+def _not_sync(why: str) -> PlanTypeError:
+    return PlanTypeError(f"this StreamDataset can't be iterated with for: {why}; use async for")
+
+
+class _Pass(Generic[T]):
+    """One iteration of a dataset: all of them draw from the same iterator."""
+
+    __slots__ = ("_dataset", "_number")
+
+    def __init__(self, dataset: StreamDataset[T], number: int) -> None:
+        self._dataset = dataset
+        self._number = number
+
+    def __iter__(self) -> _Pass[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._dataset._next(self._number)
+
+    def __aiter__(self) -> _Pass[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        return await self._dataset._anext(self._number)
+
+
+def _sync_strided(items: Iterable[T], worker: int, of: int) -> Iterator[T]:
+    iterator = iter(items)
+    try:
+        for at, item in enumerate(iterator):
+            if at % of == worker:
+                yield item
+    finally:
+        getattr(iterator, "close", lambda: None)()
+
+
+async def _strided(items: AsyncIterable[T], worker: int, of: int) -> AsyncIterator[T]:
+    iterator, at = aiter(items), 0
+    try:
+        async for item in iterator:
+            if at % of == worker:
+                yield item
+            at += 1
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
+
+
+async def _awaited(made: Awaitable[Any], worker: int, of: int) -> AsyncIterator[Any]:
+    found = await made
+    if isinstance(found, AsyncIterable):
+        items = _strided(found, worker, of)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await cast(Any, items).aclose()
+    else:
+        for item in _sync_strided(found, worker, of):
+            yield item

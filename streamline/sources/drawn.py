@@ -1,0 +1,257 @@
+"""Drawing from an iterator that several readers share, one item for one of them, until it is dropped.
+
+End: for ever. Failure: the same exception, for ever. Drop: it is closed, by who is at work with it, if anybody is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from streamline.blame import cancellation_requested, not_an_end
+from streamline.errors import ClosedError, PlanError, ResumeError
+from streamline.sources.stateful import Foreign, foreign
+
+__all__ = ["AsyncDrawn", "Drawn", "SyncDrawn"]
+
+T = TypeVar("T")
+
+
+class Drawn(ABC, Generic[T]):
+    """What a factory has made, and how much of it was drawn.
+
+    Args:
+      iterable: as the factory returned it, not iterated yet.
+      worker, of: the items i with i mod `of` = `worker` are given.
+      resume: where it is to begin, as `state_dict` said; None: at the beginning.
+    """
+
+    def __init__(self, iterable: Any, worker: int, of: int, resume: dict[str, Any] | None) -> None:
+        self._worker = worker
+        self._of = of
+        self._at = 0
+        self._pass_over = 0
+        self._failure: BaseException | None = None
+        self._trace: TracebackType | None = None
+        self._dropped = self._ended = False
+        self._foreign: Foreign | None = foreign(iterable)
+        state = None if resume is None else resume["state"]
+        if self._foreign is not None and state is not None:
+            self._foreign.load(state)
+        self._iterator = self._iterated(iterable)
+        if self._foreign is None and (known := foreign(self._iterator)) is not None:
+            self._foreign = known
+            if state is not None:
+                known.load(state)
+        if resume is not None:
+            if state is not None and self._foreign is None:
+                raise ResumeError(
+                    f"the state holds one of an iterator's own, and the {type(iterable).__name__} that the factory "
+                    "returns has no load_state_dict or set_state to take it"
+                )
+            self._ended = bool(resume["ended"])
+            self._at = resume["items"] if state is not None or self._ended else 0
+            self._pass_over = resume["items"]
+
+    @abstractmethod
+    def _iterated(self, iterable: Any) -> Any:
+        """Return the iterator."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands: `load_state_dict` begins behind the last item given."""
+        behind = max(self._at, self._pass_over)
+        if self._foreign is None or self._at < behind or not behind or self._ended:
+            return {"items": behind, "ended": self._ended, "state": None}
+        return {"items": behind, "ended": self._ended, "state": json.loads(self._foreign.state())}
+
+    def _mine(self) -> bool:
+        """Count an item that was drawn; whether it is given."""
+        at = self._at
+        self._at = at + 1
+        return at % self._of == self._worker and at >= self._pass_over
+
+    def _check(self) -> None:
+        if self._dropped:
+            raise ClosedError("this StreamDataset was reset: iterate it anew")
+        if self._failure is not None:
+            raise self._failure.with_traceback(self._trace)
+
+    def _end(self) -> None:
+        """It has come to its end.
+
+        Raises:
+          ResumeError: before the place where it was to go on.
+        """
+        self._ended = True
+        if self._at < self._pass_over:
+            raise self._failed(
+                ResumeError(
+                    f"the state is behind {self._pass_over:,} items, and the iterator ends behind {self._at:,}: it "
+                    "isn't the stream that the state was taken of"
+                )
+            )
+
+    def _failed(self, error: BaseException) -> BaseException:
+        failure = not_an_end(error, "StreamDataset's iterator")
+        failure.add_note(
+            f"in StreamDataset, worker {self._worker} of {self._of} (pid {os.getpid()}), at item {self._at + 1:,} of "
+            "the factory's stream"
+        )
+        self._failure, self._trace = failure, failure.__traceback__
+        return failure
+
+
+class SyncDrawn(Drawn[T]):
+    """Out of a sync iterator."""
+
+    def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        super().__init__(iterable, worker, of, resume)
+
+    def _iterated(self, iterable: Any) -> Any:
+        return iter(iterable)
+
+    def next(self) -> T:
+        """Return the next item that is given.
+
+        Raises:
+          StopIteration: there is none.
+        """
+        try:
+            with self._lock:
+                item = self._drawn()
+                if self._dropped:
+                    raise ClosedError("this StreamDataset was reset while it waited for an item: iterate it anew")
+                return item
+        finally:
+            if self._dropped or self._ended:
+                self._close()
+
+    def next_in_loop(self) -> T:
+        """Likewise, for `async for`."""
+        try:
+            return self.next()
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def _drawn(self) -> T:
+        self._check()
+        while not self._ended:
+            try:
+                item: T = next(self._iterator)
+            except StopIteration:
+                self._end()
+            except BaseException as error:
+                failure = self._failed(error)
+                if failure is error:
+                    raise
+                raise failure from error
+            else:
+                if self._mine():
+                    return item
+        raise StopIteration
+
+    def drop(self) -> None:
+        """Close the iterator; if somebody draws from it, it is closed behind that. Idempotent."""
+        self._dropped = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._closed = True
+                    getattr(self._iterator, "close", lambda: None)()
+            finally:
+                self._lock.release()
+
+
+class AsyncDrawn(Drawn[T]):
+    """Out of an async iterator, in the event loop in which it was made."""
+
+    def __init__(self, iterable: AsyncIterable[T], worker: int, of: int, resume: dict[str, Any] | None) -> None:
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._loop = anyio.lowlevel.current_token()
+        self._cut = self._closed = False
+        super().__init__(iterable, worker, of, resume)
+
+    def _iterated(self, iterable: Any) -> Any:
+        return aiter(iterable)
+
+    async def next(self) -> T:
+        """Return the next item that is given.
+
+        Raises:
+          StopAsyncIteration: there is none.
+        """
+        if anyio.lowlevel.current_token() != self._loop:
+            raise PlanError(
+                "this StreamDataset's async iterator belongs to the event loop in which it was made: read it there, or "
+                "await dataset.areset() there first"
+            )
+        try:
+            async with self._lock:
+                item = await self._drawn()
+                if self._dropped:
+                    raise ClosedError("this StreamDataset was reset while it waited for an item: iterate it anew")
+                return item
+        finally:
+            if self._dropped or self._ended:
+                await self._close()
+
+    async def _drawn(self) -> T:
+        self._check()
+        while not self._ended:
+            try:
+                item: T = await anext(self._iterator)
+            except StopAsyncIteration:
+                if self._cut:
+                    raise self._failed(
+                        ClosedError(
+                            "a pull of this StreamDataset was cancelled inside its iterator, which says now that it "
+                            "has ended: areset() it"
+                        )
+                    ) from None
+                self._end()
+            except BaseException as error:
+                if cancellation_requested(error):
+                    self._cut = not inspect.isasyncgen(self._iterator) or self._iterator.ag_frame is None
+                    raise
+                failure = self._failed(error)
+                if failure is error:
+                    raise
+                raise failure from error
+            else:
+                self._cut = False
+                if self._mine():
+                    return item
+        raise StopAsyncIteration
+
+    async def drop(self) -> None:
+        """Close the iterator; if somebody draws from it, it is closed behind that. Idempotent."""
+        self._dropped = True
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except anyio.WouldBlock:
+            return  # who has it looks behind it
+        try:
+            if not self._closed:
+                self._closed = True
+                if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+                    with anyio.CancelScope(shield=True):
+                        await aclose()
+        finally:
+            self._lock.release()

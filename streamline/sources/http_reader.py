@@ -1,0 +1,237 @@
+"""Reads an endless HTTP response, connection after connection.
+
+Success: bytes come, are cut into items, and are asked for only when an item is: what isn't, stays in the socket, and
+TCP stops the server. An end, of whatever kind, is a reason to connect again, behind a pause that doubles while nothing
+comes; only a 204 to a request for events ends the stream, as its standard says. What is cut off is never an item. A
+request that the server refuses (401, 404, ...) fails at once; failures that may pass are endured: as many in a row as
+for a file until the server has answered once, so that a wrong URL shows in seconds; then for `give_up_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import anyio
+
+from streamline.errors import DataError, ReadError
+from streamline.meters.traffic import Traffic
+from streamline.pace import Pace
+from streamline.sources.framing import Framer, SseFramer, framer_of
+from streamline.sources.http_request import EndlessRequest
+from streamline.sources.sse import MIME_TYPE
+from streamline.storage.answers import refusal, status_name, understand
+from streamline.storage.attempts import TransientError
+from streamline.storage.http_client import HttpClient
+from streamline.storage.http_errors import judged, shown
+from streamline.storage.http_options import HttpOptions
+
+__all__ = ["read"]
+
+logger = logging.getLogger("streamline.reading")  # as the docs call it
+
+PAUSE_S = 0.5
+"""The first pause before another connection, unless a `retry` field sets another one; each that brings nothing doubles
+it, and up to a half is added at random, so that the clients of a server that is back don't come all at once."""
+
+MAX_PAUSE_S = 30.0
+"""The longest pause that we choose ourselves."""
+
+MAX_RETRY_AFTER_S = 3600.0
+"""The longest pause that an answer's Retry-After sets."""
+
+PIECE_BYTES = 64 * 1024
+"""Cut into items at once: some 0.2 ms of JSON."""
+
+
+async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> AsyncGenerator[Any, None]:
+    """Yield the items of a feed, those behind the event `last_id` where the server knows it; "": it is told nothing.
+
+    Raises:
+      ReadError: the server refuses, or has failed for too long.
+      DataError: what came can't be an item.
+    """
+    options = replace(request.http or HttpOptions(), timeout_s=request.idle_timeout_s)
+    client = HttpClient(options, traffic)
+    reader = _Reader(request, client, traffic, options.retries, last_id)
+    try:
+        while not reader.over:
+            async with aclosing(reader.connection()) as items:
+                async for item in items:
+                    yield item
+            if not reader.over:
+                await reader.pause()
+    finally:
+        await client.aclose()
+
+
+class _Reader:
+    """One reading of a feed.
+
+    Attributes:
+      over: the server has said that there is no more.
+    """
+
+    def __init__(
+        self, request: EndlessRequest, client: HttpClient, traffic: Traffic, retries: int, last_id: str
+    ) -> None:
+        self.over = False
+        self._request = request
+        self._url = shown(request.url)
+        self._client = client
+        self._traffic = traffic
+        self._retries = retries
+        self._last_id = last_id
+        self._retry_s = PAUSE_S
+        self._asked_s = 0.0
+        self._fruitless = 0  # connections in a row that brought no byte
+        self._failed = 0  # attempts in a row without an answer
+        self._answered_at: float | None = None  # when the server was last there; None: never
+        self._why = ""
+
+    async def connection(self) -> AsyncGenerator[Any, None]:
+        """Yield the items of one more connection, up to its end, whatever that is."""
+        framer = framer_of(self._request.framing, self._request.max_item_bytes, self._last_id)
+        response: aiohttp.ClientResponse | None = None
+        self._asked_s = 0.0
+        try:
+            response = await self._open()
+            if self.over:
+                return
+            async with aclosing(self._items(response, framer)) as items:
+                async for item in items:
+                    yield item
+        except (aiohttp.ClientError, TransientError, OSError) as error:
+            self._failure(error)
+        finally:
+            if response is not None:
+                response.close()
+            self._learn(framer)
+
+    async def pause(self) -> None:
+        """Wait before the next connection, and say why."""
+        pause_s = min(max(MAX_PAUSE_S, self._retry_s), self._retry_s * 2 ** min(self._fruitless, 30))
+        pause_s = max(pause_s * random.uniform(1, 1.5), self._asked_s)
+        self._fruitless += 1
+        self._traffic.retries += bool(self._failed)
+        logger.log(
+            logging.WARNING if self._failed else logging.INFO,
+            "%s: %s; connecting again in %.2f s",
+            self._url,
+            self._why,
+            pause_s,
+        )
+        await anyio.sleep(pause_s)
+
+    async def _open(self) -> aiohttp.ClientResponse:
+        """Return the answer to another request; `over` if that is the last one.
+
+        Raises:
+          TransientError: another try may do better.
+          ReadError: it would not.
+        """
+        request = self._request
+        headers = {}
+        if request.framing == "sse":
+            headers = {"Accept": MIME_TYPE, "Cache-Control": "no-cache"}
+            if self._last_id:
+                headers["Last-Event-ID"] = self._last_id
+        response = await self._client.get(request.url, headers, unpack=True)
+        try:
+            self.over = self._ends(response)
+        except BaseException:
+            response.close()
+            raise
+        self._failed = 0
+        return response
+
+    def _ends(self, response: aiohttp.ClientResponse) -> bool:
+        """Return whether an answer says that there is nothing more to come, ever."""
+        url, status, kind = self._url, response.status, response.content_type
+        if status == 204:
+            return self._request.framing == "sse"
+        if 400 <= status < 500 and status not in (408, 429):
+            raise refusal(url, status)
+        if status not in (200, 408, 429) and status < 500:
+            raise ReadError(f"{url}: expected an endless answer, got {status_name(status)}: is it the right URL?")
+        if status != 200:
+            understand(url, status, response.headers, 0, None)
+        if self._request.framing == "sse" and kind != MIME_TYPE:
+            raise ReadError(
+                f"{url}: expected server-sent events ({MIME_TYPE}), the server sends {kind}: check the URL and the "
+                'credentials, or read it with another framing="lines", "jsonl" or "bytes"'
+            )
+        return False
+
+    async def _items(self, response: aiohttp.ClientResponse, framer: Framer[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the items of an answer that has begun.
+
+        Raises:
+          DataError: what came can't be an item.
+          aiohttp.ClientError, OSError: the connection broke.
+        """
+        pace, came = Pace(), 0
+        try:
+            async for data in response.content.iter_any():
+                self._fruitless = 0
+                self._traffic.bytes += len(data)
+                for at in range(0, len(data), PIECE_BYTES):
+                    piece = data[at : at + PIECE_BYTES]
+                    for item in framer.feed(piece):
+                        yield item
+                    came += len(piece)
+                    await pace.breathe()
+            self._why = "the server has ended its answer"
+            if _whole(response):
+                for item in framer.finish():
+                    yield item
+        except DataError as error:
+            way_out = ""
+            if self._request.framing == "jsonl":
+                way_out = '; with framing="lines" and .map(json.loads, on_error="skip") such lines can be left out'
+            raise DataError(f"{self._url}, behind byte {came:,} of a connection: {error}{way_out}") from error.__cause__
+        finally:
+            self._answered_at = monotonic()
+
+    def _failure(self, error: Exception) -> None:
+        """Take note of a connection that failed.
+
+        Raises:
+          ReadError: it is not to be tried again.
+        """
+        url = self._url
+        if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
+            found = TransientError(f"the name {error.host} can't be looked up any more")
+        else:
+            found = judged(url, error)
+        silent = isinstance(error, aiohttp.SocketTimeoutError)
+        self._why = "nothing came for idle_timeout_s" if silent else str(found)
+        self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
+        self._failed += 1
+        if self._answered_at is None and self._failed > self._retries:
+            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from error
+        if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self._request.give_up_s:
+            raise ReadError(
+                f"{url}: no answer for {down_s:,.0f} s, {self._failed} attempts, the last one: {self._why}. Nothing is "
+                "lost: resume when the server is back, or raise give_up_s"
+            ) from error
+
+    def _learn(self, framer: Framer[Any]) -> None:
+        """Keep what must outlive a connection, and drop the rest."""
+        if isinstance(framer, SseFramer):
+            self._last_id = framer.last_id
+            self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
+        if framer.waiting:
+            self._why += f"; {framer.waiting:,} bytes of an unfinished {framer.unit} were dropped"
+
+
+def _whole(response: aiohttp.ClientResponse) -> bool:
+    """Whether an answer that has ended says that it was whole: another one may have been cut off."""
+    chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+    return chunked or "Content-Length" in response.headers

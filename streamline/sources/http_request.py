@@ -1,0 +1,68 @@
+"""How an endless HTTP response is asked for, as users say it: apart from the reading, which takes 0.2 s to import."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.options import check_int, check_seconds, given
+from streamline.sources.framing import FRAMINGS, Framing
+from streamline.storage.http_options import HttpOptions
+from streamline.storage.paths import is_url
+
+__all__ = ["GIVE_UP_S", "IDLE_TIMEOUT_S", "MAX_ITEM_BYTES", "EndlessRequest"]
+
+IDLE_TIMEOUT_S = 300.0
+"""Seconds of silence behind which a connection counts as dropped: servers that mean to keep one open send something
+every 15 to 60 s (WHATWG HTML, 9.2.7, advises a comment every 15 s), and many proxies cut it after 60 s."""
+
+GIVE_UP_S = 3600.0
+"""Seconds of failures before a feed that has answered once fails: a server's update or a night's work on a network is
+over by then; for longer, a job that waits costs more than one that is started again and goes on where it stood."""
+
+MAX_ITEM_BYTES = 16 * 2**20
+"""The longest line or event unless the user says otherwise: more is likely no such stream at all, and would be gathered
+in memory until its end comes, which may be never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndlessRequest:
+    """What is asked for, connection after connection.
+
+    Attributes:
+      url: http(s).
+      framing: how the response is cut into items.
+      http: how it is asked for.
+      idle_timeout_s: seconds of silence behind which a connection counts as dropped; `math.inf`: none.
+      give_up_s: seconds for which it may fail without an answer, once it has had one; `math.inf`: for ever.
+      max_item_bytes: a longer line or event is an error.
+
+    Raises:
+      PlanTypeError: an option of the wrong type.
+      PlanError: one out of range.
+    """
+
+    url: str
+    framing: Framing
+    http: HttpOptions | None = None
+    idle_timeout_s: float = IDLE_TIMEOUT_S
+    give_up_s: float = GIVE_UP_S
+    max_item_bytes: int = MAX_ITEM_BYTES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise PlanTypeError(f"stream_http(url) is one http(s) URL, got {given(self.url)}")
+        if not is_url(self.url):
+            raise PlanError(
+                f"stream_http(url) is one http(s) URL, got {self.url!r}: for another kind of feed write "
+                "from_stream(feed), for files read_lines and the like"
+            )
+        if self.framing not in FRAMINGS:
+            raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {given(self.framing)}")
+        if self.http is not None and not isinstance(self.http, HttpOptions):
+            raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
+        for option in ("idle_timeout_s", "give_up_s"):
+            if (value := getattr(self, option)) != math.inf:
+                check_seconds(f"stream_http({option}=)", value)
+        check_int("stream_http(max_item_bytes=)", self.max_item_bytes, 1)

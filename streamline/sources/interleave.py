@@ -1,0 +1,233 @@
+"""Reading several files in turn, item by item, so that neighbours don't all come from one file.
+
+A shard has up to k *slots*, each of which reads a file. They take turns; a slot whose file has ended takes, at its
+turn, the next file that nobody has opened, and is gone when there is none. So the order depends on the files alone.
+
+State: {"slots": [place, ...], "next": path or None}: the slots in the order of their turns, each with its place (of a
+file that has been read to its end: `Format.begin(None)`), and the first file that nobody has opened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from streamline.flow import LIST_ITEMS, Chunk, Lists
+from streamline.formats.base import Place
+from streamline.states import At, Json, Reference, State, States, Tally, Tree, trimmed
+
+__all__ = ["Turns", "in_turn"]
+
+T = TypeVar("T")
+
+Open = Callable[[Place], Lists[T]]
+"""Opens a file at a place; the state behind its last item, where that is known, is that of no file."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Where a shard stands.
+
+    Attributes:
+      slots: the place of each, in the order of their turns.
+      waiting: the places before the first items of the files that nobody has opened, in order.
+    """
+
+    slots: tuple[Place, ...]
+    waiting: tuple[Place, ...]
+
+    def json(self) -> Json:
+        """Return this as a source's own part of a state."""
+        return _own([dict(place) for place in self.slots], self.waiting[0]["file"] if self.waiting else None)
+
+
+async def in_turn(name: str, turns: Turns, open: Open[T]) -> Lists[T]:
+    """Yield the items of several files in turn, each with the state behind it.
+
+    Args:
+      name: of the source; states are kept under it.
+      turns: where to begin.
+      open: what opens a file; closed here.
+    """
+    async with AsyncExitStack() as stack:
+        order: deque[_Slot[T]] = deque(_Slot(name, place) for place in turns.slots)
+        for slot in order:
+            stack.push_async_callback(slot.aclose)
+        waiting = deque(turns.waiting)
+        while order:
+            if order[0].ready:
+                yield _round(name, order, waiting[0]["file"] if waiting else None)
+            elif await order[0].fill(open):
+                if not order[0].ready:  # something was left out
+                    states = [slot.behind for slot in order]
+                    yield Chunk((), (), _Turn(name, states, waiting[0]["file"] if waiting else None, order[0].behind))
+            elif waiting:
+                order[0].take(waiting.popleft())
+            else:
+                order.popleft()
+
+
+class _Slot(Generic[T]):
+    """Reads one file after the other.
+
+    Attributes:
+      items: read, from number `at` on not yet handed on.
+      states: behind each of them.
+      behind: the state behind what was handed on.
+    """
+
+    __slots__ = ("_after", "_lists", "_name", "_place", "at", "behind", "items", "states")
+
+    def __init__(self, name: str, place: Place) -> None:
+        self._name = name
+        self._lists: Lists[T] | None = None
+        self.items: Sequence[T] = ()
+        self.states: States = ()
+        self._after: Reference | None = None
+        self.at = 0
+        self.take(place)
+
+    @property
+    def ready(self) -> int:
+        """Items that can be handed on."""
+        return len(self.items) - self.at
+
+    def take(self, place: Place) -> None:
+        """Go on at a place of another file."""
+        self._place = place
+        self.behind = Reference.to(At(self._name, dict(place)))
+
+    async def fill(self, open: Open[T]) -> bool:
+        """Read a list; return False at the end of the file. All that was read before has been handed on."""
+        if self._lists is None:
+            if self._place["file"] is None:
+                return False
+            self._lists = open(self._place)
+        chunk = await anext(self._lists, None)
+        if chunk is None:
+            await self.aclose()
+            self._place = {**self._place, "file": None}
+            return False
+        self.items, self.states, self.at = chunk.items, chunk.states, 0
+        self._after = chunk.behind
+        if not chunk.items:
+            self.behind = self._after
+        return True
+
+    def hand_on(self, count: int) -> Sequence[T]:
+        """Return the next items."""
+        start, self.at = self.at, self.at + count
+        found = self.items if count == len(self.items) else self.items[start : self.at]
+        if not self.ready:
+            assert self._after is not None
+            self.behind, self.items, self.states, self.at = self._after, (), (), 0
+        else:
+            self.behind = Reference(self.states, self.at - 1)
+        return found
+
+    async def aclose(self) -> None:
+        """Close the file. Idempotent."""
+        lists, self._lists = self._lists, None
+        if lists is not None:
+            await lists.aclose()
+
+
+def _round(name: str, order: deque[_Slot[T]], following: str | None) -> Chunk[T]:
+    """Hand on as many whole rounds as are ready; or, if some slot has nothing, one item of each slot before it."""
+    size = len(order)
+    rounds = min(min(slot.ready for slot in order), max(1, LIST_ITEMS // size))
+    giving = size if rounds else next(index for index, slot in enumerate(order) if not slot.ready)
+    columns = [_Column(slot.behind, slot.states if i < giving else (), slot.at) for i, slot in enumerate(order)]
+    lists = [slot.hand_on(rounds or 1) for slot in list(order)[:giving]]
+    items = lists[0] if giving == 1 else list(chain.from_iterable(zip(*lists, strict=True)))
+    if giving < size:
+        order.rotate(-giving)
+    return Chunk(items, _Turned(name, columns, following, 0))
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The states of one slot: `before` its first item of a list, and behind item i: `states[first + i]`."""
+
+    before: Reference
+    states: States
+    first: int
+
+    def behind(self, count: int) -> Reference:
+        """Return the state behind `count` items of the list."""
+        return Reference(self.states, self.first + count - 1) if count else self.before
+
+    def cut(self, skipped: int, count: int) -> _Column:
+        """Return this without the first items, and what only those need."""
+        states = trimmed(self.states, self.first + skipped, count) if self.states != () else ()
+        return _Column(Reference.to(self.behind(skipped).get()), states, 0)
+
+
+class _Turned:
+    """A column: item i of a list is number i // slots of slot i mod slots.
+
+    Args:
+      columns: of each slot, in the order of turns at the list's first item.
+      following: the first file that nobody has opened.
+      start: items of the first round that are not in this list.
+    """
+
+    __slots__ = ("_columns", "_following", "_name", "_start")
+
+    def __init__(self, name: str, columns: Sequence[_Column], following: str | None, start: int) -> None:
+        self._name = name
+        self._columns = columns
+        self._following = following
+        self._start = start
+
+    def __getitem__(self, index: int, /) -> State:
+        full, last = divmod(index + self._start, len(self._columns))
+        states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
+        return _Turn(self._name, [*states[last + 1 :], *states[: last + 1]], self._following, states[last])
+
+    def trimmed(self, first: int, count: int) -> States:
+        size = len(self._columns)
+        skipped, start = divmod(first + self._start, size)
+        full, rest = divmod(start + count, size)
+        columns = [column.cut(skipped, full + (slot < rest)) for slot, column in enumerate(self._columns)]
+        return _Turned(self._name, columns, self._following, start)
+
+
+class _Turn(State):
+    """Where a shard stands behind an item.
+
+    Args:
+      slots: the state of each, in the order of their turns.
+      following: the first file that nobody has opened.
+      last: the state of the slot that gave the item.
+    """
+
+    __slots__ = ("_following", "_last", "_name", "_slots")
+
+    def __init__(self, name: str, slots: Sequence[Reference], following: str | None, last: Reference) -> None:
+        self._name = name
+        self._slots = slots
+        self._following = following
+        self._last = last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without what only other items need."""
+        slots = [Reference.to(slot.get()) for slot in self._slots]
+        return _Turn, (self._name, slots, self._following, Reference.to(self._last.get()))
+
+    def json(self, until: State | None = None) -> Tree:
+        return {self._name: _own([slot.get().json()[self._name] for slot in self._slots], self._following)}
+
+    def tally(self, found: Tally) -> None:
+        """A source adds nothing."""
+
+    def where(self) -> str:
+        return self._last.get().where()
+
+
+def _own(slots: list[Place], following: str | None) -> Json:
+    return {"slots": slots, "next": following}

@@ -1,0 +1,1 @@
+"""Storages: what holds bytes under a path, behind one seam, `Storage`."""

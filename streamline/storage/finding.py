@@ -1,0 +1,121 @@
+"""From the paths that a user gave to the files that are read: globs and braces expanded, each file looked at.
+
+Local files are looked at where they are. Servers and stores are asked in the running event loop by whoever can await
+(`afind`): it goes on meanwhile, and a cancellation leaves nothing. For whoever can't (`find`), a loop runs in a thread
+of its own, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+
+from anyio.from_thread import start_blocking_portal
+
+from streamline.errors import ReadError
+from streamline.meters.traffic import Traffic
+from streamline.storage.access import Access
+from streamline.storage.base import Found
+from streamline.storage.globs import is_glob
+from streamline.storage.one_thread import OneThread
+from streamline.storage.paths import braces, check_once, is_object, is_url, local_files, size_of
+from streamline.storage.storages import Storages
+from streamline.storage.together import together
+
+__all__ = ["afind", "find", "is_afar"]
+
+MOST_ASKED = 1000
+"""URLs, and objects that no listing has shown, that are asked for their size and ETag when a pipeline is opened. Of
+more, none are, and what is missing among them is found when it is read. Asking takes as long as reading small ones:
+worth it for a thousand, once a run, for a listing with ETags; more would be noticed."""
+
+
+def is_afar(path: str) -> bool:
+    """Whether a server or a store is asked for a path."""
+    return is_url(path) or is_object(path)
+
+
+def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[Found, ...]:
+    """Return the files that paths mean, in order; those of one glob sorted. Looks at them; blocks meanwhile.
+
+    Args:
+      paths: as `given` has checked them.
+      access: how stores and servers are reached.
+      traffic: counts what they are asked; None: nobody wants to know.
+
+    Raises:
+      ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
+      PlanError: braces that mean nothing; a file given twice; storage options that aren't any.
+    """
+    named = _named(paths)
+    remote = _remote(named)
+    if not remote:
+        return _joined(named, [])
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        return _joined(named, portal.call(_look, remote, access, traffic))
+
+
+async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[Found, ...]:
+    """As `find`, awaited: asyncio's running loop asks servers and stores, and a thread looks at local files.
+
+    Cancellation: nothing is left.
+    """
+    thread = OneThread("streamline finding")
+    try:
+        named = await asyncio.get_running_loop().run_in_executor(thread, _named, paths)
+    finally:
+        thread.shutdown()
+    return _joined(named, await _look(_remote(named), access, traffic))
+
+
+def _named(paths: Sequence[str]) -> list[str | Found]:
+    """Return the URLs and globs that paths and their braces stand for, and local files as they are found."""
+    named: list[str | Found] = []
+    for path in paths:
+        if is_afar(path):
+            named += braces(path)
+        else:
+            named += [Found(file, size_of(file)) for file in local_files(path)]
+    if any(map(is_url, _remote(named))):
+        import_module("streamline.storage.http")  # takes 0.2 s: here, rather than in the event loop
+    return named
+
+
+def _remote(named: list[str | Found]) -> list[str]:
+    return [one for one in named if isinstance(one, str)]
+
+
+def _joined(named: list[str | Found], looked_at: list[list[Found]]) -> tuple[Found, ...]:
+    """Return all files in order; `looked_at` has those of the URLs and globs."""
+    of_each = iter(looked_at)
+    found = tuple(file for one in named for file in ([one] if isinstance(one, Found) else next(of_each)))
+    check_once(file.path for file in found)
+    return found
+
+
+async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[Found]]:
+    """Return the files that each URL or glob means."""
+    storages = Storages(access, traffic)
+    asked = sum(not _is_pattern(path) for path in paths) <= MOST_ASKED
+    try:
+        return await together([partial(_meant, storages, path, asked) for path in paths])
+    finally:
+        await storages.aclose()
+
+
+async def _meant(storages: Storages, path: str, asked: bool) -> list[Found]:
+    storage = storages.of(path)
+    if not _is_pattern(path):
+        return [await storage.stat(path) if asked else Found(path)]
+    if found := await storage.list(path):
+        return found
+    try:
+        return [await storage.stat(path)]  # as for local files: it may exist as it is written
+    except ReadError:
+        raise ReadError(f"no object matches {path}: check the spelling, and that the data is there") from None
+
+
+def _is_pattern(path: str) -> bool:
+    return is_object(path) and is_glob(path)

@@ -1,0 +1,240 @@
+"""http(s) URLs, streamed; a dropped connection resumes at its byte.
+
+Success: the body comes in one answer. A drop, a stall or a busy server: asked again for the bytes from where it broke,
+of the same version (`Range` with `If-Range`), after a pause that doubles (`attempts`). A server that ignores `Range`
+sends all of it again, and what is known is skipped. The end is where the length says, or where a chunked body says that
+it ends; nothing else is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+import aiohttp
+import anyio
+from aiohttp.http_exceptions import HttpProcessingError
+
+from streamline.errors import ReadError
+from streamline.meters.traffic import Traffic
+from streamline.storage.answers import Answer, Version, ask, refusal, understand
+from streamline.storage.attempts import Attempts, TransientError
+from streamline.storage.base import Arrival, Found, joined
+from streamline.storage.hedging import HEDGED_BYTES, first_answer
+from streamline.storage.http_client import HttpClient
+from streamline.storage.http_errors import judged, shown
+from streamline.storage.http_options import HttpOptions
+
+__all__ = ["HttpStorage"]
+
+FAILURES = (aiohttp.ClientError, TransientError, OSError)
+"""What a request may fail with; which of them may pass is `judged`."""
+
+UNKNOWN = sys.maxsize
+"""The end of an object whose size nobody has told."""
+
+REFUSAL_BYTES = 4096
+"""How much of a refusal is looked at for what it says ..."""
+
+REFUSAL_S = 2.0
+"""... and for how long."""
+
+
+class HttpStorage:
+    """Reads URLs over one session, which keeps its connections for the next file."""
+
+    def __init__(self, options: HttpOptions, traffic: Traffic | None = None) -> None:
+        self._options = options
+        self._traffic = traffic or Traffic()
+        self._client = HttpClient(options, self._traffic)
+
+    async def list(self, pattern: str) -> list[Found]:
+        """Refuse: HTTP has no listing."""
+        raise ReadError(f"HTTP has no listing, so a * can't be expanded: {shown(pattern)}")
+
+    async def stat(self, url: str) -> Found:
+        """Return an object's size and ETag, where the server says them.
+
+        Asks for its first byte, which signed URLs allow where HEAD is refused.
+        """
+        attempts = self._attempts(url)
+        one = _Try(0, attempts)
+        while True:
+            async with one:
+                one.response, answer = await self._request(url, 0, 1, None, attempts)
+                return Found(url, answer.version.total, answer.version.etag)
+
+    async def blocks(
+        self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) of an object, as they arrive.
+
+        Raises:
+          ReadError: the server refuses, goes on failing, or has another version now than when reading began.
+        """
+        attempts = self._attempts(url)
+        one = _Try(start, attempts)
+        known = None if etag is None else Version(etag, None, None)
+        while stop is None or one.position < stop:
+            async with one:
+                one.response, answer = await self._request(url, one.position, stop, known, attempts)
+                if answer.stop == one.position:
+                    return
+                body = _Body(one.response, answer, one.position, stop, attempts)
+                while block := await body.next():
+                    one.position += len(block)
+                    known = known or answer.version
+                    attempts.progress()
+                    yield block
+                    attempts.wanted()
+                if answer.whole or one.position == answer.version.total:
+                    return
+
+    async def read(self, url: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
+        async with aclosing(self.blocks(url, start, stop, etag)) as blocks:
+            return joined(shown(url), [block async for block in blocks], start, stop)
+
+    async def fetch(self, url: str, start: int, stop: int, etag: str | None, arrival: Arrival) -> None:
+        """Hand bytes `start` to `stop` of an object to `arrival` as they come.
+
+        Raises:
+          ReadError: as for `blocks`; what came before has been handed on.
+        """
+        attempts = self._attempts(url)
+        one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
+        known = None if etag is None else Version(etag, None, None)
+        while one.position < end:
+            async with one:
+                one.response, answer = await self._request(url, one.position, end, known, attempts)
+                version = answer.version
+                if one.position == start:
+                    found = Found(url, version.total, version.etag)
+                    if not arrival.begins(found, answer.stop, not answer.whole):
+                        return
+                    end = UNKNOWN if arrival.stop is None else arrival.stop
+                    known = known or version
+                body = _Body(one.response, answer, one.position, end, attempts)
+                while one.position < end and (block := await body.next()):
+                    one.position += len(block)
+                    attempts.forgive()
+                    if not arrival.put(block):
+                        return
+                if answer.whole or one.position == version.total:
+                    return
+
+    async def aclose(self) -> None:
+        """Close the session and its connections."""
+        await self._client.aclose()
+
+    def _attempts(self, url: str) -> Attempts:
+        return Attempts(shown(url), self._options.retries, self._options.deadline_s, self._traffic)
+
+    async def _request(
+        self, url: str, position: int, stop: int | None, known: Version | None, attempts: Attempts
+    ) -> tuple[aiohttp.ClientResponse, Answer]:
+        headers, left_s, after_s = ask(position, stop, known), attempts.left_s, self._options.hedge_after_s
+        if after_s is None or stop is None or stop - position > HEDGED_BYTES:
+            response = await self._client.get(url, headers, within_s=left_s)
+        else:
+            send = partial(self._client.get, url, headers, within_s=left_s)
+            response = await first_answer(send, after_s, self._traffic.hedge)
+        status = response.status
+        try:
+            if 400 <= status < 500 and status not in (408, 416, 429):
+                raise refusal(attempts.what, status, await _content(response))
+            return response, understand(attempts.what, status, response.headers, position, known)
+        except BaseException:
+            response.close()
+            raise
+
+
+async def _content(response: aiohttp.ClientResponse) -> str:
+    """Return how the content of a refusal begins, if it comes at once."""
+    content = b""
+    with anyio.move_on_after(REFUSAL_S):
+        try:
+            content = await response.content.read(REFUSAL_BYTES)
+        except FAILURES as error:
+            return f"its content was cut short: {error}"
+    return content.decode(errors="replace")
+
+
+class _Try:
+    """One try after the other, in an `async with` each: its answer is closed, and a failure that may pass waited out.
+
+    Attributes:
+      position: of the next byte.
+      response: the answer, as soon as there is one.
+    """
+
+    __slots__ = ("_attempts", "position", "response")
+
+    def __init__(self, position: int, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self.position = position
+        self.response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        response, self.response = self.response, None
+        if response is not None and not response.closed:  # one that was read to its end has given its connection back
+            response.close()
+        if not isinstance(error, FAILURES):
+            return False
+        await self._attempts.failed(judged(self._attempts.what, error), self.position, error)
+        return True
+
+
+class _Body:
+    """What an answer brings of bytes `position` to `stop`."""
+
+    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_read", "_response", "_stop")
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, answer: Answer, position: int, stop: int | None, attempts: Attempts
+    ) -> None:
+        self._response = response
+        self._answer = answer
+        self._at = answer.first
+        self._position = position
+        self._stop = UNKNOWN if stop is None else stop
+        self._attempts = attempts
+        self._read = response.content.readany
+        self._protocol = None if response.connection is None else response.connection.protocol
+
+    async def next(self) -> bytes:
+        """Return the next block; an empty one at the end.
+
+        Raises:
+          TransientError: the body broke off.
+          ReadError: it is longer than told, or the object shorter than expected; too slowly it came.
+        """
+        begin = self._at
+        while begin < self._stop and (data := await self._read()):
+            self._at += len(data)
+            self._attempts.arrived(len(data))
+            if self._position <= begin and self._at <= self._stop:
+                return data
+            if block := data[max(0, self._position - begin) : max(0, self._stop - begin)]:
+                return block
+            begin = self._at
+        if begin < self._stop:
+            self._check_end()
+        return b""
+
+    def _check_end(self) -> None:
+        at, stop = self._at, self._answer.stop
+        if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
+            raise ReadError(  # what came behind is no answer
+                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server had told, got more"
+            )
+        if stop is not None and at != stop:
+            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server had told")
+        if at < self._position:
+            url = shown(str(self._response.url))
+            raise ReadError(f"{url} has {at:,} bytes, expected more than {self._position:,}: has it been replaced?")

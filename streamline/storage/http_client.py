@@ -1,0 +1,265 @@
+"""Requests over one session: connections that are kept, names, certificates, proxies, redirects."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from functools import partial
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import anyio
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from streamline.errors import ReadError
+from streamline.meters.traffic import Traffic
+from streamline.storage.http_errors import shown
+from streamline.storage.http_options import HttpOptions, check_proxy
+from streamline.storage.one_thread import OneThread
+
+__all__ = ["HttpClient"]
+
+BUFFER_BYTES = 256 * 1024
+"""Where aiohttp stops the server; it holds up to twice as much."""
+
+MAX_REDIRECTS = 10
+"""More are a loop: browsers follow 20, and objects are one or two away."""
+
+ENCODED = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")
+"""A URL that needs no quoting: it is sent as it is, for a signature covers every character."""
+
+
+class HttpClient:
+    """Sends requests. One for all flows of one event loop; opens nothing before the first request."""
+
+    def __init__(self, options: HttpOptions, traffic: Traffic) -> None:
+        self._options = options
+        self._traffic = traffic
+        self._sent = options.sent()
+        self._opened: aiohttp.ClientSession | None = None
+        self._opening = anyio.Lock()
+        self._thread = OneThread("streamline names")
+        self._proxies: dict[tuple[str, str | None, int | None], str | None] = {}
+        self._servers: dict[str, str | None] = {}
+        self._usual: aiohttp.ClientTimeout | None = None
+
+    async def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        within_s: float = math.inf,
+        unpack: bool = False,
+    ) -> aiohttp.ClientResponse:
+        """Return the answer to a request, behind redirects; whoever gets it closes it.
+
+        Args:
+          headers: of this request; what identifies comes on top, as far as the URL's own host is asked.
+          within_s: bounds the silences, for a deadline is near.
+          unpack: undo what Content-Encoding says, for bodies that have no positions.
+
+        Raises:
+          ReadError: no URL, a redirect that leads nowhere, a file of certificates that can't be read.
+          aiohttp.ClientError, OSError: see `http_errors.judged`.
+        """
+        session = self._opened or await self._open()
+        timeout = self._timeout(min(within_s, self._options.timeout_s))
+        target, proxy = self._target(url)
+        first = target
+        for _ in range(MAX_REDIRECTS + 1):
+            self._traffic.requests += 1
+            response = await session.get(
+                target,
+                headers={**self._sent, **headers} if self._sent and _same_host(first, target) else headers,
+                proxy=proxy,
+                timeout=timeout,
+                allow_redirects=False,
+                auto_decompress=unpack,
+            )
+            if response.status not in (301, 302, 303, 307, 308):
+                return response
+            response.release()
+            target = _redirected(url, target, response.headers.get("Location"))
+            proxy = self._proxy(target)
+        raise ReadError(
+            f"{shown(url)}: redirected {MAX_REDIRECTS} times, the last time to {shown(str(target))}: a loop?"
+        )
+
+    async def aclose(self) -> None:
+        """Close the session and its connections."""
+        session, self._opened = self._opened, None
+        with anyio.CancelScope(shield=True):
+            if session is not None:
+                await session.close()
+        self._thread.shutdown()
+
+    async def _open(self) -> aiohttp.ClientSession:
+        async with self._opening:
+            if self._opened is None:
+                context: ssl.SSLContext | bool = True
+                if self._options.ca_file is not None or self._options.client_cert is not None:
+                    make = partial(_context, self._options)  # reads the system's certificates: 20 ms
+                    context = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+                self._opened = aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(resolver=_Names(self._thread), ssl=context, limit=0),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    auto_decompress=False,
+                    read_bufsize=BUFFER_BYTES,
+                )
+            return self._opened
+
+    def _timeout(self, silence_s: float) -> aiohttp.ClientTimeout:
+        if silence_s == self._options.timeout_s and self._usual is not None:
+            return self._usual
+        connect_s = _finite(min(self._options.connect_timeout_s, silence_s))
+        made = aiohttp.ClientTimeout(
+            total=None, connect=connect_s, sock_connect=connect_s, sock_read=_finite(silence_s)
+        )
+        if silence_s == self._options.timeout_s:
+            self._usual = made  # one for most requests: making one costs some 3 µs
+        return made
+
+    def _target(self, url: str) -> tuple[URL, str | None]:
+        """Return a URL as it is sent, and the proxy for it; a server that was seen before is not looked at again.
+
+        Raises:
+          ReadError: it is no URL.
+        """
+        path = url.find("/", url.find("://") + 3)
+        server = url[:path] if path > 0 else url  # what a URL's host depends on
+        try:
+            if server in self._servers:
+                return URL(url, encoded=ENCODED.fullmatch(url) is not None), self._servers[server]
+            target = _parsed(url)
+        except ValueError as error:
+            raise ReadError(f"not a URL: {shown(url)}: {error}") from error
+        proxy = self._proxy(target)
+        if not set(server) & set("?#"):
+            self._servers[server] = proxy
+        return target, proxy
+
+    def _proxy(self, url: URL) -> str | None:
+        """Return the proxy for a URL: the one that was given, or the environment's.
+
+        aiohttp's own `trust_env` asks two threads of the event loop's executor for each request, and they stay.
+        """
+        if self._options.proxy is not None:
+            return self._options.proxy
+        server = url.scheme, url.host, url.port
+        if server not in self._proxies:
+            self._proxies[server] = _proxy_of_environment(url)
+        return self._proxies[server]
+
+
+def _finite(seconds: float) -> float | None:
+    return None if seconds == math.inf else seconds
+
+
+def _parsed(text: str) -> URL:
+    url = URL(text, encoded=ENCODED.fullmatch(text) is not None)
+    if not url.host or url.port is None:  # parsed only when they are asked for
+        raise ValueError("a host is missing")
+    return url
+
+
+def _redirected(url: str, target: URL, location: str | None) -> URL:
+    """Return where a redirect leads.
+
+    Raises:
+      ReadError: nowhere, or from https to http, where anybody on the way could put in other data.
+    """
+    if not location:
+        raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
+    try:
+        following = _parsed(str(target.join(URL(location, encoded=ENCODED.fullmatch(location) is not None))))
+    except ValueError:
+        following = URL()
+    if following.scheme not in ("http", "https"):
+        raise ReadError(f"{shown(url)}: redirected to {shown(location)!r}, which is no http(s) URL")
+    if target.scheme == "https" and following.scheme == "http":
+        raise ReadError(f"{shown(url)}: redirected from https to {shown(location)}: if that is meant, read that URL")
+    return following
+
+
+def _same_host(first: URL, target: URL) -> bool:
+    """Whether what identifies may be sent: to the same origin, or to its usual port for TLS."""
+    if first is target:
+        return True
+    if first.host != target.host:
+        return False
+    return first.origin() == target.origin() or (first.scheme, first.port, target.port) == ("http", 80, 443)
+
+
+def _proxy_of_environment(url: URL) -> str | None:
+    if url.host is None or proxy_bypass(url.host if url.is_default_port() else f"{url.host}:{url.port}"):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    check_proxy(f"the environment's proxy for {url.scheme}", proxy)
+    return proxy
+
+
+def _context(options: HttpOptions) -> ssl.SSLContext:
+    """Return what servers are checked with. Blocks.
+
+    Raises:
+      ReadError: a file is missing, or isn't what it should be.
+    """
+    context = ssl.create_default_context()
+    if options.ca_file is not None:
+        try:
+            context.load_verify_locations(options.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise _bad_file("ca_file", options.ca_file, error, "certificates") from error
+    if options.client_cert is not None:
+        given = options.client_cert
+        cert, key = given if isinstance(given, tuple) else (given, None)
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise _bad_file("client_cert", cert, error, "a certificate with its key") from error
+    return context
+
+
+def _no_password() -> str:
+    """Stand for the password of a key: OpenSSL would ask the terminal for it, and wait."""
+    raise ValueError("its key is encrypted: store it decrypted, readable by nobody else")
+
+
+def _bad_file(option: str, file: str | os.PathLike[str], error: Exception, wanted: str) -> ReadError:
+    why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else str(error)
+    return ReadError(f"HttpOptions({option}=): expected a PEM file with {wanted}, got {os.fspath(file)}: {why}")
+
+
+class _Names(AbstractResolver):
+    """Looks up names in a thread that ends with the session: the event loop's own would stay."""
+
+    def __init__(self, thread: OneThread) -> None:
+        self._thread = thread
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        def look_up() -> list[ResolveResult]:
+            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+            return [_resolved(host, one[0], one[2], one[4]) for one in found]
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, look_up)
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+
+def _resolved(host: str, family: int, proto: int, address: tuple[object, ...]) -> ResolveResult:
+    numeric, port = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)  # type: ignore[arg-type]
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return ResolveResult(hostname=host, host=numeric, port=int(port), family=family, proto=proto, flags=flags)

@@ -1,0 +1,281 @@
+"""Object stores, S3, Google's and Azure's, through obstore: listed, streamed, resumed at the byte.
+
+Success: the body comes in one answer. A body that breaks off, a stall or a busy server: asked again for the bytes from
+where it broke, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the store
+says that the object ends; nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import anyio
+
+from streamline.errors import ReadError
+from streamline.meters.traffic import Traffic
+from streamline.storage.attempts import Attempts, TransientError
+from streamline.storage.base import Found, joined
+from streamline.storage.globs import Glob
+from streamline.storage.http_options import HttpOptions
+from streamline.storage.paths import bucket_of
+from streamline.storage.store_errors import behind_end, meaning, other_version
+from streamline.storage.store_options import open_store
+from streamline.storage.together import together
+
+__all__ = ["ObjectStorage"]
+
+R = TypeVar("R")
+
+BLOCK_BYTES = 1024 * 1024
+"""A block is at least so long, and at most some 0.3 MiB longer: each is a hop to obstore's threads and back, 60 µs."""
+
+AS_IT_COMES = 1
+"""The least that a block holds behind a failure: else a body that breaks off again and again within its first MiB would
+never get on, since what obstore has gathered of a block is lost with it."""
+
+PAGE = 1000
+"""Objects that a store lists in one answer."""
+
+
+class ObjectStorage:
+    """Reads the objects of some buckets. Each is opened when a path needs it, and stays open.
+
+    Args:
+      options: the user's `storage_options=`.
+      http: how often and how long is tried.
+      traffic: counts what is asked; None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        http: HttpOptions | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._options = options or {}
+        self._http = http or HttpOptions()
+        self._traffic = traffic or Traffic()
+        self._stores: dict[str, Any] = {}
+
+    async def list(self, pattern: str) -> list[Found]:
+        """Return the objects that a glob matches, sorted by path. Only what is below its plain directories is listed.
+
+        Objects of no bytes that stand for directories, as some tools make them, are left out.
+        """
+        base, key = bucket_of(pattern)
+        glob = Glob(key)
+        below = f"{base}/{glob.directory}"
+        listed = await (self._below if glob.deep else self._directly_in)(below, glob.directory or None)
+        metas = sorted((meta for meta in listed if glob.matches(meta["path"])), key=lambda meta: meta["path"])
+        empty = [meta["path"] for meta in metas if not meta["size"]]
+        there = await together([partial(self._exists, f"{base}/{path}") for path in empty])
+        marks = {path for path, is_object in zip(empty, there, strict=True) if not is_object}
+        return [_found(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
+
+    async def stat(self, path: str) -> Found:
+        """Return an object's size and ETag."""
+        base, key = bucket_of(path)
+        store = self._store(base)
+        return _found(path, await self._tried(path, lambda: store.head_async(key)))
+
+    def blocks(
+        self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) of an object, in blocks of some 1 MiB."""
+        return self._blocks(path, start, stop, etag, BLOCK_BYTES)
+
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
+        size = BLOCK_BYTES if stop is None else max(1, stop - start)
+        async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
+            return joined(path, [block async for block in blocks], start, stop)
+
+    async def aclose(self) -> None:
+        """Let go of the stores: their connections close behind them."""
+        self._stores.clear()
+
+    async def _blocks(
+        self, path: str, start: int, stop: int | None, etag: str | None, size: int
+    ) -> AsyncGenerator[bytes, None]:
+        base, key = bucket_of(path)
+        store, attempts = self._store(base), self._attempts(path)
+        position = start
+        known: Version | None = None if etag is None else (etag, None)
+        while stop is None or position < stop:
+            try:
+                options = _options(position, stop, known)
+                answer = await self._asked(attempts, partial(store.get_async, key, options=options))
+                known = _same(path, known, _version(answer.meta), position)
+                begin, end = answer.range
+                if begin != position:
+                    raise ReadError(f"{path}: asked for bytes from {position:,}, the store sent those from {begin:,}")
+                body = aiter(answer.stream(min_chunk_size=size))
+                while block := await _next(attempts, body):
+                    position += len(block)
+                    attempts.arrived(len(block))
+                    attempts.progress()
+                    yield block
+                    attempts.wanted()
+                if position == end:
+                    return
+                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had told")
+            except ReadError:
+                raise
+            except Exception as error:
+                _let_go(error)
+                if other_version(error) and known is not None:
+                    raise _changed(path, position, known[0], (await self.stat(path)).etag) from None
+                if behind_end(error) and await self._ends_at(path, position, known):
+                    return
+                await _failed(attempts, path, error, position)
+                size = AS_IT_COMES
+
+    async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
+        """Whether an object ends where more of it was asked for.
+
+        Raises:
+          ReadError: it is shorter, or not as long as it was.
+        """
+        size = (await self.stat(path)).size
+        told = position if known is None or known[1] is None else known[1][0]
+        if size is not None and (size < position or size != told):
+            raise ReadError(f"{path} has {size:,} bytes, expected more than {position:,}: has it been replaced?")
+        return size == position
+
+    async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
+        store = self._store(bucket_of(url)[0])
+        listed = await self._tried(url, lambda: store.list_with_delimiter_async(directory))
+        objects: Sequence[Any] = listed["objects"]
+        return objects
+
+    async def _below(self, url: str, directory: str | None) -> Sequence[Any]:
+        """Return all objects below a directory; what fails on the way goes on behind the last one that came."""
+        store, attempts = self._store(bucket_of(url)[0]), self._attempts(url)
+        listed: Any = []
+        while True:
+            offset = listed[-1]["path"] if listed else None
+            try:
+                async for page in store.list(directory, offset=offset, chunk_size=PAGE):
+                    self._traffic.requests += 1
+                    listed.extend(page)
+                    attempts.progress()
+                    attempts.wanted()
+            except Exception as error:
+                await _failed(attempts, url, error, 0)
+                if any(one["path"] > other["path"] for one, other in pairwise(listed)):
+                    listed = []  # S3's directory buckets keep no order: there is no "behind" in them
+            else:
+                return tuple(listed)
+
+    async def _exists(self, path: str) -> bool:
+        """Whether there is an object of that name; a directory's mark, "a/", is listed as "a", which there is not."""
+        base, key = bucket_of(path)
+        store = self._store(base)
+
+        async def look() -> bool:
+            try:
+                await store.head_async(key)
+            except FileNotFoundError as error:
+                _let_go(error)
+                return False
+            return True
+
+        return await self._tried(path, look)
+
+    async def _tried(self, path: str, ask: Callable[[], Awaitable[R]]) -> R:
+        attempts = self._attempts(path)
+        while True:
+            try:
+                return await self._asked(attempts, ask)
+            except Exception as error:
+                await _failed(attempts, path, error, 0)
+
+    async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
+        self._traffic.requests += 1
+        with anyio.fail_after(attempts.left_s):
+            return await ask()
+
+    def _attempts(self, path: str) -> Attempts:
+        return Attempts(path, self._http.retries, self._http.deadline_s, self._traffic)
+
+    def _store(self, base: str) -> Any:
+        if base not in self._stores:
+            self._stores[base] = open_store(base, self._options, self._http)
+        return self._stores[base]
+
+
+async def _next(attempts: Attempts, body: AsyncIterator[Any]) -> bytes:
+    """Return the next block of a body; none of its bytes at its end."""
+    with anyio.fail_after(attempts.left_s):
+        data = await anext(body, b"")
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def _let_go(error: Exception) -> None:
+    """Take its traceback from an error of obstore's, which may hold on to it until it is asked for something else.
+
+    Its threads give references back only then. Through the traceback's frames, a storage that was closed would keep its
+    connections.
+    """
+    error.__traceback__ = None
+
+
+async def _failed(attempts: Attempts, path: str, error: Exception, position: int) -> None:
+    """Wait before the next attempt.
+
+    Raises:
+      ReadError: there is none.
+    """
+    _let_go(error)
+    meant = meaning(path, error)
+    if isinstance(meant, ReadError):
+        raise meant from None
+    await attempts.failed(meant, position)
+
+
+Version = tuple[str | None, tuple[int, object] | None]
+"""An ETag; and, for a store that has none, what else tells versions apart."""
+
+
+def _version(meta: Any) -> Version:
+    return _etag(meta), (meta["size"], meta["last_modified"])
+
+
+def _same(path: str, known: Version | None, now: Version, position: int) -> Version:
+    if known is None:
+        return now
+    if known[0] is not None and now[0] is not None:
+        if known[0] != now[0]:
+            raise _changed(path, position, known[0], now[0])
+    elif known[1] is not None and known[1] != now[1]:
+        raise ReadError(f"{path} changed while it was read, at byte {position:,}: read it again from its start")
+    return now
+
+
+def _changed(path: str, position: int, before: str | None, now: str | None) -> ReadError:
+    return ReadError(
+        f"{path} has changed, at byte {position:,}: its ETag was {before} and is {now}; read it again from its start"
+    )
+
+
+def _options(position: int, stop: int | None, known: Version | None) -> dict[str, Any]:
+    options: dict[str, Any] = {} if known is None or known[0] is None else {"if_match": known[0]}
+    if stop is not None:
+        options["range"] = (position, stop)
+    elif position:
+        options["range"] = {"offset": position}
+    return options
+
+
+def _found(path: str, meta: Any) -> Found:
+    return Found(path, meta["size"], _etag(meta))
+
+
+def _etag(meta: Any) -> str | None:
+    """Return an ETag as HTTP writes it: Azure's listings leave the quotes out."""
+    etag: str | None = meta["e_tag"]
+    return etag if etag is None or etag.endswith('"') else f'"{etag}"'

@@ -1,0 +1,271 @@
+"""Paths as users give them: which storage a path is in, braces, local globs, and errors that say what to do."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from streamline.errors import PlanError, PlanTypeError, ReadError
+
+__all__ = ["Paths", "braces", "bucket_of", "check_once", "given", "is_object", "is_url", "local_files", "size_of"]
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+MAX_FILES = 1_000_000
+"""Paths that braces may make at the most: beyond that a number is a slip of the finger."""
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+"""Schemes of object stores: those of obstore."""
+
+NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
+"""Other names of theirs, which obstore doesn't know."""
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is an http(s) URL."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def is_object(path: str) -> bool:
+    """Whether a path is of an object store: s3://bucket/key."""
+    scheme = SCHEME.match(path)
+    return scheme is not None and scheme[0].lower() in STORES
+
+
+def bucket_of(path: str) -> tuple[str, str]:
+    """Return the bucket's URL and the key of a path of an object store, as it is written: "%20" is no blank there."""
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key
+
+
+def given(paths: Paths) -> tuple[str, ...]:
+    """Return what the user gave, one path or several, as strings; without looking at any file.
+
+    Raises:
+      PlanTypeError: something that is no path.
+      PlanError: no path at all, or one that no storage can read.
+    """
+    several: Any = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    if isinstance(several, bytes) or not isinstance(several, Iterable):
+        raise PlanTypeError(f"expected a path, a URL or a list of them, got {type(paths).__name__}")
+    found = tuple(map(_one, several))
+    if not found:
+        raise PlanError("expected at least one path, got an empty list")
+    return found
+
+
+def _one(path: object) -> str:
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise PlanTypeError(f"expected a path or URL as str or os.PathLike, got {type(path).__name__}: {path!r}")
+    if not text or "\0" in text:
+        raise PlanError(f"expected a path, got {text!r}")
+    scheme = SCHEME.match(text)
+    if scheme is not None and not is_url(text):
+        _check_scheme(scheme[0].lower(), text)
+    if is_url(text) and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
+        raise PlanError(
+            f"a URL with a user or a password in it would show them in every message and snapshot: write "
+            f'{re.sub("//[^/?#]*@", "//", text)} and http=HttpOptions(auth=("user", "password"))'
+        )
+    if is_url(text) and "#" in text:
+        raise PlanError(
+            f"{text}: what is behind a # is never sent: leave it out, or write %23 if it belongs to the name"
+        )
+    if is_url(text) and "*" in text.split("?")[0]:
+        raise PlanError(
+            f"HTTP has no listing, so a * can't be expanded: {text}\n"
+            "write the names out with braces, part-{000..127}.jsonl or {train,valid}.jsonl, or give a list of URLs "
+            "(a * that belongs to a name is written %2A)"
+        )
+    return text
+
+
+def _check_scheme(scheme: str, text: str) -> None:
+    if scheme == "file":
+        raise PlanError(f"write a local file as a plain path, not as a URL: {text}")
+    if scheme not in STORES:
+        near = f": did you mean {NEAR[scheme]}://?" if scheme in NEAR else ""
+        raise PlanError(
+            f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, or objects as s3://, gs:// or az:// "
+            f"(they need pip install 'streamline[stores]'); got {text}"
+        )
+    bucket, key = bucket_of(text)
+    if not bucket.partition("://")[2] or not key:
+        raise PlanError(f"expected {scheme}://BUCKET/KEY, got {text}")
+    if set(bucket) & set("*?["):
+        raise PlanError(f"a bucket's name can't be a glob, only keys can: {text}; give a list, or braces: {{a,b}}")
+    if key.endswith("/"):
+        raise PlanError(f"{text} is a directory: write {text}* for the objects in it, or {text}** for all below it")
+
+
+def check_once(paths: Iterable[str]) -> None:
+    """Insist that no file is there twice, nor by two names that mean one place: "x" and "./x". Links are not looked at.
+
+    Raises:
+      PlanError: one is.
+    """
+    seen: dict[str, str] = {}
+    here = ""
+    for path in paths:
+        plain = path
+        if "://" not in path:
+            if not path.startswith("/"):
+                plain = (here := here or f"{Path.cwd()}/") + path
+            plain = os.path.normpath(plain)
+        for other in (seen.get(path), seen.get(plain)):
+            if other is not None and _one_file(other, path):
+                raise PlanError(
+                    f"{path}{'' if path == other else f', which is {other},'} is given twice: a state names files, so "
+                    "each may be there once; .repeat() reads again"
+                )
+        seen[path] = path
+        seen.setdefault(plain, path)
+
+
+def _one_file(path: str, other: str) -> bool:
+    """Whether two names mean one file that look as if they did: behind a link to a directory, ".." is elsewhere."""
+    parts = {*path.split("/"), *other.split("/")}
+    return path == other or ".." not in parts or Path(path).samefile(other)
+
+
+def local_files(path: str) -> Iterator[str]:
+    """Yield the local files that a path means; those of one glob sorted. Looks at them.
+
+    A path that exists as it is written is taken so, whatever is in it.
+
+    Raises:
+      ReadError: a file is missing, a directory, or can't be looked at; a glob without a match.
+    """
+    home = os.path.expanduser(path)  # noqa: PTH111  (a Path would drop a leading ./)
+    if _exists(home):
+        yield _file(home)
+        return
+    for one in braces(home):
+        if _exists(one) or not glob.has_magic(one):
+            yield _file(one)
+        else:
+            yield from _matches(one)
+
+
+def size_of(path: str) -> int:
+    """Return the size of a local file in bytes.
+
+    Raises:
+      ReadError: it can't be looked at: a glob matches links to nothing, too.
+    """
+    try:
+        return Path(path).stat().st_size
+    except OSError as error:
+        link = ", and it is a link" if Path(path).is_symlink() else ""
+        raise ReadError(f"can't look at {path}: {error.strerror}{link}: repair it, or leave it out") from error
+
+
+def _matches(pattern: str) -> list[str]:
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (likewise)
+    files = [match for match in matches if not Path(match).is_dir()]
+    if not files and matches:
+        raise ReadError(f"{pattern} matches only directories, {matches[0]} for one: write {pattern.rstrip('/')}/*")
+    if not files:
+        raise ReadError(
+            f"no file matches {pattern}{_seen_from(pattern)}: check the spelling, and that the data is there"
+        )
+    return files
+
+
+def _exists(path: str) -> bool:
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ReadError(f"can't look at {path}: {error.strerror}") from error
+    return True
+
+
+def _file(path: str) -> str:
+    if not _exists(path):
+        raise ReadError(f"no such file: {path}{_seen_from(path)}")
+    if Path(path).is_dir():
+        raise ReadError(f"{path} is a directory: write {Path(path) / '*'} for its files, or ** for all below it")
+    return path
+
+
+def _seen_from(path: str) -> str:
+    return "" if Path(path).is_absolute() else f" (seen from {Path.cwd()})"
+
+
+def braces(text: str) -> list[str]:
+    """Return the texts that braces in `text` stand for; a bounded number.
+
+    {000..127} (as many digits), {a,b,c}, nested, as in a shell.
+
+    Raises:
+      PlanError: too many; in a URL, braces that mean nothing.
+    """
+    if "{" not in text and not is_url(text):
+        return [text]
+    start, stop = _first_group(text)
+    if start < 0:
+        if is_url(text) and ("{" in text or "}" in text):
+            raise PlanError(f"braces that mean nothing in {text}: write {{000..127}} or {{a,b,c}}")
+        return [text]
+    head = text[:start]
+    made: list[str] = []
+    tails = braces(text[stop:]) if "{" in text[stop:] else [text[stop:]]
+    for choice in _choices(text[start + 1 : stop - 1]):
+        inner = braces(choice) if "{" in choice else [choice]
+        made.extend(head + one + tail for one in inner for tail in tails)
+        if len(made) > MAX_FILES:
+            raise PlanError(f"{text} stands for more than {MAX_FILES:,} files")
+    return made
+
+
+def _first_group(text: str) -> tuple[int, int]:
+    """Return [start, stop) of the first pair of braces that stand for several texts; (-1, -1) if there is none."""
+    for start, character in enumerate(text):
+        if character == "{" and (stop := _closing(text, start)) > 0:
+            inside = text[start + 1 : stop - 1]
+            if RANGE.fullmatch(inside) or len(_split(inside)) > 1:
+                return start, stop
+    return -1, -1
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == "{") - (text[index] == "}")
+        if not depth:
+            return index + 1
+    return -1
+
+
+def _choices(inside: str) -> Iterable[str]:
+    numbers = RANGE.fullmatch(inside)
+    if numbers is None:
+        return _split(inside)
+    first, last = int(numbers[1]), int(numbers[2])
+    padded = any(len(text) > 1 and text.startswith("0") for text in numbers.groups())
+    width = max(map(len, numbers.groups())) if padded else 0
+    step = 1 if first <= last else -1
+    return (str(number).zfill(width) for number in range(first, last + step, step))
+
+
+def _split(inside: str) -> list[str]:
+    """Split at the commas that are in no inner braces."""
+    parts, depth = [""], 0
+    for character in inside:
+        depth += (character == "{") - (character == "}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

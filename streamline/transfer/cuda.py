@@ -1,0 +1,118 @@
+"""torch's CUDA devices: page-locked buffers, a stream of its own for the copies, events, and `record_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamline.transfer.base import Mover, Target
+from streamline.transfer.nested import replaced
+from streamline.transfer.ring import Done, RingMover
+from streamline.transfer.tensors import as_tensor, dtype_of, is_plain
+
+__all__ = ["Cuda", "CudaCopier"]
+
+
+@dataclass(frozen=True)
+class Cuda(Target):
+    """One GPU.
+
+    Attributes:
+      index: as torch counts them.
+    """
+
+    index: int
+
+    def mover(self, depth: int) -> Mover:
+        return RingMover(CudaCopier(self.index), max(2, depth))
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A recorded event. A wait lets go of the core, and of the GIL."""
+
+    event: Any
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaCopier:
+    """Copies on a stream of its own. Which device is current is a thread's own affair: each call says its device.
+
+    What is plain memory is staged. Strided tensors that are more than that (transposed ones, those that carry
+    gradients), torch copies as it would anywhere, while the thread waits. Sparse ones, and tensors that are on a GPU
+    already, wait for the consumer's thread: only there is it known behind which work they stand.
+    """
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device("cuda", index)
+        self._own: Any = None
+
+    @property
+    def _stream(self) -> Any:
+        if self._own is None:
+            self._own = self._torch.cuda.Stream(device=self._device)
+        return self._own
+
+    def size(self, leaf: Any, where: str) -> int | None:
+        if isinstance(leaf, np.ndarray):
+            dtype_of(self._torch, leaf, where)
+            return leaf.nbytes
+        torch = self._torch
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+            return None
+        return int(leaf.nbytes) if self._is_staged(leaf) else 0
+
+    def allocate(self, size: int) -> Any:
+        with self._torch.cuda.device(self._device):  # else it would be pinned for device 0, which may be another rank's
+            return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+
+    def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
+        memory = buffer[start : start + leaf.nbytes]
+        if isinstance(leaf, np.ndarray) and not is_plain(leaf):
+            native = leaf.dtype.newbyteorder("=")
+            np.copyto(memory.numpy().view(native).reshape(leaf.shape), leaf)
+            return memory.view(dtype_of(self._torch, leaf, "batch")).view(leaf.shape)
+        tensor = as_tensor(self._torch, leaf, "batch") if isinstance(leaf, np.ndarray) else leaf
+        staged = memory.view(tensor.dtype).view(tensor.shape)
+        staged.copy_(tensor)
+        return staged
+
+    def copy(self, staged: Any) -> Any:
+        if isinstance(staged, np.ndarray):  # of no bytes
+            staged = as_tensor(self._torch, staged, "batch")
+        with self._torch.cuda.stream(self._stream):
+            return staged.to(self._device, non_blocking=staged.is_pinned())
+
+    def mark(self) -> Done:
+        event = self._torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        return _Recorded(event)
+
+    def hand_over(self, done: Done, copied: Sequence[Any], batch: Any) -> Any:
+        assert isinstance(done, _Recorded)
+        stream = self._torch.cuda.current_stream(self._device)
+        stream.wait_event(done.event)
+        for tensor in copied:
+            tensor.record_stream(stream)
+        return replaced(batch, self._from_elsewhere)
+
+    def _from_elsewhere(self, leaf: Any, where: str) -> Any:
+        elsewhere = isinstance(leaf, self._torch.Tensor) and leaf.device != self._device
+        return leaf.to(self._device) if elsewhere else leaf
+
+    def _is_staged(self, tensor: Any) -> bool:
+        """Whether a tensor is nothing but memory, that isn't pinned already."""
+        return bool(
+            type(tensor) is self._torch.Tensor
+            and tensor.is_contiguous()
+            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            and not tensor.is_pinned()
+        )

@@ -1,0 +1,113 @@
+"""Devices as users write them, and as they are found when a pipeline is opened, in the thread that opens it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from streamline.errors import PlanError, PlanTypeError
+from streamline.transfer.base import Target
+from streamline.transfer.host import Host
+
+__all__ = ["found", "written"]
+
+FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, or a device or sharding of JAX'
+
+NAME = re.compile(r"host|cpu|cuda(:\d+)?|mps|jax")
+
+
+def written(device: object) -> Any:
+    """Return a device as a plan holds it: its name, or JAX's own object. Nothing is imported, nothing is looked for.
+
+    Raises:
+      PlanError: a name that no device has; PlanTypeError: something else.
+    """
+    if _is_of(device, "torch", "device"):
+        device = str(device).removesuffix(":0") if str(device) in ("cpu:0", "mps:0") else str(device)
+    if isinstance(device, str):
+        if not NAME.fullmatch(device):
+            raise PlanError(f".transfer(device) is {FORMS}; got {device!r}")
+        return device
+    if _is_of(device, "jax", "Device") or _is_of(device, "jax.sharding", "Sharding"):
+        return device
+    raise PlanTypeError(f".transfer(device) is {FORMS}; got {device!r}, a {type(device).__name__}")
+
+
+def found(device: Any) -> Target:
+    """Return the device that `written` has checked, where this is called: "cuda" is this thread's current GPU.
+
+    Raises:
+      PlanError: its library isn't installed, or sees no such device; the message says what to do.
+    """
+    if device == "host":
+        return Host()
+    if isinstance(device, str) and device != "jax":
+        torch = _torch(device)
+        return _cuda(torch, device) if device.startswith("cuda") else _memory(torch, device)
+    return _jax(None if isinstance(device, str) else device)
+
+
+def _memory(torch: Any, device: str) -> Target:
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise PlanError(
+            f'.transfer("mps"): torch {torch.__version__} sees no Apple GPU here: .transfer("cpu") makes tensors'
+        )
+    from streamline.transfer.torch_memory import TorchMemory
+
+    return TorchMemory(device)
+
+
+def _cuda(torch: Any, device: str) -> Target:
+    if not torch.cuda.is_available():
+        built = getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None)
+        why = (
+            "it was built for it, but there is no GPU, no driver, or CUDA_VISIBLE_DEVICES hides them"
+            if built
+            else "it was built without: https://pytorch.org/get-started has builds with it"
+        )
+        raise PlanError(
+            f'.transfer("{device}"): torch {torch.__version__} can use no CUDA device here: {why}. Without a GPU, '
+            '.transfer("cpu") gives the same batches'
+        )
+    count = int(torch.cuda.device_count())
+    _, _, number = device.partition(":")
+    index = int(number) if number else int(torch.cuda.current_device())
+    if index >= count:
+        raise PlanError(
+            f'.transfer("{device}"): torch sees {count} CUDA device{"s" * (count != 1)}, numbered from 0; each rank '
+            'takes its own with torch.cuda.set_device(n) and .transfer("cuda")'
+        )
+    from streamline.transfer.cuda import Cuda
+
+    return Cuda(index)
+
+
+def _jax(place: Any) -> Target:
+    if not _installed("jax"):
+        raise PlanError('.transfer("jax") needs JAX, which is not installed: pip install "streamline[jax]"')
+    from streamline.transfer.jax_arrays import Jax
+
+    return Jax(place, spread=not getattr(place, "is_fully_addressable", True))
+
+
+def _torch(device: str) -> Any:
+    if not _installed("torch"):
+        raise PlanError(
+            f'.transfer("{device}") needs torch, which is not installed: pip install "streamline[torch]", or '
+            '.transfer("host") leaves arrays where they are'
+        )
+    import torch
+
+    return torch
+
+
+def _installed(library: str) -> bool:
+    return library in sys.modules or find_spec(library) is not None
+
+
+def _is_of(value: object, module: str, name: str) -> bool:
+    """Whether a value is of a class of a library that, if so, has been imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)

@@ -1,0 +1,59 @@
+"""JAX's devices and shardings. JAX copies when it can, and orders its own work behind its copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamline.errors import DataError
+from streamline.transfer.base import Mover, Target
+from streamline.transfer.nested import replaced
+from streamline.transfer.tensors import check_array
+
+__all__ = ["Jax"]
+
+
+@dataclass(frozen=True)
+class Jax(Target):
+    """A device or a sharding.
+
+    Attributes:
+      place: what `jax.device_put` takes; None: the default device.
+      spread: whether it lies over devices of other processes, too: then each gives its own part.
+    """
+
+    place: Any = None
+    spread: bool = False
+
+    def mover(self, depth: int) -> Mover:
+        return _Puts(self.place, self.spread)
+
+
+class _Puts(Mover):
+    waits = True
+
+    def __init__(self, place: Any, spread: bool) -> None:
+        import jax
+
+        self._jax = jax
+        self._place = place
+        self._spread = spread
+
+    def move(self, batch: Any) -> Any:
+        return replaced(batch, self._put)
+
+    def _put(self, leaf: Any, where: str) -> Any:
+        if isinstance(leaf, np.ndarray):
+            check_array(leaf, where)
+            if leaf.dtype.kind in "OSUMmT" or leaf.dtype.names is not None:
+                raise DataError(
+                    f"{where}: JAX has no dtype for a NumPy array of {leaf.dtype}: convert it in a .map before "
+                    ".transfer, or make it a list there, which stays what it is"
+                )
+            if self._spread:
+                return self._jax.make_array_from_process_local_data(self._place, leaf)
+        elif not isinstance(leaf, self._jax.Array):
+            return leaf
+        return self._jax.device_put(leaf, self._place)

@@ -1,0 +1,192 @@
+"""A ring of page-locked buffers, and copies out of them that go on while the next batch is written into another one.
+
+All of it runs against a `Copier`, which a device is for it: real ones are in `cuda`, and tests have one whose copies
+are done when a virtual clock says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streamline.errors import ClosedError
+from streamline.transfer.base import Mover
+from streamline.transfer.nested import replaced
+
+__all__ = ["Copier", "Done", "RingMover"]
+
+ALIGN_BYTES = 256
+"""Where a part of a batch may begin in a buffer: as the device's own memory is aligned."""
+
+LEAST_BYTES = 4096
+
+
+class Done(Protocol):
+    """A point in the order of a device's copies."""
+
+    def wait(self) -> None:
+        """Wait until the copies begun before it are done."""
+
+
+class Copier(Protocol):
+    """A device's way of copying beside its computation. All but `hand_over` is called in one thread at a time."""
+
+    def size(self, leaf: Any, where: str) -> int | None:
+        """Return the bytes that a leaf takes in a buffer; 0: it needs none; None: it isn't moved at all.
+
+        Raises:
+          DataError: the device has no such array.
+        """
+
+    def allocate(self, size: int) -> Any:
+        """Return `size` bytes of page-locked memory."""
+
+    def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
+        """Write a leaf into a buffer, from byte `start` on; return what `copy` is given. Done when it returns."""
+
+    def copy(self, staged: Any) -> Any:
+        """Begin to copy what was staged, or a leaf that takes no buffer; return what will hold it on the device."""
+
+    def mark(self) -> Done:
+        """Return the point behind all copies begun so far."""
+
+    def hand_over(self, done: Done, copied: Sequence[Any], batch: Any) -> Any:
+        """Return the batch for whoever computes in this thread: what it does from here on comes after `done`.
+
+        Args:
+          copied: what `copy` returned for this batch; its memory isn't reused before this thread's work is done.
+        """
+
+
+@dataclass
+class _Slot:
+    """A buffer, and what the last copies are of.
+
+    Attributes:
+      done: the point behind them.
+      read: what they read that isn't in the buffer.
+    """
+
+    buffer: Any = None
+    size: int = 0
+    done: Done | None = None
+    read: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """A batch on its way, as the channel carries it."""
+
+    batch: Any
+    copied: Sequence[Any]
+    done: Done = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is copied."""
+        return sum(int(part.nbytes) for part in self.copied)
+
+
+class RingMover(Mover):
+    """Writes batches into buffers in turn, and begins to copy them from there.
+
+    A buffer is allocated when it is first needed, and anew, twice as large or more, when a batch doesn't fit. It is
+    written to only when the copies out of it are done.
+
+    Args:
+      slots: buffers: as many as batches may be on their way, so that none waits for another one's copy.
+    """
+
+    waits = hands_over = True
+
+    def __init__(self, copier: Copier, slots: int) -> None:
+        self._copier = copier
+        self._slots = [_Slot() for _ in range(slots)]
+        self._lost: list[Any] = []
+        self._turn = 0
+        self._lock = threading.Lock()  # a stream whose event loop was ended is closed while a thread may be in here
+        self._closed = False
+
+    def move(self, batch: Any) -> _Landing:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the stream is closed")
+            starts: list[int | None] = []
+            total = 0
+
+            def measure(leaf: Any, where: str) -> Any:
+                nonlocal total
+                size = self._copier.size(leaf, where)
+                starts.append(None if size is None else total if size else -1)
+                total += -(-(size or 0) // ALIGN_BYTES) * ALIGN_BYTES
+                return leaf
+
+            replaced(batch, measure)
+            return self._copied(batch, starts, self._free(total))
+
+    def arrived(self, moved: _Landing) -> Any:
+        return self._copier.hand_over(moved.done, moved.copied, moved.batch)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            try:
+                for slot in self._slots:
+                    if slot.done is not None:
+                        slot.done.wait()
+            finally:  # a device that fails has no copies any more
+                self._slots.clear()
+                self._lost.clear()
+
+    def _free(self, size: int) -> _Slot:
+        """Return the next slot, when the copies out of it are done, with room for `size` bytes."""
+        slot = self._slots[self._turn]
+        if slot.done is not None:
+            slot.done.wait()
+            slot.done = None
+            slot.read.clear()
+        if slot.size < size:
+            slot.buffer, slot.size = None, 0  # the old one goes first
+            enough = max(LEAST_BYTES, 1 << (size - 1).bit_length())
+            slot.buffer, slot.size = self._copier.allocate(enough), enough
+        self._turn = (self._turn + 1) % len(self._slots)
+        return slot
+
+    def _copied(self, batch: Any, starts: Sequence[int | None], slot: _Slot) -> _Landing:
+        """Begin to copy a batch; whatever happens, the slot's point stands behind every copy that was begun."""
+        copied: list[Any] = []
+        places = iter(starts)
+
+        def begin(leaf: Any, where: str) -> Any:
+            start = next(places)
+            if start is None:
+                return leaf
+            if start < 0:
+                slot.read.append(leaf)
+                staged = leaf
+            else:
+                staged = self._copier.stage(leaf, slot.buffer, start)
+            copied.append(self._copier.copy(staged))
+            return copied[-1]
+
+        try:
+            moved = replaced(batch, begin)
+        except BaseException:
+            copied.clear()  # what remembers the failure is not to hold on to the device's memory
+            with suppress(Exception):  # the failure that came first is told
+                self._mark(slot)
+            raise
+        return _Landing(moved, copied, self._mark(slot))
+
+    def _mark(self, slot: _Slot) -> Done:
+        """Note and return the point behind the copies out of a slot; where that fails, its buffer is used no more."""
+        try:
+            slot.done = self._copier.mark()
+        except BaseException:
+            self._lost.append((slot.buffer, slot.read))  # nobody can say when the copies are done
+            slot.buffer, slot.size, slot.read = None, 0, []
+            raise
+        return slot.done

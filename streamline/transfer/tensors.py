@@ -1,0 +1,58 @@
+"""NumPy arrays as torch tensors, without a word from torch: strided, read-only, and of types that only one has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamline.errors import DataError
+
+__all__ = ["as_tensor", "check_array", "dtype_of", "is_plain"]
+
+
+def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
+    """Return torch's dtype for an array.
+
+    Raises:
+      DataError: there is none; or elements are masked, which tensors don't know.
+    """
+    check_array(array, where)
+    dtype = getattr(torch, array.dtype.name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DataError(
+            f"{where}: torch has no dtype for a NumPy array of {array.dtype}: convert it in a .map before .transfer, "
+            "or make it a list there, which stays what it is"
+        )
+    return dtype
+
+
+def check_array(array: np.ndarray[Any, Any], where: str) -> None:
+    """Insist on an array that is nothing but its elements.
+
+    Raises:
+      DataError: it isn't.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(f"{where}: a masked array would lose its mask on the way: .filled() it in a .map before")
+
+
+def is_plain(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch takes an array's memory as it is, without a word."""
+    mine = array.dtype.isnative and array.dtype.isbuiltin == 1
+    return mine and array.flags.writeable and array.flags.c_contiguous
+
+
+def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
+    """Return an array as a tensor: the same memory if that can be, else a copy of it.
+
+    Raises:
+      DataError: torch has no such dtype, or no masks.
+    """
+    dtype = dtype_of(torch, array, where)
+    if not is_plain(array):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    bits = array.view(f"i{array.dtype.itemsize}")  # bfloat16, say: NumPy has it from elsewhere, and torch its own
+    return torch.from_numpy(bits).view(dtype)

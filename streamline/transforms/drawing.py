@@ -1,0 +1,192 @@
+"""Drawing the cycles of a `.regenerate`, one behind the other: from its upstream, or from their files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamline.errors import ResumeError
+from streamline.flow import Chunk, Flow, Site
+from streamline.pace import Pace
+from streamline.states import Over, State
+from streamline.transforms.cycle import Cycle, Held, Kept, Place, drawn_own
+from streamline.transforms.rows import Rows, part
+from streamline.transforms.spill import Found, Spill
+
+__all__ = ["Drawing", "Recipe"]
+
+
+class Recipe:
+    """How cycles are drawn.
+
+    Attributes:
+      name: the stage as messages call it.
+      size: items of a cycle, or rows.
+      block: rows of an output; None: items are served as they are.
+    """
+
+    __slots__ = ("block", "name", "reuse", "seed", "size")
+
+    def __init__(self, name: str, size: int, block: int | None, seed: int | None, reuse: int) -> None:
+        self.name, self.size, self.block, self.seed, self.reuse = name, size, block, seed, reuse
+
+
+class Drawing(Flow[Cycle]):
+    """A flow of cycles. A cycle that was begun before a failure isn't handed out: a part of one has no order.
+
+    Args:
+      own: the stage's part of the state to begin at; None: at the beginning.
+      spill: where cycles are kept; None: nowhere.
+      upstream: opened at that state; closed by this flow.
+
+    Attributes:
+      begin: the stage's state before the first output.
+      served: outputs of the first cycle that were served before.
+    """
+
+    def __init__(self, recipe: Recipe, own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
+        here = upstream.state
+        super().__init__(here)
+        own = own or drawn_own(0)
+        self._recipe, self._spill, self._upstream, self._site = recipe, spill, upstream, site
+        self._number: int = own["cycle"]
+        self._mark: State = here
+        self._skip: int = own.get("skip", 0)
+        self._left: Any = None  # the last block, if the cycle before had no room for all of it
+        self._spare: list[Rows] = []
+        self._dry = False
+        self.served: int = own["served"]
+        self._again = own if self.served and not own.get("files") else None
+        given = tuple(own.get("files") or ())
+        self._names = None if spill is None else spill.names(site.epoch, self._number, given)
+        self._files = self._places_of(given)
+        self.begin: State = Over(recipe.name, own, here)
+        if spill is not None and ("files" in own or (not self.served and not self._skip)):
+            self.begin = Kept(
+                recipe.name, self._files[0] if self._files else self._place(self._number - 1), self.served
+            )
+
+    def _place(self, number: int, **more: Any) -> Place:
+        here = self._upstream.state
+        states = {"begin": here, "end": here, "now": here}
+        return Place(number=number, epoch=self._site.epoch, names=self._names, **{**states, **more})
+
+    def _places_of(self, files: tuple[str, ...]) -> list[Place]:
+        """Return the places of cycles that are to be read from files."""
+        if files and self._spill is None:
+            raise ResumeError(
+                f"the snapshot's cycle of {self._recipe.name} is kept in a folder, in {files[0]}: resume it with "
+                ".regenerate(spill=) as it was"
+            )
+        return [self._place(self._number + at, file=file) for at, file in enumerate(files)]
+
+    @property
+    def behind(self) -> State:
+        """The stage's state behind everything, once the upstream has ended."""
+        if self._spill is None:
+            return Over(self._recipe.name, drawn_own(self._number), self._upstream.state)
+        return Kept(self._recipe.name, self._place(self._number - 1), 0)
+
+    def done_with(self, cycle: Cycle) -> None:
+        """Take back the memory of a cycle that was served to its end."""
+        rows = cycle.held
+        if isinstance(rows, Rows) and rows.size == self._recipe.size:
+            rows.clear()
+            self._spare.append(rows)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._upstream.aclose()
+
+    async def _next(self, limit: int) -> Chunk[Cycle] | None:
+        if self._files:
+            cycle = await self._read(self._files.pop(0))
+        else:
+            cycle = await self._drawn()
+            if not cycle.place.of:
+                return None
+        return Chunk([cycle], [cycle.place.now])
+
+    async def _read(self, place: Place) -> Cycle:
+        """Return the cycle that is in a file, and let its place know about it."""
+        assert self._spill is not None
+        assert place.file is not None
+        found = await self._spill.read(place.file, self._site.tasks.threads)
+        block = self._recipe.block
+        held: Held = found.items if block is None else Rows.holding(found.items[0], block)
+        place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
+        place.outputs = found.of if isinstance(held, list) else held.outputs
+        self._left, self._skip, self._number = found.rest, 0, place.number + 1
+        place.used = 0 if found.rest is None else 1
+        return Cycle(place, held)
+
+    async def _drawn(self) -> Cycle:
+        """Return the next cycle; at the end, one of nothing."""
+        recipe, again, begin, skip = self._recipe, self._again, self._mark, self._skip
+        size = recipe.size if again is None else again["of"]
+        held: Held
+        if recipe.block is None:
+            held, used = await self._items(size), 0
+            count = outputs = len(held)
+        else:
+            held, used = await self._rows(size, recipe.block)
+            count, outputs = held.filled, held.outputs
+        if again is not None and count < size:
+            raise ResumeError(
+                f"{recipe.name} was serving a cycle of {size:,}, and only {count:,} of them are left to be drawn "
+                "again: what is before it gives fewer than it did"
+            )
+        seed, reuse = (recipe.seed, recipe.reuse) if again is None else (again["seed"], again["reuse"])
+        place = self._place(
+            self._number, begin=begin, skip=skip, end=self._mark, used=used, of=count, outputs=outputs, seed=seed,
+            reuse=reuse,
+        )  # fmt: skip
+        if not count:
+            return Cycle(place, held)
+        self._again, self._number = None, self._number + 1
+        if self._spill is not None:
+            rest = None if self._left is None else part(self._left, used)
+            kept = Found(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
+            assert self._names is not None
+            file = self._names.of(place.number)
+            assert file is not None
+            await self._spill.write(file, kept, self._site.tasks.threads)
+            place.file = file
+        return Cycle(place, held)
+
+    async def _items(self, size: int) -> list[Any]:
+        items: list[Any] = []
+        pace = Pace()
+        while len(items) < size and not self._dry:
+            if (chunk := await self._upstream.pull(size - len(items))) is None:
+                self._dry = True
+                break
+            items.extend(chunk.items)
+            del chunk
+            await pace.breathe()
+        self._mark = self._upstream.state
+        return items
+
+    async def _rows(self, size: int, block: int) -> tuple[Rows, int]:
+        """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
+        rows = self._spare.pop() if self._spare and size == self._recipe.size else Rows(size, block)
+        pace, before = Pace(), self._mark
+        while rows.missing:
+            if self._left is None:
+                before = self._upstream.state
+                if self._dry or (chunk := await self._upstream.pull(1)) is None:
+                    self._dry = True
+                    break
+                if chunk.items:
+                    self._left = chunk.items[0]
+                del chunk
+            if self._left is not None:
+                room = rows.missing
+                has = rows.add(self._left, self._skip)
+                if has - self._skip > room:
+                    self._skip += room
+                    self._mark = before
+                    return rows, self._skip
+                self._left, self._skip = None, 0
+            await pace.breathe()
+        self._mark = self._upstream.state
+        return rows, 0

@@ -1,0 +1,350 @@
+"""Documents of tokens, one behind the other, cut into blocks of one length.
+
+State: the upstream's before the document that a block's end has cut (a mark, `Since`), and how many of its tokens were
+delivered; behind a block that ends with a document, the upstream's behind that. A resume reads the one document again.
+A block is made of arrays: documents are concatenated a list at a time, and where they begin is worked out for all of
+its blocks at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamline.blame import blame
+from streamline.errors import PlanTypeError, ResumeError
+from streamline.failing.replay import Call
+from streamline.flow import LIST_ITEMS, Chunk, Lists, Run
+from streamline.meters.stage_meter import Holding
+from streamline.options import check_int, given
+from streamline.pace import Pace
+from streamline.states import Json, Over, Reference, Since, State
+from streamline.transforms.base import Stage
+
+__all__ = ["Block", "Pack", "pack_of"]
+
+Tokens: TypeAlias = npt.NDArray[Any]
+
+Block: TypeAlias = "dict[str, Tokens]"
+"""One block: "tokens", "segment_ids" and "positions", of one length."""
+
+ITEM_TOKENS = 512
+"""Tokens in a block that takes no more room than other items do: channels hold 4 MiB of blocks at the most."""
+
+TOGETHER_TOKENS = 65536
+"""Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(Stage[Any, Block]):
+    """Cuts documents, each with `eos` behind it, into blocks of `length` tokens; see `Pipeline.pack`."""
+
+    survives: ClassVar[Mapping[str, str]] = {
+        "length": "the blocks from here on have the new length, from the first token that was in no block delivered",
+        "drop_remainder": "the rest at the end is treated as it says now",
+        "added": "the documents from here on are packed",
+        "removed": "the documents from here on come one by one",
+    }
+    refuses: ClassVar[Mapping[str, str]] = {
+        "key": "the document that was cut would go on with other tokens: finish the epoch with it, or begin anew",
+        "eos": "the document that was cut would have another length: finish the epoch with it, or begin anew",
+    }
+    steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
+
+    length: int
+    key: str | None = None
+    eos: int | None = None
+    drop_remainder: bool = False
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        if not own or not own["token"]:
+            return None
+        return f"reads one document again, and passes over the {own['token']:,} tokens of it that were delivered"
+
+    @property
+    def rewinds(self) -> bool:
+        return True
+
+    @property
+    def in_flight(self) -> int:
+        return self.length  # documents of a token each
+
+    @property
+    def gathers(self) -> int:
+        return self.length
+
+    @property
+    def bulk(self) -> int:
+        return max(1, self.length // ITEM_TOKENS)
+
+    def begin(self, upstream: State, own: Any) -> State:
+        return Over(self.name, own or _own(0, None), upstream)
+
+    async def lists(self, run: Run[Any]) -> Lists[Block]:
+        held = _Held(self, run.own)
+        mark = Reference.to(run.upstream.state)
+        pace = Pace()
+        while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:
+            start = 0
+            while start < len(chunk.items):
+                with Holding(run.meter):
+                    taken, error = held.take(chunk, start, mark)
+                while held.blocks:
+                    yield held.cut(min(held.blocks, held.together, run.want))
+                    await pace.breathe()
+                start += taken
+                mark = Reference(chunk.states, start - 1) if start else mark
+                if error is not None:
+                    item, now = chunk.items[start], chunk.states[start]
+                    run.judge(blame(error, str(self), run.site, now, Call(self.tokens, item)), item, now)
+                    held.pass_over()
+                    start, mark = start + 1, Reference(chunk.states, start)
+            mark = mark if chunk.after is None else Reference.to(chunk.after)
+            if not held.tokens:
+                yield Chunk((), (), held.state(mark.get()))
+        if held.tokens and not self.drop_remainder:
+            yield held.rest(run.upstream.state)
+        elif held.tokens:
+            yield Chunk((), (), held.dropped(run.upstream.state))
+
+    def tokens(self, item: Any) -> Tokens | None:
+        """Return the tokens of an item; None if there are none, and no array that would tell their type.
+
+        Raises:
+          PlanTypeError: it is no sequence of ints.
+        """
+        found = item
+        if self.key is not None:
+            if not isinstance(item, Mapping) or self.key not in item:
+                has = f"one of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else _shown(item)
+                raise PlanTypeError(f"expected a dict with {self.key!r}, as .pack(key=) says, got {has}")
+            found = item[self.key]
+        if isinstance(found, list | tuple) and not found:
+            return None
+        try:
+            array = np.asarray(found) if not isinstance(found, Mapping | str | bytes) else None
+        except ValueError:  # lists of several lengths
+            array = None
+        if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
+            hint = ": say which field with .pack(key=)" if isinstance(found, Mapping) else ""
+            raise PlanTypeError(f"expected tokens, a list or an array of ints, got {_shown(found)}{hint}")
+        return array
+
+
+def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool, *, name: str) -> Pack:
+    """Return the stage.
+
+    Raises:
+      PlanError: an option out of range or, a `PlanTypeError`, of the wrong type.
+    """
+    check_int(".pack(length)", length, 1)
+    if eos is not None:
+        check_int(".pack(eos=)", eos, 0)
+    if key is not None and not isinstance(key, str):
+        raise PlanTypeError(f".pack(key) is the name of a field, got {given(key)}")
+    return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)
+
+
+def _own(token: int, dtype: str | None) -> dict[str, Json]:
+    return {"token": token, "dtype": dtype}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple | np.ndarray):
+        try:
+            array = np.asarray(value)
+        except ValueError:  # a list of lists of several lengths
+            return f"a ragged {type(value).__name__}"
+        return f"{'an array' if value is array else f'a {type(value).__name__}'} of {array.dtype}, shape {array.shape}"
+    return f"a {type(value).__name__}"
+
+
+_Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
+"""A document, of which at least a token was not delivered: its tokens, how many they are with the one that says that it
+ends, and the upstream's state before it and behind it."""
+
+
+class _Held:
+    """The documents at hand.
+
+    Attributes:
+      tokens: that were not delivered.
+      together: blocks that are cut at once, at the most.
+    """
+
+    def __init__(self, stage: Pack, own: Any) -> None:
+        self._stage = stage
+        self._documents: list[_Document] = []
+        self._start: int = own["token"] if own else 0  # tokens of the first document that were delivered
+        self._dtype: str | None = own["dtype"] if own else None
+        self._seen: np.dtype[Any] | None = None
+        self._end = np.array([])
+        self._more = int(stage.eos is not None)
+        self._size, self._count = 0, 0  # of all documents so far
+        self._resumed = self._start > 0
+        self.tokens = 0
+        self.together = min(LIST_ITEMS, max(1, TOGETHER_TOKENS // stage.length))
+
+    @property
+    def blocks(self) -> int:
+        """Whole ones that can be cut."""
+        return self.tokens // self._stage.length
+
+    def documents_wanted(self, blocks: int) -> int:
+        """Return how many documents give about so many blocks, if the next ones are as long as those before."""
+        wanted = min(blocks, self.together) * self._stage.length - self.tokens
+        likely = 1 + wanted * self._count // max(1, self._size) if self._count else 1
+        return max(1, min(LIST_ITEMS, likely, self._stage.length - self.tokens))
+
+    def take(self, chunk: Chunk[Any], start: int, before: Reference) -> tuple[int, BaseException | None]:
+        """Take the items of a list from `start` on; return how many, and what is wrong with the next one."""
+        items, states, key = chunk.items, chunk.states, self._stage.key
+        for at in range(start, len(items)):
+            item, behind = items[at], Reference(states, at)
+            try:
+                if key is None and type(item) is np.ndarray and item.dtype is self._seen and item.ndim == 1:
+                    self._add(item, before, behind)
+                else:
+                    self._add(self._checked(item), before, behind)
+            except BaseException as error:
+                return at - start, error
+            before = behind
+        return len(items) - start, None
+
+    def _add(self, tokens: Tokens | None, before: Reference, behind: Reference) -> None:
+        self._count += 1
+        size = 0 if tokens is None else len(tokens)
+        if size:
+            size += self._more
+        if self._resumed:
+            if size < self._start:
+                raise ResumeError(
+                    f"{self._stage} had delivered {self._start:,} tokens of a document, and the one that is there now "
+                    f"has {size:,}: what is before it gives another one than it did"
+                )
+            self._resumed = False
+            if size == self._start:
+                self._start, size = 0, 0
+        self._size += size
+        if size and tokens is not None:
+            self.tokens += size - (0 if self._documents else self._start)
+            self._documents.append((tokens, size, before, behind))
+
+    def _checked(self, item: Any) -> Tokens | None:
+        """Return the tokens of an item, if they are of one dtype with those before them."""
+        tokens = self._stage.tokens(item)
+        if tokens is None or tokens.dtype == self._seen:
+            return tokens
+        dtype = tokens.dtype
+        if self._dtype not in (None, dtype.name):
+            raise PlanTypeError(
+                f"expected tokens of {self._dtype}, as in the documents before, got {dtype.name}: a block has one "
+                "dtype, make them the same in a .map"
+            )
+        eos, span = self._stage.eos, np.iinfo(dtype)
+        if eos is not None and not span.min <= eos <= span.max:
+            raise PlanTypeError(f"expected tokens of a dtype that holds .pack(eos={eos}), got {dtype.name}")
+        self._dtype, self._seen = dtype.name, dtype
+        self._end = np.array([] if eos is None else [eos], dtype)
+        return tokens
+
+    def pass_over(self) -> None:
+        """The next document is left out: if it was the one that had been cut, what follows begins with a new one."""
+        if not self._documents:
+            self._start, self._resumed = 0, False
+
+    def cut(self, count: int) -> Chunk[Block]:
+        """Return the first blocks."""
+        return self._cut(count, count * self._stage.length, None)
+
+    def rest(self, end: State) -> Chunk[Block]:
+        """Return the last block, filled up; `end` is the upstream's state behind everything."""
+        return self._cut(1, self.tokens, end)
+
+    def state(self, upstream: State, token: int = 0) -> State:
+        """Return the state that says that so many tokens of the next document were delivered."""
+        return Over(self._stage.name, _own(self._start if self._resumed else token, self._dtype), upstream)
+
+    def dropped(self, upstream: State) -> State:
+        """Return the state behind the end, where what is here is left out; it says how much."""
+        return Over(self._stage.name, {**_own(0, self._dtype), "dropped": self.tokens}, upstream)
+
+    def _cut(self, count: int, size: int, end: State | None) -> Chunk[Block]:
+        length, pieces, sizes, used = self._stage.length, list[Tokens](), list[int](), list[_Document]()
+        start = first = self._start
+        while size:
+            used.append(document := self._documents[len(used)])
+            tokens, whole = document[0], document[1]
+            taken = min(whole - start, size)
+            pieces.append(tokens[start : start + taken] if start or taken < whole else tokens)
+            sizes.append(taken)
+            size, start = size - taken, start + taken
+            if start == whole:
+                start = 0
+                if self._more:
+                    pieces.append(self._end)
+        del self._documents[: len(used) - bool(start)]
+        self._start = start
+        self.tokens -= sum(sizes)
+        items = _blocks(pieces, sizes, count, length)
+        if end is not None:
+            return Chunk(items, [self.state(end)])
+        return Chunk(items, _Cut(self._stage.name, self._dtype, length, used, np.cumsum(sizes).tolist(), first))
+
+
+def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> list[Block]:
+    """Return blocks of pieces end to end; what is missing in the last one is 0.
+
+    Args:
+      sizes: of the segments, which may have two pieces each.
+    """
+    missing = count * length - sum(sizes)
+    if missing:
+        pieces = [*pieces, np.zeros(missing, pieces[0].dtype)]
+        sizes = [*sizes, missing]
+    tokens = np.concatenate(pieces)
+    lengths = np.array(sizes)
+    starts = np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths).reshape(-1, length)
+    ids = np.repeat(np.arange(len(sizes), dtype=np.int32), lengths).reshape(-1, length)
+    positions = np.arange(count * length, dtype=np.int32).reshape(-1, length)
+    positions = np.minimum(np.subtract(positions, starts, out=positions), np.arange(length, dtype=np.int32))
+    ids = ids - (ids[:, :1] - np.int32(1))
+    if missing:
+        ids[-1, -missing:] = positions[-1, -missing:] = 0
+    rows = tokens.reshape(-1, length)
+    return [
+        {"tokens": row, "segment_ids": segment, "positions": position}
+        for row, segment, position in zip(rows, ids, positions, strict=True)
+    ]
+
+
+class _Cut:
+    """The states behind some blocks.
+
+    Args:
+      ends: where the documents' parts end, in tokens of these blocks.
+      first: tokens of the first document that were delivered before.
+    """
+
+    __slots__ = ("_documents", "_dtype", "_ends", "_first", "_length", "_name")
+
+    def __init__(
+        self, name: str, dtype: str | None, length: int, documents: list[_Document], ends: list[int], first: int
+    ) -> None:
+        self._name, self._dtype, self._length, self._ends, self._first = name, dtype, length, ends, first
+        self._documents = [document[1:] for document in documents]
+
+    def __getitem__(self, index: int, /) -> State:
+        end = (index + 1) * self._length
+        at = bisect_left(self._ends, end)
+        size, before, behind = self._documents[at]
+        token = end - self._ends[at - 1] if at else end + self._first
+        if token == size:
+            return Over(self._name, _own(0, self._dtype), behind.get())
+        return Over(self._name, _own(token, self._dtype), Since(before.get(), behind.get()))

@@ -1,0 +1,216 @@
+"""The files of `.regenerate(spill=)`: one cycle each, whole or not there, with a checksum.
+
+A cycle is written, synced and named before the first of its items is handed out, so the file that a state refers to is
+there whenever the process dies. Its name is random in part: a run that goes back to an older snapshot, and draws other
+items, overwrites nothing that another snapshot refers to.
+
+Which files may go, only saved snapshots tell: `Snapshot.save` (or `saved`) removes those of cycles before the one where
+it stands, except what the snapshot saved before it refers to. A run that never saves a snapshot keeps all.
+
+A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
+the CRC-32 of all that (4 bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+from zlib import crc32
+
+from streamline.durable import write_parts
+from streamline.errors import ReadError, ResumeError
+from streamline.flow import Site
+from streamline.states import Json, Tree
+from streamline.threads import ThreadPool
+from streamline.transforms.cycle import Names
+from streamline.transforms.packing import pack, unpack
+
+__all__ = ["Found", "Spill", "SpillKeeper"]
+
+R = TypeVar("R")
+
+MAGIC = b"streamline cycle 1\n"
+_LENGTH = struct.Struct("<Q")
+_SUM = struct.Struct("<I")
+_NAME = re.compile(
+    r"(?P<whose>.+\.shard-\d+-of-\d+)\.epoch-(?P<epoch>[\d-]+)\.cycle-(?P<cycle>\d+)\.[0-9a-f]{16}\.cycle"
+)
+
+
+class Found(NamedTuple):
+    """A cycle as it stands in a file.
+
+    Attributes:
+      items: its items; of a block form, all rows as one block.
+      rest: the rows of the last block that it had no room for; None: there are none.
+      of: items, or rows.
+    """
+
+    items: list[Any]
+    rest: Any
+    of: int
+    seed: int | None
+    reuse: int
+
+
+class Spill:
+    """The folder in which one stage of one shard keeps its cycles."""
+
+    def __init__(self, folder: str, name: str, site: Site) -> None:
+        self._folder = Path(folder)
+        self._whose = whose(name, site.shard, site.num_shards)
+
+    def names(self, epoch: tuple[int, ...], first: int, given: tuple[str, ...]) -> Names:
+        """Return how a drawing calls its files, which begins at cycle `first` with the files that it is given."""
+        return Names(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
+
+    async def write(self, name: str, kept: Found, threads: ThreadPool) -> None:
+        """Keep a cycle, durably.
+
+        Raises:
+          ReadError: the folder can't be written.
+          DataError: the items can't be.
+        """
+        await _in_thread(partial(_write, self._folder / name, kept), threads)
+
+    async def read(self, name: str, threads: ThreadPool) -> Found:
+        """Return the cycle in a file.
+
+        Raises:
+          ResumeError: it is not there, or damaged.
+        """
+        return await _in_thread(partial(_read, self._folder / name), threads)
+
+
+async def _in_thread(work: Callable[[], R], threads: ThreadPool) -> R:
+    def call() -> tuple[R | None, BaseException | None]:
+        try:
+            return work(), None
+        except BaseException as error:
+            return None, error
+
+    result, error = await threads.run(call)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _write(path: Path, kept: Found) -> None:
+    buffers: list[memoryview] = []
+    forms = [pack(item, buffers) for item in kept.items]
+    body = {"items": forms, "rest": pack(kept.rest, buffers), "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
+    header = json.dumps(body, separators=(",", ":")).encode()
+    try:
+        write_parts(path, _summed([MAGIC, _LENGTH.pack(len(header)), header, *buffers]))
+    except OSError as error:
+        raise ReadError(
+            f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it can "
+            "write, with room for the cycles between two saved snapshots"
+        ) from error
+
+
+def _summed(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    found = 0
+    for content in parts:
+        found = crc32(content, found)
+        yield content
+    yield _SUM.pack(found)
+
+
+def _read(path: Path) -> Found:
+    found = 0
+    try:
+        with path.open("rb") as file:
+
+            def read(buffer: memoryview) -> None:
+                nonlocal found
+                if file.readinto(buffer) != len(buffer):
+                    raise EOFError
+                found = crc32(buffer, found)
+
+            def some(size: int) -> bytearray:
+                content = bytearray(size)
+                read(memoryview(content))
+                return content
+
+            if some(len(MAGIC)) != MAGIC:
+                raise ValueError("it doesn't begin as such a file does")
+            (length,) = _LENGTH.unpack(some(_LENGTH.size))
+            if length > path.stat().st_size:
+                raise EOFError
+            body = json.loads(some(length))
+            items = [unpack(form, read) for form in body["items"]]
+            rest, expected = unpack(body["rest"], read), found
+            if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
+                raise ValueError("its checksum is another one")
+    except EOFError:
+        raise ResumeError(
+            f"the snapshot's cycle in {path} is cut short: use a copy of it, or another snapshot"
+        ) from None
+    except OSError as error:
+        raise ResumeError(
+            f"the snapshot's cycle can't be read from {path}: {error.strerror or error}. It is there until a snapshot "
+            "behind it is saved, and another one behind that: resume a later one"
+        ) from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ResumeError(f"{path} is damaged ({error}): use a copy of it, or another snapshot") from error
+    return Found(items, rest, body["of"], body["seed"], body["reuse"])
+
+
+def whose(name: str, shard: int, num_shards: int) -> str:
+    """Return how the files of one stage of one shard begin."""
+    return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
+
+
+class SpillKeeper:
+    """Removes the cycles that no saved snapshot needs any more, whenever one has been saved: in the consumer's process.
+
+    Args:
+      folders: of the stages that keep their cycles, by name.
+      merge: its name: that of the workers' entry in a state.
+      shards: of this rank.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, str], merge: str, shards: Sequence[int], num_shards: int, rank: int, ranks: int
+    ) -> None:
+        self._folders = folders
+        self._merge = merge
+        self._of_workers = [(shard, num_shards) for shard in shards]
+        self._of_rank = (rank, ranks)
+        self._before: set[str] = set()
+
+    def storing(self) -> None:
+        """The files are durable already."""
+
+    def stored(self, state: Tree, where: str) -> None:
+        """The snapshot of this state is stored: remove the cycles before it, but those of the one before."""
+        workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
+        needed: set[str] = set()
+        for (shard, of), tree in (*workers, (self._of_rank, state)):
+            for name, folder in self._folders.items():
+                own = tree.get(name)
+                if isinstance(own, dict) and "files" in own:
+                    needed.update(own["files"])
+                    _tidy(folder, whose(name, shard, of), own, self._before)
+        self._before = needed
+
+
+def _tidy(folder: str, mine: str, own: Json, keep: Collection[str]) -> None:
+    """Remove the files of cycles before the one where `own` stands. What can't be removed is tried again next time."""
+    stands, needed = (own["epoch"], own["cycle"]), {*own["files"], *keep}
+    with suppress(OSError):
+        for path in list(Path(folder).iterdir()):
+            found = _NAME.fullmatch(path.name)
+            if found is None or found["whose"] != mine or path.name in needed:
+                continue
+            if ([int(number) for number in found["epoch"].split("-")], int(found["cycle"])) < stands:
+                path.unlink(missing_ok=True)

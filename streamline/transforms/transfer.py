@@ -1,0 +1,116 @@
+"""Bringing batches to a device while the loop computes: the last stage of a plan, on the rank's stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from streamline.blame import blame, cancellation_requested
+from streamline.channel import Inbox
+from streamline.driver import behind_channel
+from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.meters.stage_meter import Holding, Working
+from streamline.states import Tree
+from streamline.threads import in_thread
+from streamline.transfer.base import Mover, Target
+from streamline.transfer.devices import found
+from streamline.transforms.base import Stage
+
+__all__ = ["Transfer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Stage[Any, Any]):
+    """Moves batches to a device, up to `depth` of them ahead of the consumer.
+
+    Success: batches come in order, each when the consumer's own work may use it. Failure: it comes out at its batch,
+    with a note. Cancellation, close: the batch that is being written into a buffer is finished; copies that are on
+    their way are waited for before their memory is freed. It keeps no state: a snapshot is behind the batch consumed.
+
+    Attributes:
+      device: as `transfer.devices.written` returns it.
+      target: the device that was found; None until the pipeline is opened.
+    """
+
+    last: ClassVar[bool] = True
+    counted: ClassVar[bool] = False
+
+    device: Any
+    depth: int = 2
+    target: Target | None = field(default=None, repr=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def num_outputs(self, items: float) -> float | None:
+        return items
+
+    @property
+    def in_flight(self) -> int:
+        return self.depth
+
+    def settled(self) -> Transfer:
+        return self if self.target is not None else replace(self, target=found(self.device))
+
+    def open(self, upstream: Opener[Any], state: Tree | None = None) -> Flow[Any]:
+        flow, site = upstream(state), upstream.site
+        mover = (self.target or found(self.device)).mover(self.depth)
+        site.tasks.own(mover.close)
+        if mover.hands_over:
+            site.tasks.session.arrived = mover.arrived
+        run = self.run_over(flow, site, state, None)
+        if run.meter is not None and mover.waits:
+            run.meter.executor = "thread"
+        moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)
+        return _OneByOne(behind_channel(moved, site, str(self), self.depth))
+
+    async def _moved(self, run: Run[Any], mover: Mover) -> Lists[Any]:
+        try:
+            while (chunk := await run.upstream.pull(1)) is not None:
+                items, states, after = chunk.items, chunk.states, chunk.after
+                del chunk  # a batch is large: none is kept longer than it is needed
+                if not items:
+                    yield Chunk((), (), after)
+                    continue
+                try:
+                    moved = [await self._move(mover, items[0], run)]
+                except BaseException as error:
+                    if cancellation_requested(error):
+                        raise
+                    last = states[0]
+                    run.judge(blame(error, str(self), run.site, last), items[0], last)
+                    yield Chunk((), (), last if after is None else after)
+                    continue
+                del items
+                yield Chunk(moved, states, after)
+                del moved
+        finally:
+            mover.close()
+            run.site.tasks.disown(mover.close)
+
+    async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
+        if not mover.waits:
+            with Holding(run.meter):
+                return mover.move(batch)
+        with Working(run.meter):
+            return await in_thread(run.site.tasks.threads, partial(mover.move, batch))
+
+
+class _OneByOne(Flow[Any]):
+    """Gives one batch at a time, however many are ready: each is the consumer's from when it is taken, no earlier."""
+
+    def __init__(self, inbox: Inbox[Any]) -> None:
+        super().__init__(inbox.state)
+        self._inbox = inbox
+
+    async def _next(self, limit: int) -> Chunk[Any] | None:
+        return await self._inbox.pull(1)
+
+    def release(self) -> None:
+        self._inbox.release()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._inbox.aclose()

@@ -1,0 +1,310 @@
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import streamline as sl
+from streamline import budget
+from streamline.errors import ReadError
+from streamline.fetching import requests
+from streamline.fetching.file import File, FilePart
+from streamline.fetching.line import Line
+from streamline.fetching.requests import Request
+from streamline.fetching.sharing import Lease
+from streamline.session import Session
+from streamline.storage import finding
+from streamline.storage.access import Access
+from streamline.storage.base import Found
+from streamline.tasks import Tasks, supervise
+
+Read = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for nothing when a pipeline is opened: what is counted and scripted here are the requests of the reading."""
+    monkeypatch.setattr(finding, "MOST_ASKED", 0)
+
+
+@pytest.fixture(params=[2, 64])
+def part_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Ask for a few bytes at a time."""
+    count: int = request.param
+    monkeypatch.setattr(budget, "PART_BYTES", count)
+    monkeypatch.setattr(budget, "MIN_PART_BYTES", count)
+    monkeypatch.setattr(requests, "GUESS_BYTES", 5)
+    return count
+
+
+def some_objects(count: int, most: int, seed: int = 0) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {f"{number:03d}": rng.randbytes(rng.choice([0, 1, rng.randrange(most)])) for number in range(count)}
+
+
+def files(server: Any, **options: Any) -> Any:
+    return sl.read_files([server.url(path) for path in server.objects], **options).plan.source.resolved()
+
+
+@pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}, {"at_most": 3}])
+async def test_files_of_any_size_come_whole_and_in_order(
+    server: Any, read: Read, part_bytes: int, faulty: dict[str, Any]
+) -> None:
+    server.objects = some_objects(20, 40)
+    server.script = [server.faulty(**faulty)] * 2000
+    whole = await read(files(server, concurrency=4), mode="file")
+    assert whole.failure is None
+    assert [item.data for item in whole.items] == list(server.objects.values())
+    assert [item.path for item in whole.items] == [server.url(path) for path in server.objects]
+
+
+async def test_a_resume_at_every_file(server: Any, read: Read, part_bytes: int) -> None:
+    server.objects = some_objects(8, 30)
+    source = files(server, concurrency=3)
+    whole = await read(source, mode="file")
+    for done, state in enumerate([whole.begin, *whole.states]):
+        assert (await read(source, state, mode="file")).items == whole.items[done:]
+
+
+async def test_lines_of_many_files_read_ahead_are_those_of_each(server: Any, read: Read, part_bytes: int) -> None:
+    rng = random.Random(1)
+    texts = ["".join(f"{'x' * rng.randrange(9)}\n" for _ in range(rng.randrange(6))) for _ in range(12)]
+    server.objects = {f"{number:02d}.txt": text.encode() for number, text in enumerate(texts)}
+    source = sl.read_lines([server.url(path) for path in server.objects], concurrency=5).plan.source.resolved()
+    lines = "".join(texts).splitlines()
+    whole = await read(source, mode="file")
+    assert whole.items == lines
+    for done, state in enumerate(whole.states[::5]):
+        assert (await read(source, state, mode="file")).items == lines[5 * done + 1 :]
+
+
+async def test_a_failure_comes_behind_all_items_before_it(server: Any, read: Read, part_bytes: int) -> None:
+    server.objects = {f"{number}": b"%d" % number * 9 for number in range(8)}
+    source = files(server, concurrency=8)
+    del server.objects["5"]
+    whole = await read(source, mode="file")
+    assert [item.data[:1] for item in whole.items] == [b"0", b"1", b"2", b"3", b"4"]
+    assert isinstance(whole.failure, ReadError)
+    assert server.url("5") in str(whole.failure)
+
+
+async def test_an_object_that_changes_between_two_parts_is_an_error(server: Any, read: Read, part_bytes: int) -> None:
+    server.objects = {"a": b"x" * (part_bytes * 5)}
+    server.script = [server.faulty(), server.faulty(), *[server.faulty(etag='"v2"')] * 9]
+    whole = await read(files(server, concurrency=2), mode="file")
+    assert whole.items == []
+    assert '"v1"' in str(whole.failure)
+    assert '"v2"' in str(whole.failure)
+
+
+async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Read) -> None:
+    server.objects = {f"{number:02d}": b"x" for number in range(40)}
+    now = most = 0
+
+    async def counted(server: Any, request: Any, writer: Any) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        now -= 1
+        await server.serve(server, request, writer)
+
+    server.script = [counted] * 40
+    assert len((await read(files(server, concurrency=6), mode="file")).items) == 40
+    assert 2 < most <= 6
+
+
+@pytest.mark.parametrize("memory", [1, 50, 10**9])
+@pytest.mark.parametrize("concurrency", [1, 2, 16])
+@pytest.mark.parametrize("faulty", [{}, {"chunked": True}, {"ranges": False}])
+async def test_many_flows_over_a_small_budget_never_wait_for_each_other(
+    server: Any, part_bytes: int, memory: int, concurrency: int, faulty: dict[str, Any]
+) -> None:
+    server.objects = some_objects(18, 60, seed=3)
+    server.script = [server.faulty(**faulty)] * 5000
+    pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=concurrency).shard(5).merge()
+    with anyio.fail_after(20):
+        async with pipe.open(memory=memory) as stream:
+            assert [item.data async for item in stream] == list(server.objects.values())
+
+
+class Crewed:
+    """A session with its supervisor, and a file over it."""
+
+    def __init__(self, memory: int = 10**9) -> None:
+        self.session = Session(memory=memory)
+        self.stop = anyio.Event()
+
+    async def run(self, work: Callable[[Tasks], Awaitable[None]]) -> None:
+        async with anyio.create_task_group() as group:
+            begun = anyio.Event()
+            tasks: list[Tasks] = []
+
+            def ready(made: Tasks) -> None:
+                tasks.append(made)
+                begun.set()
+
+            group.start_soon(supervise, ready, self.stop, self.session)
+            await begun.wait()
+            try:
+                await work(tasks[0])
+            finally:
+                self.stop.set()
+
+
+@pytest.mark.parametrize("memory", [1, 40, 10**9])
+async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: int) -> None:
+    data = random.Random(2).randbytes(200)
+    server.objects = {"a": data}
+    spans = [(0, 3), (150, 200), (3, 3), (20, 90), (0, 200)]
+    crewed = Crewed(memory)
+
+    async def work(tasks: Tasks) -> None:
+        lease = Lease(tasks.session, "x", Access(concurrency=4))
+        path = server.url("a")
+        file = File(FilePart(Found(path)), lease.storages.of(path), lambda: lease.crew(tasks))
+        assert (await file.found()).size == 200
+        assert [piece async for piece in file.ranges(spans)] == [data[start:stop] for start, stop in spans]
+        assert await file.read(7, 50) == data[7:50]
+        assert tasks.session.budget.held == 0
+        with pytest.raises(ReadError):
+            await file.read(190, 210)
+        await lease.aclose()
+        assert tasks.session.budget.held == 0
+
+    await crewed.run(work)
+
+
+@pytest.mark.parametrize("taken", range(8))
+async def test_a_stream_left_at_any_moment_leaves_nothing(server: Any, part_bytes: int, taken: int) -> None:
+    server.objects = some_objects(12, 50, seed=4)
+    stalled = 0
+
+    async def some_stall(server: Any, request: Any, writer: Any) -> None:
+        nonlocal stalled
+        stalled += 1
+        if stalled % 5 == 0 and taken < 7:
+            await writer.wait_closed()
+        else:
+            await server.serve(server, request, writer)
+
+    server.script = [some_stall] * 3000
+    async with sl.read_files([server.url(path) for path in server.objects], concurrency=4).open() as stream:
+        with anyio.move_on_after(0.05):
+            for _ in range(taken):
+                await anext(stream)
+
+
+async def test_a_consumer_that_stops_stops_the_source(server: Any) -> None:
+    server.objects = {f"{number:04d}": b"x" * 1000 for number in range(3000)}
+    async with sl.read_files([server.url(path) for path in server.objects], concurrency=8).open(
+        memory=20_000
+    ) as stream:
+        await anext(stream)
+        await anyio.wait_all_tasks_blocked()
+        asked = -1
+        while asked != len(server.requests):
+            asked = len(server.requests)
+            await anyio.sleep(0.1)
+        assert asked < 2000
+
+
+async def test_a_pause_comes_to_rest_and_the_state_stays(server: Any) -> None:
+    server.objects = {f"{number:03d}": b"x" * 10 for number in range(100)}
+    async with sl.read_files([server.url(path) for path in server.objects], concurrency=8).open() as stream:
+        await anext(stream)
+        async with stream.paused():
+            before = (await stream.snapshot()).to_json()
+            await anyio.sleep(0.05)
+            assert (await stream.snapshot()).to_json() == before
+        assert len([item async for item in stream]) == 99
+
+
+async def test_files_that_can_not_be_had_may_be_left_out(server: Any) -> None:
+    server.objects = {f"{number}": b"%d" % number for number in range(6)}
+    urls = [server.url(path) for path in server.objects]
+    del server.objects["0"], server.objects["3"], server.objects["5"]
+    async with sl.read_files(urls).open(on_error="skip") as stream:
+        assert [item.data async for item in stream] == [b"1", b"2", b"4"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_window_keeps_a_reader_waiting(
+    server: Any, read: Read, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(budget, "PART_BYTES", rng.choice([8, 16, 64]))
+    monkeypatch.setattr(budget, "MIN_PART_BYTES", 8)
+    monkeypatch.setattr(requests, "GUESS_BYTES", rng.choice([1, 8, 100]))
+    server.objects = some_objects(25, 100, seed)
+    pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=rng.choice([1, 2, 3, 8]))
+    with anyio.fail_after(20):
+        async with pipe.open(memory=rng.choice([16, 100, 300])) as stream:
+            assert [item.data async for item in stream] == list(server.objects.values())
+
+
+async def test_later_files_that_wait_for_bytes_do_not_keep_the_first_ones_next_part_waiting(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "PART_BYTES", 16)
+    monkeypatch.setattr(budget, "MIN_PART_BYTES", 16)
+    monkeypatch.setattr(requests, "GUESS_BYTES", 1)
+    server.objects = {f"{number:02d}": b"x" * 64 for number in range(20)}
+    with anyio.fail_after(20):
+        pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=8)
+        async with pipe.open(memory=120) as stream:
+            assert len([item async for item in stream]) == 20
+
+
+async def test_local_files_come_several_at_a_time_and_fail_in_their_place(tmp_path: Any, read: Read) -> None:
+    for number in range(600):
+        (tmp_path / f"{number:03d}").write_bytes(b"%d" % number)
+    source = sl.read_files(tmp_path / "*").plan.source.resolved()
+    whole = await read(source, mode="file")
+    assert [item.data for item in whole.items] == [b"%d" % number for number in range(600)]
+    assert (await read(source, whole.states[298], mode="file")).items == whole.items[299:]
+    (tmp_path / "400").unlink()
+    broken = await read(source, mode="file")
+    assert broken.items == whole.items[:400]
+    assert "no such file" in str(broken.failure)
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)])
+async def test_every_backend_gives_the_same_files(server: Any, backend: Any) -> None:
+    server.objects = some_objects(30, 3000, seed=5)
+    pipe = sl.read_files([server.url(path) for path in server.objects]).shard(3).merge()
+    async with pipe.open(backend=backend) as stream:
+        assert [item.data async for item in stream] == list(server.objects.values())
+
+
+async def test_large_items_do_not_fill_the_channels(server: Any) -> None:
+    server.objects = {f"{number:03d}": b"x" * 2**20 for number in range(200)}
+    urls = [server.url(path) for path in server.objects]
+    async with sl.read_files(urls, concurrency=4).open(memory=8 * 2**20) as stream:
+        await anext(stream)
+        asked = -1
+        while asked != len(server.requests):
+            asked = len(server.requests)
+            await anyio.sleep(0.2)
+        assert asked < 100
+
+
+async def test_no_answer_is_thrown_away_for_want_of_room(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "MOST_ASKED", 1000)
+    monkeypatch.setattr(budget, "PART_BYTES", 1000)
+    monkeypatch.setattr(requests, "GUESS_BYTES", 1)
+    again: list[Request] = []
+    later = Line.again
+
+    def noted(line: Line, request: Request) -> None:
+        again.append(request)
+        later(line, request)
+
+    monkeypatch.setattr(Line, "again", noted)
+    server.objects = {f"{number:02d}": bytes(900) for number in range(40)}
+    pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=32)
+    async with pipe.open(memory=8000) as stream:
+        assert [item.data async for item in stream] == list(server.objects.values())
+    assert not again

@@ -1,0 +1,210 @@
+"""Random pipelines over files of every format: what plain libraries read, resumed anywhere, whoever runs the workers.
+
+`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files.py` searches deeper.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.formats import positions, steps
+from streamline.sources import interleave
+from streamline.states import At
+from streamline.testing import check_resume
+from streamline.testing.compositions import DICE
+from streamline.testing.copying import Copying
+from tests.file_kit import PACK
+from tests.formats.archives import archive
+from tests.laws.files import Case, cases, number_of
+from tests.laws.profile import examples
+from tests.laws.test_compositions import short
+
+seeds = st.integers(0, 1000)
+lists = st.sampled_from([1, 2, 3, 256])
+
+
+@pytest.mark.timeout(600)
+@examples(6)
+@given(cases(choosing=False, most=12, stages=2), seeds, lists)
+def test_strict_pipelines_over_files_resume_exactly(case: Case, seed: int, most: int) -> None:
+    with case.written() as (pipe, _), short(LIST_ITEMS=most):
+        check_resume(pipe, expected=case.plain, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(3)
+@given(cases(choosing=True, most=12, stages=2), seeds, lists)
+def test_choosing_pipelines_over_files_lose_and_double_nothing(case: Case, seed: int, most: int) -> None:
+    DICE.seed(seed)
+    with case.written() as (pipe, _), short(LIST_ITEMS=most):
+        check_resume(pipe, expected=case.plain, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(2)
+@given(cases(most=10, stages=2), seeds, st.sampled_from([1, 2, 4]))
+def test_files_keep_the_laws_on_hosts_that_copy(case: Case, seed: int, hosts: int) -> None:
+    DICE.seed(seed)
+    with case.written() as (pipe, _):
+        check_resume(pipe, expected=case.plain, seed=seed, backend=Copying(hosts))
+
+
+@pytest.mark.timeout(600)
+@examples(2)
+@given(cases(most=10, stages=2), seeds)
+def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
+    DICE.seed(seed)
+    with case.written() as (pipe, _):
+        check_resume(pipe, expected=case.plain, seed=seed, backend=sl.Threads(2))
+
+
+@pytest.mark.timeout(600)
+def test_files_keep_the_laws_in_processes() -> None:
+    with sl.Processes(2) as pool:
+
+        @examples(2)
+        @given(cases(most=8, stages=1, grains=["as ever"]), seeds)
+        def check(case: Case, seed: int) -> None:
+            DICE.seed(seed)
+            with case.written() as (pipe, _):
+                check_resume(pipe, expected=case.plain, seed=seed, backend=pool, generations=2)
+
+        check()
+
+
+# What the kit notices -------------------------------------------------------------------------------------------------
+
+
+def later(module: Any, name: str, key: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what lets the places of a format be one too far, at `key`, but for those behind a file."""
+    sound = getattr(module, name)
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        def wrong(self: Any, index: Any) -> Any:
+            place = sound(self, index)
+            if isinstance(place, At) and key in (own := dict(place.json()["x"])) and own["file"] is not None:
+                own[key] += 1
+                return At("x", own)
+            return {**place, key: place[key] + 1} if isinstance(place, dict) else place
+
+        patch.setattr(module, name, wrong)
+
+    return mutate
+
+
+def unturned(patch: pytest.MonkeyPatch) -> None:
+    """Let interleaved files forget whose turn it is."""
+
+    def wrong(self: Any, index: int) -> Any:
+        full, last = divmod(index + self._start, len(self._columns))
+        states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
+        return interleave._Turn(self._name, states, self._following, states[last])
+
+    patch.setattr(interleave._Turned, "__getitem__", wrong)
+
+
+MUTANTS: dict[str, tuple[Any, dict[str, Any], Callable[[pytest.MonkeyPatch], None]]] = {
+    "bytes of lines": (sl.read_lines, {}, later(positions.Slice, "behind", "byte")),
+    "rows of arrays": (sl.read_npy, {}, later(steps.Steps, "__getitem__", "row")),
+    "rows of groups": (sl.read_parquet, {}, later(steps.Steps, "__getitem__", "row")),
+    "turns of files": (sl.read_lines, {"interleave": 2}, unturned),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_place_that_is_wrong_breaks_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    read, options, mutate = MUTANTS[mutant]
+    paths = few(tmp_path, read)
+    pipe = read(paths, name="x").shard(1, mode="file", **options).map(number_of)
+    check_resume(pipe)
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError, match=r"^Resume: "):
+        check_resume(pipe)
+
+
+def few(folder: Path, read: Any) -> list[Path]:
+    """Write two files of a few items."""
+    paths = [folder / "a", folder / "b"]
+    for number, path in enumerate(paths):
+        values = list(range(10 * number, 10 * number + 4))
+        with path.open("wb") as file:
+            if read is sl.read_npy:
+                np.save(file, np.array(values))
+            elif read is sl.read_parquet:
+                pq.write_table(pa.table({"id": values}), file)
+            else:
+                file.writelines(b"%d\n" % value for value in values)
+    return paths
+
+
+# A finished file is not opened again ---------------------------------------------------------------------------------
+
+
+def as_npz(values: list[int]) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.array(values))
+    return file.getvalue()
+
+
+def as_table(values: list[int], *, stream: bool = False, parquet: bool = False) -> bytes:
+    table, file = pa.table({"id": values}), io.BytesIO()
+    if parquet:
+        pq.write_table(table, file, row_group_size=3)
+        return file.getvalue()
+    with (ipc.new_stream if stream else ipc.new_file)(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return file.getvalue()
+
+
+def as_tar(values: list[int]) -> bytes:
+    return archive([(f"{value}.txt", b"x") for value in values])
+
+
+def packed_lines(values: list[int], pack: Callable[[bytes], bytes]) -> bytes:
+    return pack(as_lines(values))
+
+
+def as_lines(values: list[int]) -> bytes:
+    return b"".join(b"%d\n" % value for value in values)
+
+
+ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
+    **{f"lines, {kind}": (sl.read_lines, partial(packed_lines, pack=pack)) for kind, (_, pack) in PACK.items()},
+    "jsonl, gzip": (sl.read_jsonl, lambda values: gzip.compress(as_lines(values))),
+    "csv, gzip": (partial(sl.read_csv, header=["id"]), lambda values: gzip.compress(as_lines(values))),
+    "tar": (sl.read_tar, as_tar),
+    "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
+    "npz": (sl.read_npy, as_npz),
+    "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
+    "arrow": (sl.read_arrow, as_table),
+    "arrow stream": (sl.read_arrow, partial(as_table, stream=True)),
+}
+"""Formats that tell when an item is its file's last one: of plain text, only the next block does."""
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_behind_the_last_item_of_a_file_a_resume_does_not_open_it_again(tmp_path: Path, kind: str) -> None:
+    read, dump = ENDS[kind]
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for number, path in enumerate(paths):
+        path.write_bytes(dump(list(range(4 * number, 4 * number + 4))))
+    pipe = read(paths, name="x").shard(1, mode="file")
+    with pipe.open() as stream:
+        for expected in (*[paths[0]] * 3, paths[1], *[paths[1]] * 3, None):
+            next(stream)
+            where = sl.Snapshot.from_json(stream.snapshot().to_json()).worker_states[0]["x"]
+            assert where["file"] == (None if expected is None else str(expected))

@@ -1,0 +1,124 @@
+"""Random pipelines over files on a server that breaks its answers at random: the same items, from any state on.
+
+`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files_http.py` searches deeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline import budget
+from streamline.backends.base import Backend
+from streamline.fetching import requests
+from streamline.pipeline import Pipeline
+from streamline.sources.files import Files
+from streamline.storage import attempts
+from streamline.testing import check_resume
+from streamline.testing.compositions import DICE
+from streamline.testing.copying import Copying
+from tests.laws.files import GRAINS, Case, cases
+from tests.laws.profile import examples
+from tests.serving import Behaviour, Request, Server, serving
+
+seeds = st.integers(0, 1000)
+parts = st.sampled_from([None, 60, 500, 5000])
+"""Bytes that one request asks for; None: as ever."""
+
+PATIENT = sl.HttpOptions(retries=30)
+"""Of two answers one is broken: so many in a row are no accident."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+def breaking(seed: int, share: float) -> Behaviour:
+    """Return what breaks that share of the answers: cut off or reset anywhere, busy, without ranges, in chunks."""
+    dice = Random(seed)
+
+    async def answer(server: Server, request: Request, writer: asyncio.StreamWriter) -> None:
+        if dice.random() >= share:
+            await server.serve(server, request, writer)
+            return
+        cut = dice.randrange(len(server.objects.get(request.path, b"")) + 1)
+        kind = dice.randrange(6)
+        if kind == 0:
+            await server.status(server, request, writer, code=dice.choice(["503 Busy", "500 Broken", "429 Slow"]))
+        elif kind == 1:
+            await server.reset(server, request, writer, cut=cut)
+        elif kind == 2:
+            await server.serve(server, request, writer, ranges=False, cut=dice.choice([cut, None]))
+        elif kind == 3:
+            await server.serve(server, request, writer, at_most=1 + cut)
+        elif kind == 4:
+            await server.serve(server, request, writer, chunked=True)
+        else:
+            await server.serve(server, request, writer, cut=cut)
+
+    return answer
+
+
+@contextmanager
+def served(
+    server: Server, case: Case, seed: int, part_bytes: int | None, share: float = 0.3
+) -> Iterator[Pipeline[Any]]:
+    """Put the files on a server that breaks a share of its answers, and return the pipeline over them."""
+    server.objects = {name: file.data for name, file in zip(case.names, case.files, strict=True)}
+    server.otherwise = breaking(seed, share)
+    pipe = case.over(server.url)
+    source = pipe.source
+    assert isinstance(source, Files)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "BACKOFF_S", 0.0)
+        for module, constants in GRAINS[case.grain].items():
+            for constant, value in constants.items():
+                patch.setattr(module, constant, value)
+        if part_bytes is not None:
+            patch.setattr(budget, "PART_BYTES", part_bytes)
+            patch.setattr(budget, "MIN_PART_BYTES", part_bytes)
+            patch.setattr(requests, "GUESS_BYTES", 5)
+        yield replace(pipe, source=replace(source, access=replace(source.access, http=PATIENT)))
+
+
+@pytest.mark.timeout(600)
+@examples(5)
+@given(case=cases(choosing=False, most=8, stages=2), seed=seeds, part_bytes=parts)
+def test_strict_pipelines_over_http_resume_exactly(
+    server: Server, case: Case, seed: int, part_bytes: int | None
+) -> None:
+    with served(server, case, seed, part_bytes) as pipe:
+        check_resume(pipe, expected=case.plain, seed=seed, generations=2)
+
+
+@pytest.mark.timeout(600)
+@examples(2)
+@given(case=cases(choosing=True, most=8, stages=2), seed=seeds, part_bytes=parts)
+def test_choosing_pipelines_over_http_lose_and_double_nothing(
+    server: Server, case: Case, seed: int, part_bytes: int | None
+) -> None:
+    DICE.seed(seed)
+    with served(server, case, seed, part_bytes) as pipe:
+        check_resume(pipe, expected=case.plain, seed=seed, generations=2)
+
+
+@pytest.mark.timeout(600)
+@examples(2)
+@given(case=cases(most=6, stages=1), seed=seeds, part_bytes=parts, backend=st.sampled_from([sl.Threads(2), Copying(2)]))
+def test_files_over_http_keep_the_laws_on_hosts(
+    server: Server, case: Case, seed: int, part_bytes: int | None, backend: Backend
+) -> None:
+    DICE.seed(seed)
+    with served(server, case, seed, part_bytes) as pipe:
+        check_resume(pipe, expected=case.plain, seed=seed, backend=backend, generations=2)

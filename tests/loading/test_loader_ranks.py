@@ -1,0 +1,99 @@
+"""Loaders' states of all ranks, on another number of ranks."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import pytest
+
+import streamline as sl
+from streamline.errors import ResumeError, SnapshotError
+
+PIPE = sl.from_items(range(24)).shuffle(seed=2).shard(6).merge().batch(2, collate=None)
+
+
+def loaders(ranks: int, **options: Any) -> list[sl.Loader[Any]]:
+    return [PIPE.loader(rank=rank, world_size=ranks, **options) for rank in range(ranks)]
+
+
+def states(ranks: int, steps: int, **options: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return what all ranks were given in so many steps, and their states."""
+    found: list[Any] = []
+    saved = []
+    for loader in loaders(ranks, **options):
+        iterator = iter(loader)  # held on to: its loop isn't left
+        for batch in islice(iterator, steps):
+            found += batch
+        saved.append(json.loads(json.dumps(loader.state_dict())))
+        loader.close()
+    return found, saved
+
+
+@pytest.mark.parametrize(("of", "to"), [(2, 3), (3, 1), (1, 2), (2, 2)])
+def test_an_epoch_goes_on_on_another_number_of_ranks(of: int, to: int) -> None:
+    found, saved = states(of, 2)
+    second: list[Any] = []
+    for loader in loaders(to):
+        loader.load_state_dict(saved)
+        assert (loader.epoch, loader.step) == (0, 2)
+        again = loader.state_dict()
+        for batch in loader:
+            found += batch
+        for batch in loader:
+            second += batch
+        loader.close()
+        assert json.loads(again["snapshot"])["world_size"] == to
+    assert sorted(found) == sorted(second) == list(range(24))
+
+
+def test_between_two_epochs_the_next_one_begins() -> None:
+    _, saved = states(2, 6)
+    assert {state["at"] for state in saved} == {"begin"}
+    found: list[Any] = []
+    for loader in loaders(3):
+        loader.load_state_dict(saved)
+        assert loader.epoch == 1
+        found += [item for batch in loader for item in batch]
+        loader.close()
+    assert sorted(found) == list(range(24))
+
+
+def test_a_shards_end_is_found_out_by_the_rank_that_has_it_now() -> None:
+    """▲ On one rank more follows; of the ranks that share its shards now, one has nothing left."""
+    pipe = sl.from_items(range(9)).shard(8)
+    with pipe.loader() as loader:
+        iterator = iter(loader)
+        found = [next(iterator) for _ in range(8)]
+        saved = loader.state_dict()
+    assert saved["at"] == "inside"
+    for rank in range(2):
+        with pipe.loader(rank=rank, world_size=2, ends="allow") as loader:
+            loader.load_state_dict([saved])
+            assert loader.epoch == rank  # rank 1 has nothing left of epoch 0
+            if not rank:
+                found += list(loader)
+    assert sorted(found) == list(range(9))
+
+
+def test_states_of_several_steps_or_of_some_ranks_only_are_refused() -> None:
+    _, first = states(2, 1)
+    _, second = states(2, 2)
+    (loader,) = loaders(1)
+    with pytest.raises(SnapshotError, match="are of one step, these are of several: epoch 0 step 1, epoch 0 step 2"):
+        loader.load_state_dict([first[0], second[1]])
+    with pytest.raises(SnapshotError, match="of rank 0 of 1"):
+        loader.load_state_dict(first[:1])
+    with pytest.raises(ResumeError, match="load the directory that all ranks saved to"):
+        loader.load_state_dict(first[0])
+
+
+def test_steps_go_on_where_all_ranks_stood() -> None:
+    found, saved = states(2, 3, steps_per_epoch=4)
+    for loader in loaders(3, steps_per_epoch=4):
+        loader.load_state_dict(saved)
+        found += [item for batch in loader for item in batch]
+        assert loader.epoch == 1
+        loader.close()
+    assert sorted(found[:18]) == sorted(set(found[:18]))

@@ -1,0 +1,292 @@
+"""A loopback HTTP server that does what a test's script says, and a way to read a source to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+from urllib.parse import unquote
+
+import anyio
+import pytest
+
+from streamline.flow import Site
+from streamline.session import Session
+from streamline.sources.base import Part
+from streamline.sources.files import Files
+from streamline.states import Tree
+from streamline.storage import attempts
+from streamline.storage.base import Found
+from streamline.storage.paths import braces, is_url
+from streamline.tasks import Tasks, supervise
+
+
+@dataclass(frozen=True)
+class Request:
+    path: str
+    headers: dict[str, str]
+
+    @property
+    def start(self) -> int:
+        match = re.match(r"bytes=(\d+)-", self.headers.get("range", ""))
+        return int(match[1]) if match else 0
+
+
+Behaviour = Callable[["Server", Request, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Server:
+    """Serves `objects`; request number i is answered by `script[i]`, those behind the script by `otherwise`.
+
+    Attributes:
+      otherwise: None: as they should be.
+    """
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    script: list[Behaviour] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    otherwise: Behaviour | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    base: str = ""
+
+    def url(self, path: str) -> str:
+        return f"{self.base}/{path}"
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
+            }
+            request = Request(unquote(head[0].split(" ")[1]).lstrip("/"), headers)
+            self.requests.append(request)
+            self.arrived.set()
+            answer = self.script.pop(0) if self.script else self.otherwise or self.serve
+            await answer(self, request, writer)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    @staticmethod
+    async def serve(
+        server: Server,
+        request: Request,
+        writer: asyncio.StreamWriter,
+        *,
+        etag: str | None = '"v1"',
+        cut: int | None = None,
+        ranges: bool = True,
+        content: bytes | None = None,
+        told: int | None = None,
+        chunked: bool = False,
+        length: bool = True,
+        total: str | None = None,
+        at_most: int | None = None,
+        extra: bytes = b"",
+        headers: tuple[str, ...] = (),
+    ) -> None:
+        """Answer as a server should, except for what the options say.
+
+        cut: bytes of the body that are sent before the connection breaks. told: the Content-Length that is claimed.
+        at_most: bytes of a range that are given. extra: what is sent behind the body.
+        """
+        data = server.objects.get(request.path) if content is None else content
+        if data is None:
+            await Server.status(server, request, writer, code="404 Not Found")
+            return
+        asked = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("range", "")) if ranges else None
+        if asked and request.headers.get("if-range", etag) != etag:
+            asked = None
+        head = [*headers]
+        start, stop, status = 0, len(data), "200 OK"
+        if asked and int(asked[1]) >= len(data):
+            head.append(f"Content-Range: bytes */{len(data)}")
+            start, stop, status = 0, 0, "416 Range Not Satisfiable"
+        elif asked:
+            start = int(asked[1])
+            stop = min(len(data), int(asked[2] or len(data)) + 1, start + (at_most or len(data)))
+            head.append(f"Content-Range: bytes {start}-{stop - 1}/{total or len(data)}")
+            status = "206 Partial Content"
+        if etag:
+            head.append(f"ETag: {etag}")
+        if chunked:
+            head.append("Transfer-Encoding: chunked")
+        elif length:
+            head.append(f"Content-Length: {stop - start if told is None else told}")
+        body = data[start:stop]
+        if chunked:
+            body = b"".join(b"%x\r\n%s\r\n" % (1, body[i : i + 1]) for i in range(len(body))) + b"0\r\n\r\n"
+        writer.write("\r\n".join([f"HTTP/1.1 {status}", *head, "Connection: close", "", ""]).encode())
+        writer.write(body[:cut] + extra)
+
+    @staticmethod
+    async def status(
+        server: Server, request: Request, writer: asyncio.StreamWriter, *, code: str, headers: tuple[str, ...] = ()
+    ) -> None:
+        """Answer with a status and no content."""
+        head = [f"HTTP/1.1 {code}", *headers, "Content-Length: 0", "Connection: close", "", ""]
+        writer.write("\r\n".join(head).encode())
+
+    @staticmethod
+    async def stall(server: Server, request: Request, writer: asyncio.StreamWriter, *, sent: int = 0) -> None:
+        """Send the first bytes of the body, then nothing until the client has gone."""
+        data = server.objects[request.path]
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data[:sent])
+        await writer.drain()
+        await writer.wait_closed()
+
+    @staticmethod
+    async def drip(server: Server, request: Request, writer: asyncio.StreamWriter) -> None:
+        """Send byte by byte, each in a packet of its own."""
+        data = server.objects[request.path]
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode())
+        for index in range(len(data)):
+            writer.write(data[index : index + 1])
+            await writer.drain()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    @staticmethod
+    async def reset(server: Server, request: Request, writer: asyncio.StreamWriter, **options: Any) -> None:
+        """Answer as `serve`, then reset the connection (RST)."""
+        await server.serve(server, request, writer, **options)
+        await writer.drain()
+        made = writer.get_extra_info("socket")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    def faulty(self, kind: str = "serve", **options: Any) -> Behaviour:
+        """Return a behaviour by name."""
+        return partial(getattr(self, kind), **options)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Server]:
+    """Serve in the running loop."""
+    made = Server()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(made.handle(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    open_for = await asyncio.start_server(connected, "127.0.0.1", 0)
+    made.base = f"http://127.0.0.1:{open_for.sockets[0].getsockname()[1]}"
+    yield made
+    open_for.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    async with listening() as made:
+        yield made
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Serve in a thread with a loop of its own: any event loop, thread and process may ask."""
+    ready = threading.Event()
+    made: list[tuple[Server, Callable[[], object]]] = []
+
+    async def serve() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        async with listening() as server:
+            made.append((server, lambda: loop.call_soon_threadsafe(over.set)))
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted server")
+    thread.start()
+    ready.wait()
+    server, end = made[0]
+    try:
+        yield server
+    finally:
+        end()
+        thread.join()
+
+
+def named(source: Any) -> Any:
+    """Return a source of URLs with its files named, and nothing else known of them.
+
+    To be looked at, as `resolved` does, they would need a server in another thread than the test's own.
+    """
+    if not isinstance(source, Files) or source.found is not None or not any(map(is_url, source.paths)):
+        return source
+    return replace(source, found=tuple(Found(url) for path in source.paths for url in braces(path)))
+
+
+@dataclass
+class Reading:
+    """What came out of a source: items, the state behind each (through `json`), and what it failed with."""
+
+    items: list[Any]
+    states: list[Tree]
+    wheres: list[str]
+    begin: Tree
+    failure: Exception | None
+    end: Tree
+
+
+@pytest.fixture
+def read() -> Callable[..., Awaitable[Reading]]:
+    """Read one shard of a source to its end, or to its failure."""
+
+    async def read_(
+        source: Any,
+        state: Tree | None = None,
+        *,
+        mode: str | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+        **part: Any,
+    ) -> Reading:
+        source = named(source)
+        session = Session()
+        stop, ready = anyio.Event(), anyio.Event()
+        owner: list[Tasks] = []
+
+        def begun(tasks: Tasks) -> None:
+            owner.append(tasks)
+            ready.set()
+
+        supervisor = asyncio.ensure_future(supervise(begun, stop, session))
+        await ready.wait()
+        try:
+            site = Site(owner[0], shard, num_shards)
+            flow = source.open(site, Part(mode=cast(Any, mode or source.default_mode), **part), state)
+            made = Reading([], [], [], flow.state.json(), None, {})
+            async with aclosing(flow):
+                try:
+                    async for item in flow:
+                        made.items.append(item)
+                        made.states.append(flow.state.json())
+                        made.wheres.append(flow.state.where())
+                except Exception as failure:
+                    made.failure = failure
+                    with pytest.raises(type(failure)):
+                        await anext(flow)
+                made.end = flow.state.json()
+            assert session.budget.held == 0
+            assert not session.shares
+        finally:
+            stop.set()
+            await supervisor
+        return made
+
+    return read_

@@ -1,0 +1,114 @@
+"""A device with a virtual clock: a copy reads its buffer when it ends; one that is written to too early arrives wrong.
+
+Two clocks matter: that of the thread that stages (`now`), and the device's copy engine (`busy_until`), which does one
+copy after the other. Whoever waits for a point moves `now` there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamline.transfer.ring import Done
+
+POISON = 0xEE
+
+
+class Copy:
+    """What will hold a leaf; poison until the copy has ended."""
+
+    def __init__(self, staged: np.ndarray[Any, Any], ends: float) -> None:
+        self.data = np.frombuffer(bytes([POISON]) * staged.nbytes, np.uint8).view(staged.dtype).reshape(staged.shape)
+        self.nbytes = staged.nbytes
+        self.ends = ends
+        self._staged: np.ndarray[Any, Any] | None = staged
+
+    def end(self) -> None:
+        assert self._staged is not None
+        self.data, self._staged = self._staged.copy(), None
+
+
+@dataclass(frozen=True)
+class Point(Done):
+    device: FakeDevice
+    time: float
+
+    def wait(self) -> None:
+        self.device.fails("wait")
+        self.device.until(self.time)
+
+
+@dataclass
+class FakeDevice:
+    """A `Copier`.
+
+    Attributes:
+      copy_s: seconds for each copied byte; stage_s: for each staged one.
+      failing: how often each call may be made yet before it raises; none: for ever.
+      handed: (batch, the time from which the consumer may use it).
+    """
+
+    copy_s: float = 1.0
+    stage_s: float = 0.0
+    failing: dict[str, int] = field(default_factory=dict)
+    now: float = 0.0
+    busy_until: float = 0.0
+    pending: list[Copy] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)
+    refs: list[weakref.ref[Any]] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> int:
+        """How many there are."""
+        return sum(ref() is not None for ref in self.refs)
+
+    def until(self, time: float) -> None:
+        """Let time pass, and what ends meanwhile end."""
+        self.now = max(self.now, time)
+        while self.pending and self.pending[0].ends <= self.now:
+            self.pending.pop(0).end()
+
+    def fails(self, call: str) -> None:
+        left = self.failing.get(call)
+        if left is not None:
+            self.failing[call] = left - 1
+            if left == 0:
+                raise MemoryError(f"{call}: out of memory")
+
+    def size(self, leaf: Any, where: str) -> int | None:
+        self.fails("size")
+        return leaf.nbytes if isinstance(leaf, np.ndarray) else None
+
+    def allocate(self, size: int) -> Any:
+        self.fails("allocate")
+        buffer = np.full(size, POISON, np.uint8)
+        self.refs.append(weakref.ref(buffer))
+        self.allocated.append(size)
+        return buffer
+
+    def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
+        self.fails("stage")
+        self.until(self.now)
+        memory = buffer[start : start + leaf.nbytes]
+        assert memory.nbytes == leaf.nbytes
+        memory[:] = leaf.reshape(-1).view(np.uint8)
+        self.until(self.now + leaf.nbytes * self.stage_s)
+        return memory.view(leaf.dtype).reshape(leaf.shape)
+
+    def copy(self, staged: Any) -> Any:
+        self.fails("copy")
+        self.busy_until = max(self.busy_until, self.now) + staged.nbytes * self.copy_s
+        self.pending.append(Copy(staged, self.busy_until))
+        return self.pending[-1]
+
+    def mark(self) -> Point:
+        self.fails("mark")
+        return Point(self, self.busy_until)
+
+    def hand_over(self, done: Done, copied: Sequence[Any], batch: Any) -> Any:
+        assert isinstance(done, Point)
+        return batch, done.time

@@ -1,0 +1,449 @@
+"""`.transfer` in whole pipelines: which device, what arrives, where it stands, what is refused, what fails."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import streamline as sl
+from streamline.errors import ClosedError, DataError, PlanError, PlanTypeError
+from streamline.pipeline import Pipeline
+from streamline.transfer.cuda import Cuda
+from streamline.transfer.torch_memory import tell
+from streamline.transforms.transfer import Transfer
+from tests.transfer.fake_torch import FakeTorch, Tensor
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    return install(monkeypatch, FakeTorch())
+
+
+def install(monkeypatch: pytest.MonkeyPatch, module: FakeTorch) -> FakeTorch:
+    monkeypatch.setitem(sys.modules, "torch", module)
+    tell.cache_clear()
+    return module
+
+
+def numbers(count: int = 40, shards: int = 2) -> Pipeline[Any]:
+    return sl.from_items(range(count)).shard(shards).batch(4)
+
+
+def target_of(pipe: Pipeline[Any]) -> Any:
+    (stage,) = pipe.open().opening.plan.after
+    assert isinstance(stage, Transfer)
+    return stage.target
+
+
+# Which device -------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_is_the_reference() -> None:
+    pipe = sl.from_items([{"x": np.arange(3), "y": "a"}] * 5).transfer("host")
+    assert repr(list(pipe)) == repr(list(pipe.debug())) == repr([{"x": np.arange(3), "y": "a"}] * 5)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:1", "xpu", "", "HOST"])
+def test_a_name_that_no_device_has_is_refused_where_it_is_written(device: str) -> None:
+    with pytest.raises(PlanError, match=r'\.transfer\(device\) is "host", "cpu", "cuda", "cuda:1"'):
+        numbers().transfer(device)
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(PlanTypeError, match="got 0, a int"):
+        numbers().transfer(0)
+    with pytest.raises(PlanError, match="depth"):
+        numbers().transfer("cpu", depth=0)
+
+
+def test_a_device_of_torch_is_kept_by_its_name(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "device", type(torch.device("cpu")))
+    pipe = numbers()
+    assert pipe.transfer(torch.device("cuda", 1)) == pipe.transfer("cuda:1")
+    assert pipe.transfer(torch.device("cpu:0")) == pipe.transfer("cpu")
+
+
+def test_writing_a_plan_imports_nothing_and_opening_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setattr("streamline.transfer.devices.find_spec", lambda name: None)
+    cuda, jax = numbers().transfer("cuda"), numbers().transfer("jax")
+    for pipe, extra in ((cuda, "torch"), (numbers().transfer("cpu"), "torch"), (jax, "jax")):
+        with pytest.raises(PlanError, match=rf'not installed: pip install "streamline\[{extra}\]"'):
+            pipe.open()
+        with pytest.raises(PlanError, match="not installed"):
+            pipe.loader()
+
+
+def test_without_a_gpu_opening_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = install(monkeypatch, FakeTorch(devices=0))
+    with pytest.raises(PlanError, match=r'no CUDA device here: it was built without: .*\.transfer\("cpu"\)'):
+        numbers().transfer("cuda").open()
+    torch.version.cuda = "13.0"
+    with pytest.raises(PlanError, match="no driver, or CUDA_VISIBLE_DEVICES hides them"):
+        numbers().transfer("cuda").open()
+    with pytest.raises(PlanError, match="no Apple GPU here"):
+        numbers().transfer("mps").open()
+
+
+def test_a_gpu_that_is_not_there_is_refused(torch: FakeTorch) -> None:
+    with pytest.raises(PlanError, match=r"torch sees 2 CUDA devices, numbered from 0"):
+        numbers().transfer("cuda:2").open()
+
+
+def test_cuda_is_the_current_device_of_the_thread_that_opens(torch: FakeTorch) -> None:
+    pipe = numbers().transfer("cuda")
+    torch.cuda.set_device(1)
+    assert target_of(pipe) == Cuda(1)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(target_of(pipe)))
+    thread.start()
+    thread.join()
+    assert found == [Cuda(0)]
+    assert {str(batch.device) for batch in pipe} == {"cuda:1"}
+    assert set(torch.cuda.pinned_on) == {1}, "pinned for another rank's GPU"
+
+
+def test_a_pass_that_is_opened_ahead_goes_to_the_trainers_device(torch: FakeTorch) -> None:
+    torch.cuda.set_device(1)
+    loader = numbers().transfer("cuda").loader(backend=sl.Threads(1))
+    passes = loader._passes
+    for _ in range(2):
+        assert {str(batch.device) for batch in loader} == {"cuda:1"}
+    coming = passes._next
+    assert coming is not None
+    assert coming.wait() is not None
+    assert coming.opening is not None
+    assert coming.opening.plan.after[0].target == Cuda(1)  # type: ignore[attr-defined]
+    passes.close()
+
+
+# What arrives -------------------------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: Any
+    label: str
+
+
+def nested() -> dict[str, Any]:
+    return {
+        "list": [np.arange(3, dtype=np.int16), "name", None],
+        "tuple": (np.array([1.5], np.float32), 3),
+        "pair": Pair(np.array(True), {"deep": np.zeros((2, 0))}),
+        "sample": Sample(np.arange(6, dtype=np.uint8).reshape(2, 3), "a"),
+        "ordered": OrderedDict(z=np.array([65535], np.uint16), a=b"bytes"),
+    }
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arrays_become_tensors_wherever_they_are_and_all_else_stays(torch: FakeTorch, device: str) -> None:
+    source = nested()
+    (got,) = sl.from_items([source]).transfer(device)
+    where = "cpu" if device == "cpu" else "cuda:0"
+    assert repr(got["list"]) == f"[tensor([0, 1, 2], {where}, torch.int16), 'name', None]"
+    assert repr(got["tuple"]) == f"(tensor([1.5], {where}, torch.float32), 3)"
+    assert type(got["pair"]) is Pair
+    assert repr(got["pair"].left) == f"tensor(True, {where}, torch.bool)"
+    assert got["pair"].right["deep"].shape == (2, 0)
+    assert type(got["sample"]) is Sample
+    assert got["sample"].image.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert type(got["ordered"]) is OrderedDict
+    assert list(got["ordered"]) == ["z", "a"]
+    assert got["ordered"]["z"].tolist() == [65535]
+    assert isinstance(source["sample"].image, np.ndarray), "the batch before was changed"
+
+
+def odd_arrays() -> list[Any]:
+    read_only = np.arange(4)
+    read_only.flags.writeable = False
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    return [
+        read_only,
+        table.T,
+        table[::-1, ::2],
+        np.asfortranarray(table),
+        np.broadcast_to(np.int8(3), (2, 2)),
+        np.arange(4, dtype=">i4"),
+        np.array(2.5),
+        np.zeros(0, np.int64),
+        np.array([1, 2], np.float16),
+        np.array([1 + 2j], np.complex64),
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("at", range(len(odd_arrays())))
+def test_arrays_of_any_layout_arrive(torch: FakeTorch, device: str, at: int) -> None:
+    array = odd_arrays()[at]
+    (got,) = sl.from_items([array]).transfer(device)
+    assert got.shape == array.shape
+    assert got.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("array", "what"),
+    [
+        (np.array(["a", "bc"]), "<U2"),
+        (np.array([object()]), "object"),
+        (np.array(["2026-01-01"], "datetime64[D]"), r"datetime64\[D\]"),
+        (np.zeros(1, np.longdouble), "float128|longdouble"),
+        (np.zeros(1, [("a", "i4")]), "a"),
+    ],
+)
+def test_arrays_that_torch_does_not_know_are_refused_with_their_place(
+    torch: FakeTorch, device: str, array: Any, what: str
+) -> None:
+    with pytest.raises(DataError, match=rf"batch\['rows'\]\[1\]: torch has no dtype for a NumPy array of .*({what})"):
+        list(sl.from_items([{"rows": [1, array]}]).transfer(device))
+    with pytest.raises(DataError, match=r"batch: a masked array would lose its mask"):
+        list(sl.from_items([np.ma.masked_array([1, 2], [True, False])]).transfer(device))
+
+
+def test_tensors_that_are_there_are_moved(torch: FakeTorch) -> None:
+    cpu = torch.device("cpu")
+    plain, transposed = Tensor(torch, np.arange(4), cpu), Tensor(torch, np.arange(4).reshape(2, 2).T, cpu)
+    pinned = Tensor(torch, np.arange(3), cpu, pinned=True)
+    other = Tensor(torch, np.arange(2), torch.device("cuda:1"))
+    (got,) = sl.from_items([[plain, transposed, pinned, other]]).transfer("cuda:0")
+    assert {str(tensor.device) for tensor in got} == {"cuda:0"}
+    assert [tensor.tolist() for tensor in got] == [[0, 1, 2, 3], [[0, 2], [1, 3]], [0, 1, 2], [0, 1]]
+
+
+def test_the_batch_is_the_consumers_stream_to_use(torch: FakeTorch) -> None:
+    mine = torch.cuda.Stream()
+    with numbers().transfer("cuda").open() as stream, torch.cuda.stream(mine):
+        batch = next(stream)
+        assert batch.used_by == [mine], "its memory might be reused while it is computed with"
+        assert batch.tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["for", "async for", "debug"])
+async def test_batches_come_whole_and_in_order(torch: FakeTorch, kind: str, depth: int) -> None:
+    pipe, plain = numbers(200).transfer("cuda", depth=depth), [batch.tolist() for batch in numbers(200)]
+    found = list(pipe if kind == "for" else pipe.debug()) if kind != "async for" else [batch async for batch in pipe]
+    assert [batch.tolist() for batch in found] == plain
+    assert len(torch.cuda.pinned_on) == max(2, depth), "a buffer was allocated twice"
+
+
+async def test_batches_that_wait_together_are_handed_over_one_by_one(torch: FakeTorch) -> None:
+    async with numbers(80).transfer("cuda", depth=5).open() as stream:
+        found = [await anext(stream)]
+        with anyio.fail_after(20):
+            while len(torch.cuda.pinned_on) < 5:  # noqa: ASYNC110 - until all five buffers have been written to
+                await anyio.sleep(0.01)
+        found += [batch async for batch in stream]
+    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in numbers(80)]
+
+
+def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch) -> None:
+    moved: list[Any] = []
+    to = Tensor.to
+
+    def counted(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        moved.append(self)
+        return to(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch, numbers(400).transfer("cuda", depth=3).open() as stream:
+        patch.setattr(Tensor, "to", counted)
+        for at in range(1, 30):
+            next(stream)
+            assert len(moved) <= at + 3
+        deadline = threading.Event()
+        for _ in range(200):
+            if len(moved) == 29 + 3:
+                break
+            deadline.wait(0.01)
+        assert len(moved) == 29 + 3, "the batches behind this one are not on their way"
+
+
+# Where it stands ----------------------------------------------------------------------------------------------------
+
+
+def test_it_stands_behind_a_merge_and_nothing_behind_it() -> None:
+    pipe = numbers()
+    assert pipe.transfer("host") == pipe.merge().transfer("host")
+    merged = numbers().merge("best_effort").transfer("host")
+    assert merged.plan.merge.chooses
+    with pytest.raises(PlanError, match=r"\.transfer is a plan's last stage, and \.map stands behind it"):
+        numbers().transfer("host").map(str)
+    with pytest.raises(PlanError, match=r"one \.merge"):
+        numbers().transfer("host").merge()
+    with pytest.raises(PlanError, match="behind"):
+        sl.from_items(range(3)).transfer("host").shard(2)
+
+
+def test_it_is_shown_with_its_channels() -> None:
+    pipe = numbers().map(np.negative).transfer("cuda", depth=3)
+    lines = repr(pipe).splitlines()
+    assert "  transfer(device='cuda', depth=3)" in lines
+    assert "rank        merge → [128 batches] → transfer → [3 batches]" in lines
+    assert lines[-1] == f"at most {pipe.max_in_flight:,} items in flight"
+    assert "transfer" in str(pipe.draw())
+    assert "transfer" in pipe.draw().svg
+    assert numbers().transfer("cuda", depth=9).max_in_flight == pipe.max_in_flight + 6 * 4
+
+
+def test_a_snapshot_is_of_the_batch_consumed_on_whatever_device(torch: FakeTorch) -> None:
+    whole = [batch.tolist() for batch in numbers()]
+    pipe = numbers().transfer("cuda")
+    for taken in range(len(whole) + 1):
+        with pipe.open() as stream:
+            for _ in range(taken):
+                next(stream)
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        for resumed in (pipe, numbers(), numbers().transfer("cpu"), numbers().transfer("host", depth=1)):
+            with resumed.open(resume=snapshot) as stream:
+                assert [batch.tolist() for batch in stream] == whole[taken:]
+
+
+def test_workers_in_processes_know_nothing_of_it(torch: FakeTorch) -> None:
+    def sees(item: int) -> Any:
+        import os
+        import sys
+
+        return np.array([os.environ["CUDA_VISIBLE_DEVICES"] == "", "torch" not in sys.modules])
+
+    pipe = sl.from_items(range(4)).shard(2).map(sees).transfer("cuda")
+    with pipe.open(backend=sl.Processes(2)) as stream:
+        assert [batch.tolist() for batch in stream] == [[True, True]] * 4
+
+
+# Failures, close ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_comes_at_its_batch_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = install(monkeypatch, FakeTorch(memory=3 * 4 * 8))
+    with numbers().transfer("cuda").open() as stream:
+        assert len([next(stream) for _ in range(3)]) == 3
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+                next(stream)
+        snapshot = stream.snapshot()
+    assert caught.value.__notes__[0] == "at batch, a ndarray of int64[4]"
+    assert caught.value.__notes__[1].startswith("in transfer, shard 0 of 1 (pid ")
+    with numbers().open(resume=snapshot) as plain:
+        assert len(list(plain)) == 7
+
+
+def test_batches_that_cannot_be_moved_are_skipped_where_that_is_wanted(torch: FakeTorch) -> None:
+    items = [np.arange(2), np.array(["a"]), np.arange(3)]
+    with sl.from_items(items).transfer("cuda").open(on_error="skip") as stream:
+        assert [batch.tolist() for batch in stream] == [[0, 1], [0, 1, 2]]
+        assert stream.errors.total == 1
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_loop_may_be_left_at_any_batch(torch: FakeTorch, taken: int) -> None:
+    streams: list[Any] = []
+    make = torch.cuda.Stream
+
+    def noted(**options: Any) -> Any:
+        streams.append(make(**options))
+        return streams[-1]
+
+    torch.cuda.Stream = noted  # type: ignore[assignment]
+    with numbers(400).transfer("cuda", depth=3).open() as stream:
+        for _ in range(taken):
+            next(stream)
+    assert all(len(side.work) == side.done for side in streams), "copies are at work on memory that is gone"
+    with pytest.raises(ClosedError):
+        next(stream)
+
+
+def test_a_stream_that_is_dropped_leaves_nothing_at_work(torch: FakeTorch) -> None:
+    iterator: Iterator[Any] | None = iter(numbers(400).transfer("cuda"))
+    assert iterator is not None
+    next(iterator)
+    del iterator  # and conftest looks for threads
+
+
+def test_a_failing_hand_over_takes_nothing(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with numbers().transfer("cuda").open() as stream:
+        next(stream)
+        before = stream.snapshot()
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "record_stream", lambda self, stream: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                next(stream)
+        assert stream.snapshot() == before
+        assert next(stream).tolist() == [1, 3, 5, 7]
+
+
+# Devices that nothing is pinned for ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_done_is_said_once(torch: FakeTorch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "streamline.transfer"):
+        for _ in range(2):
+            list(numbers().transfer("cpu"))
+    (record,) = [record for record in caplog.records if record.name == "streamline.transfer"]
+    assert record.getMessage().startswith('transfer("cpu"): pinned memory, and copies beside the computation, are for')
+
+
+def test_on_the_cpu_an_arrays_memory_is_the_tensors(torch: FakeTorch) -> None:
+    array = np.arange(5)
+    (got,) = sl.from_items([array]).transfer("cpu")
+    assert np.shares_memory(got.data, array)
+
+
+class FakeJax(SimpleNamespace):
+    """As much of JAX as a transfer uses: arrays that know where they were put."""
+
+    def __init__(self) -> None:
+        super().__init__(Array=FakeArray, Device=type("Device", (), {}), Sharding=Sharding)
+
+    def device_put(self, value: Any, place: Any) -> FakeArray:
+        return FakeArray(np.asarray(getattr(value, "data", value)), place)
+
+    def make_array_from_process_local_data(self, sharding: Any, local: Any) -> FakeArray:
+        return FakeArray(np.concatenate([local, local]), sharding)
+
+
+class FakeArray:
+    def __init__(self, data: Any, place: Any) -> None:
+        self.data = data
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Sharding:
+    is_fully_addressable: bool
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> FakeJax:
+    module = FakeJax()
+    monkeypatch.setitem(sys.modules, "jax", module)
+    monkeypatch.setitem(sys.modules, "jax.sharding", module)
+    return module
+
+
+def test_jax_is_given_arrays_and_where_to_put_them(jax: FakeJax) -> None:
+    device = jax.Device()
+    for given, place in (("jax", None), (device, device), (Sharding(True), Sharding(True))):
+        (got,) = sl.from_items([{"x": np.arange(3), "name": "a"}]).transfer(given)
+        assert got["name"] == "a"
+        assert (got["x"].data.tolist(), got["x"].place) == ([0, 1, 2], place)
+
+
+def test_an_array_over_processes_is_made_of_each_ones_part(jax: FakeJax) -> None:
+    (got,) = sl.from_items([np.arange(3)]).transfer(Sharding(False))
+    assert got.data.tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(DataError, match=r"batch: JAX has no dtype for a NumPy array of <U1"):
+        list(sl.from_items([np.array(["a"])]).transfer("jax"))
