@@ -83,6 +83,8 @@ class Cache(Stage[T, T]):
                     "again: what is before it gives fewer than it did"
                 )
             await pace.breathe()
+        if served:  # there may be no item behind these to say what was left out among them
+            yield Chunk((), (), kept.state(served, kept.now))
         while True:
             if served < len(kept.items):
                 items: Sequence[T] = kept.items[served : served + run.want]
