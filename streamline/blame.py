@@ -20,7 +20,7 @@ __all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "st
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
 
 INLINED = re.compile(r"<(list|set|dict)comp>\.")
-"""In Python 3.11, they stand in the name of a function that they made; since 3.12, they are none themselves (PEP 709)."""
+"""In Python 3.11 they stand in the name of a function that they made; since 3.12 they are none themselves (PEP 709)."""
 
 
 def blame(
