@@ -89,7 +89,11 @@ class Opening:
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
         opener: Opener[Any] = _MergeOpener(
-            self.plan, self.backend, site, None if self.resume is None else self.resume.journal
+            self.plan,
+            self.backend,
+            site,
+            None if self.resume is None else self.resume.journal,
+            tasks.session.shares.setdefault(self.plan.merge.name, []),
         )
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
