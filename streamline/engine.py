@@ -56,7 +56,7 @@ class Engine(Generic[T]):
 
     def __init__(self, opening: Opening, session: Session) -> None:
         plan = opening.plan
-        self._opening = opening
+        self.opening = opening
         self._session = session
         self.far = FarGate(session.gate)
         self._most = min(plan.border_capacity, session.most_ahead or plan.border_capacity)
@@ -74,6 +74,7 @@ class Engine(Generic[T]):
         self._stopped = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._again: anyio.Event | None = None
+        self._opened: Callable[[], Opening] = lambda: opening
         self._job: Job | None = None
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
@@ -110,14 +111,17 @@ class Engine(Generic[T]):
             self._room = None
             self._signal(room)
 
-    def reopen(self, opening: Opening) -> State:
+    def reopen(self, opening: Callable[[], Opening]) -> State:
         """Close the plan's flows, drop what is on its way, and begin at another opening of the same plan.
+
+        Args:
+          opening: makes it, while nothing runs.
 
         Returns:
           The state before the first item.
         """
-        self._opening = opening
         assert self._again is not None
+        self._opened = opening
         self._signal(self._again)
         begun = self._begun.get()
         if isinstance(begun, BaseException):
@@ -134,6 +138,7 @@ class Engine(Generic[T]):
             while not self._border.empty():
                 self._border.get_nowait()
             self._sent = self._dealt
+            self.opening = self._opened()
             self._open(tasks)
 
     def stop(self) -> None:
@@ -173,7 +178,7 @@ class Engine(Generic[T]):
         await supervise(self._begin, self._stop, self._session)
 
     def _begin(self, tasks: Tasks) -> None:
-        if caches_of(self._opening.plan):
+        if caches_of(self.opening.plan):
             self._again = anyio.Event()
             tasks.start(partial(self._reopen, tasks), "resets", lambda: None)
         self._open(tasks)
@@ -181,7 +186,7 @@ class Engine(Generic[T]):
     def _open(self, tasks: Tasks) -> None:
         """Open the plan, and let its lists cross."""
         try:
-            flow: Flow[T] = self._opening.flow(tasks)
+            flow: Flow[T] = self.opening.flow(tasks)
         except Exception as failure:  # out of the task group's reach, which would wrap it
             self._begun.put(failure)
             if self._stop is not None:

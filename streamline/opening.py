@@ -25,6 +25,7 @@ from streamline.meters.meter import Meters
 from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
+from streamline.resuming.bound import caches_of
 from streamline.resuming.fingerprint import Entry, fingerprint
 from streamline.session import MEMORY_BYTES, Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
@@ -128,7 +129,8 @@ class Opening:
         before, rank, letters = self._skipped, self.rank, None
         if self.policy.dead_letters is not None:
             letters = Letters(self.policy.dead_letters, rank.rank, rank.world_size, self.epoch, before)
-        return Errors(self.policy, before, letters, merged_size(self.plan), meters)
+        told = any(cache.path is not None for cache in caches_of(self.plan))
+        return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
 
     @property
     def _skipped(self) -> dict[tuple[int, str], int]:

@@ -17,7 +17,22 @@ from streamline.snapshot import Snapshot
 from streamline.transforms.cache_course import reset
 from streamline.transforms.cache_files import CacheFiles
 
-__all__ = ["reset_from", "reset_kept"]
+__all__ = ["Going", "check_reset", "reset_from", "reset_kept"]
+
+
+def check_reset(opening: Opening) -> None:
+    """Insist on a run that can be reset.
+
+    Raises:
+      PlanError: its plan keeps nothing; its ranks agree on their end on the way, so that none can go back.
+    """
+    if not caches_of(opening.plan):
+        raise PlanError("reset_cache() draws anew what .cache keeps, and there is no .cache in this pipeline")
+    if opening.ending is not None and opening.ending.store is not None:
+        raise PlanError(
+            "reset_cache() goes back to where the consumer is, and these ranks find out on the way how they end "
+            "together: call it between two epochs of a loader, or say ends=\"allow\""
+        )
 
 
 def reset_kept(opening: Opening) -> int:
@@ -30,10 +45,9 @@ def reset_kept(opening: Opening) -> int:
       PlanError: the plan keeps nothing.
       ReadError: a folder can't be written.
     """
-    plan, rank = opening.plan, opening.rank
+    plan, rank, least = opening.plan, opening.rank, 0
     if not caches_of(plan):
-        raise PlanError("reset_cache() draws anew what .cache keeps, and there is no .cache in this pipeline")
-    least = 0
+        check_reset(opening)
     of_rank = {stage.name for stage in plan.after}
     for cache in caches_of(plan):
         if cache.path is None:
@@ -45,24 +59,55 @@ def reset_kept(opening: Opening) -> int:
     return least
 
 
-def reset_from(opening: Opening, snapshot: Snapshot | None) -> Opening:
-    """Return what goes on from a snapshot of this rank, and draws the passes behind it anew; None: from the beginning.
+def reset_from(opening: Opening, snapshot: Snapshot, *, begun: bool = True) -> Opening:
+    """Return what goes on from a snapshot of the same run, and draws the passes behind it anew.
+
+    While nothing of it runs: a pass that is read ahead might be of the new drawing otherwise.
+
+    Args:
+      begun: whether the snapshot is behind an item.
 
     Raises:
-      PlanError: the plan keeps nothing; the ranks agree on their end on the way, and this one can't go back.
       ReadError: a folder can't be written.
     """
-    agreement = opening.ending
-    if agreement is not None and agreement.store is not None:
-        raise PlanError(
-            "reset_cache() goes back to where the consumer is, and these ranks find out on the way how they end "
-            "together: call it between two epochs of a loader, or say ends=\"allow\""
-        )
-    least = reset_kept(opening)
-    if snapshot is None:
-        return opening
     names = {cache.name for cache in caches_of(opening.plan)}
-    snapshot = replace(snapshot, state=reset(snapshot.state, names, least))
+    state = reset(snapshot.state, names, reset_kept(opening), begun=begun)
+    return _opening_at(opening, replace(snapshot, state=state))
+
+
+class Going:
+    """A run that is reset: from its opening to the one that it goes on with.
+
+    Args:
+      opening: the run's.
+      snapshot: where its consumer is.
+      begun: whether it has received an item.
+    """
+
+    def __init__(self, opening: Opening, snapshot: Snapshot, *, begun: bool) -> None:
+        self.opening = opening
+        self._snapshot = snapshot
+        self._begun = begun or opening.resume is not None
+        self._failure: Exception | None = None
+
+    def reset(self) -> Opening:
+        """Return the opening to go on with; where it can't be reset, as it was. While nothing of it runs."""
+        try:
+            self.opening = reset_from(self.opening, self._snapshot, begun=self._begun)
+        except Exception as failure:
+            self._failure = failure
+            self.opening = _opening_at(self.opening, self._snapshot)
+        return self.opening
+
+    def raise_if_failed(self) -> None:
+        """Say what went wrong."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def _opening_at(opening: Opening, snapshot: Snapshot) -> Opening:
+    """Return what goes on from a snapshot of the same run."""
+    agreement = opening.ending
     if agreement is not None:
         resumed = Resumed(part=snapshot, job=snapshot, same_plan=True)
         agreement = agreed(

@@ -23,7 +23,7 @@ from streamline.flow import Chunk, Flow
 from streamline.opening import Opening
 from streamline.pace import Pace
 from streamline.pausing import QUIESCE_S, Pause, check_asked
-from streamline.resetting import reset_from, reset_kept
+from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
 from streamline.session import Session
 from streamline.snapshot import Snapshot
@@ -138,24 +138,26 @@ class Stream(Running[T], AsyncCursor[T]):
           ReadError: a folder can't be written.
         """
         check_asked(self._session.gate)
+        check_reset(self._opening)
         if self._flow is None:
             await self.start()
         if self._closed:
             reset_kept(self._opening)
             return
-        begun = self.count or self._opening.resume is not None
-        opening = reset_from(self._opening, self.snapshot_now() if begun else None)
+        going = Going(self._opening, self.snapshot_now(), begun=self.count > 0)
         assert self._flow is not None
         assert self._tasks is not None
         try:
             await self._flow.aclose()
-            self._opening, self._flow = opening, opening.flow(self._tasks)
+            self._opening = going.reset()
+            self._flow = self._opening.flow(self._tasks)
         except BaseException:
             await self.aclose()
             raise
         self._session.meters.gave(-self.at_hand)
         self._forget()
         self._begin_at(self._flow.state)
+        going.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
         """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

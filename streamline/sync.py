@@ -23,7 +23,7 @@ from streamline.gate import Event, Gate
 from streamline.opening import Opening
 from streamline.options import check_ago
 from streamline.pausing import QUIESCE_S, SyncPause, check_asked
-from streamline.resetting import reset_from, reset_kept
+from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
 from streamline.session import Session
 from streamline.snapshot import Snapshot
@@ -100,15 +100,17 @@ class SyncStream(Running[T]):
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)
         check_asked(self._gate)
+        check_reset(self._opening)
         if self._ended:
             reset_kept(self._opening)
             return
         with self._lock:
-            begun = self.count or self._opening.resume is not None
-            self._opening = reset_from(self._opening, self._snapshot(self._gate) if begun else None)
             self._session.meters.gave(-self.at_hand)
+            going = Going(self._opening, self._snapshot(self._gate), begun=self.count > 0)
             self._forget()
-            self._begin_at(self._engine.reopen(self._opening))
+            self._begin_at(self._engine.reopen(going.reset))
+            self._opening = going.opening
+            going.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

@@ -9,7 +9,7 @@ Passes are told apart by their epoch (`Site.epoch`), which only grows in a runni
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -101,12 +101,14 @@ class Course:
       base: the drawing that its first pass was of.
       log: of resets.
       known: the last pass of which the log tells; behind it, a folder may know better.
-      kept: what was drawn last: its own business.
+      drawn: the drawing that is kept, and the epoch that it was drawn in.
+      kept: what there is of it: its own business.
     """
 
     base: int | None = None
     log: Log = ()
     known: Pass | None = None
+    drawn: tuple[int, Pass] | None = None
     kept: Any = field(default=None, repr=False)
 
     @classmethod
@@ -115,7 +117,8 @@ class Course:
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
         if own is not None:
             log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
-            shares[key] = cls(own["drawing"], log, tuple(own["pass"]))
+            known = None if own["drawing"] is None else tuple(own["pass"])
+            shares[key] = cls(own["drawing"], log, known)
         found: Course = shares.setdefault(key, cls())
         return found
 
@@ -137,23 +140,41 @@ class Course:
         return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing)
 
 
-def reset(tree: Json, names: Collection[str], least: int) -> Json:
-    """Return a state in which the passes of these caches that have not begun are of another drawing.
+def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:
+    """Return a state in which the passes of these caches that have not begun, in any shard, are of another drawing.
 
     Args:
       least: the number of that drawing, at least.
+      begun: whether anything was delivered: the pass in which the state is has begun.
     """
-    if isinstance(tree, list):
-        return [reset(part, names, least) for part in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        key: _reset(part, least) if key in names and isinstance(part, dict) else reset(part, names, least)
-        for key, part in tree.items()
-    }
+    owns = [(name, own) for name, own in _owns(tree, names) if own["drawing"] is not None]  # else nothing was read
+    last: dict[str, Json] = {}
+    for name, own in owns:
+        last[name] = max(own["pass"], last.get(name, []))
+
+    def changed(part: Json) -> Json:
+        if isinstance(part, list):
+            return [changed(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        return {
+            key: _reset(one, last[key], least, begun) if any(one is own for _, own in owns) else changed(one)
+            for key, one in part.items()
+        }
+
+    return changed(tree)
 
 
-def _reset(own: Tree, least: int) -> Tree:
+def _owns(tree: Json, names: Collection[str]) -> Iterator[tuple[str, Tree]]:
+    """Yield the parts of the stages of these names, wherever in a state they are."""
+    for name, part in tree.items() if isinstance(tree, dict) else (("", part) for part in tree):
+        if name in names and isinstance(part, dict):
+            yield name, part
+        elif isinstance(part, dict | list):
+            yield from _owns(part, names)
+
+
+def _reset(own: Tree, last: Json, least: int, begun: bool) -> Tree:
     log = own.get("resets", [])
-    number = max([least, 1 + (own["drawing"] or 0), *(1 + drawing for _, drawing in log)])
-    return {**own, "resets": [*log, [own["pass"], number]]}
+    number = max([least, 1 + own["drawing"], *(1 + drawn for _, drawn in log)])
+    return {**own, "pass": last, "resets": [*log, [last, number]]} if begun else {**own, "drawing": number}

@@ -161,7 +161,7 @@ class _Pass(Generic[T]):
         drawing = place.drawing
         if drawing is None:
             drawing = course.wanted(place.number)
-            if course.known is None or place.number >= course.known:
+            if course.known is None or place.number > course.known:
                 drawing = max(drawing, found.newest)
         course.begin(place.number, drawing)
         self._keeps = tip is not None and drawing >= found.newest
@@ -169,6 +169,8 @@ class _Pass(Generic[T]):
         chain: list[Block] | None = None
         if tip == ROOT and not self.served:
             chain = self._followed(found, drawing)
+            if course.drawn is not None and course.drawn[0] == drawing:  # as it was, where there is no file of it yet
+                self._stands, self.place = LOST, replace(self.place, epoch=course.drawn[1])
         elif tip is not None and (chain := found.chain(tip)) is not None:
             chain += self._behind(found, tip, following, drawing)
         if chain is not None and tip is not None:
@@ -179,6 +181,7 @@ class _Pass(Generic[T]):
             logger.warning("%s: its files in %s are gone, drawing anew", self._keeping.stage, self._keeping.path)
             self._stands, self._keeps = LOST, drawing >= found.newest
             await self._stand_behind([])
+        course.drawn = drawing, self.place.epoch
 
     def _followed(self, found: Found, drawing: int) -> list[Block]:
         """Return the blocks of a pass that begins: those of the pass before it, or of whichever run has come furthest."""
