@@ -31,7 +31,7 @@ class Place:
       number: of the pass, its epoch; `known`, the last pass that was read before, or this one: passes up to there are
         of the drawings that the log says.
       log: of resets, up to this pass.
-      drawing: None: not settled yet, as nothing of the pass was read.
+      drawing: None: not settled yet, as nothing was read; `base` is that of the first pass of the running.
       files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to where
         the upstream's state is; and the block that is being drawn. None: of a cache in memory.
     """
@@ -42,6 +42,7 @@ class Place:
     known: Pass
     log: Log
     drawing: int | None
+    base: int | None
     files: tuple[str | None, int, str] | None = None
 
 
@@ -57,12 +58,13 @@ class CacheState(Over):
     def json(self, until: State | None = None) -> Tree:
         place, last = self._place, self if until is None else cast(CacheState, until.latest)
         end = last._place
-        same = place.drawing == end.drawing or (place.drawing is None and place.number == end.number)
+        drawing = end.base if place.drawing is None else place.drawing
+        same = drawing == end.drawing
         if same and end.files is not None and end.files[0] is not None:  # more is in files by then
             place, tree = end, last.upstream.json()
         else:
             tree = self.upstream.json(last.upstream if same and until is not None else None)
-        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": place.drawing}
+        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
         own["pass"] = list(end.known)
         if log := [[list(behind), number] for behind, number in end.log if behind >= self._place.number]:
             own["resets"] = log
@@ -137,7 +139,9 @@ class Course:
     def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> Place:
         """Return what the states of a pass have in common."""
         known = number if self.known is None else max(number, self.known)
-        return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing)
+        return Place(
+            name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base
+        )
 
 
 def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:

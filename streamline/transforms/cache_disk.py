@@ -138,7 +138,7 @@ class _Pass(Generic[T]):
             if self.served > self._drawn:
                 await self._draw_again(pace)
                 yield Chunk((), (), self.state(self.flow.state))
-            while (drawn := await self.flow.pull(run.want)) is not None:
+            while (drawn := await self.flow.pull(min(run.want, self._room))) is not None:
                 first = self.served
                 self._add(drawn.items)
                 self.served += len(drawn.items)
@@ -262,7 +262,7 @@ class _Pass(Generic[T]):
 
     async def _draw_again(self, pace: Pace) -> None:
         while self._drawn < self.served:
-            if (chunk := await self.flow.pull(self.served - self._drawn)) is None:
+            if (chunk := await self.flow.pull(min(self.served - self._drawn, self._room))) is None:
                 raise ResumeError(gives_fewer(self._keeping.stage, self.served, self._drawn))
             self._add(chunk.items)
             del chunk
@@ -302,6 +302,11 @@ class _Pass(Generic[T]):
         self.mark = now
         self._course.kept = following
         self._settle(following, self._drawn)
+
+    @property
+    def _room(self) -> int:
+        """Items that the block may have yet."""
+        return BLOCK_ITEMS - len(self._block)
 
     @property
     def _written(self) -> int:
