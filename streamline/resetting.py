@@ -31,7 +31,7 @@ def check_reset(opening: Opening) -> None:
     if opening.ending is not None and opening.ending.store is not None:
         raise PlanError(
             "reset_cache() goes back to where the consumer is, and these ranks find out on the way how they end "
-            "together: call it between two epochs of a loader, or say ends=\"allow\""
+            'together: call it between two epochs of a loader, or say ends="allow"'
         )
 
 

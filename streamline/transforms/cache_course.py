@@ -139,9 +139,7 @@ class Course:
     def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> Place:
         """Return what the states of a pass have in common."""
         known = number if self.known is None else max(number, self.known)
-        return Place(
-            name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base
-        )
+        return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base)
 
 
 def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:

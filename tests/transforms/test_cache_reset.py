@@ -115,9 +115,15 @@ def test_a_debug_stream_is_reset_likewise() -> None:
 
 def test_the_first_pass_of_a_stream_that_gave_nothing_is_drawn_anew(tmp_path: Path) -> None:
     first = list(shuffled(tmp_path, 1))
-    with sl.from_items(range(12)).shard(2).shuffle(window=20).cache(path=tmp_path).repeat(1).merge().open(
-        epoch=3
-    ) as stream:
+    with (
+        sl.from_items(range(12))
+        .shard(2)
+        .shuffle(window=20)
+        .cache(path=tmp_path)
+        .repeat(1)
+        .merge()
+        .open(epoch=3) as stream
+    ):
         stream.reset_cache()
         second = list(stream)
     assert sorted(first) == sorted(second)
