@@ -42,15 +42,15 @@ class Keeping(Ordering[T]):
         """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
 
         All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle behind
-        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew, and
-        a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and resumes,
+        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
+        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and resumes,
         read on in its files. See docs/regenerating.md.
 
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
             functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
-          max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass that
-            is larger fails with `CacheFull`. None: no bound.
+          max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass
+            that is larger fails with `CacheFull`. None: no bound.
         """
         if max_bytes is not None:
             check_int(".cache(max_bytes=)", max_bytes, 1)

@@ -126,8 +126,8 @@ class Stream(Running[T], AsyncCursor[T]):
     async def reset_cache(self) -> None:
         """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
 
-        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On disk,
-        also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
+        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
+        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
         resume is: it takes what one takes, also of the pass that was begun.
 
         Cancellation: the stream is closed; a resume of its snapshot may or may not be of a stream that was reset.

@@ -87,8 +87,8 @@ class SyncStream(Running[T]):
     def reset_cache(self) -> None:
         """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
 
-        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On disk,
-        also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
+        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
+        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
         resume is: it takes what one takes, also of the pass that was begun.
 
         Raises:

@@ -278,7 +278,7 @@ class Loader(Reports[T]):
         return self._loaded if run is None else run.snapshot
 
     def reset_cache(self) -> None:
-        """Let go of what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next one draws anew."""
+        """Let go of what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
         epochs, run = self._now
         if run is not None and run.alive and (epochs.phase is Phase.RUNNING or not epochs.upcoming.fresh):
             self._now = Now(epochs, run.reset())

@@ -1,4 +1,4 @@
-"""Caches on disk are of what is before them: a digest of it, made when a plan is opened, is in the names of their files.
+"""Caches on disk are of what is before them: a digest of it, made when a plan is opened, is in their files' names.
 
 In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's data, as
 a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.

@@ -32,8 +32,8 @@ class Place:
         of the drawings that the log says.
       log: of resets, up to this pass.
       drawing: None: not settled yet, as nothing was read; `base` is that of the first pass of the running.
-      files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to where
-        the upstream's state is; and the block that is being drawn. None: of a cache in memory.
+      files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to
+        where the upstream's state is; and the block that is being drawn. None: of a cache in memory.
     """
 
     name: str

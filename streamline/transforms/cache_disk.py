@@ -184,7 +184,7 @@ class _Pass(Generic[T]):
         course.drawn = drawing, self.place.epoch
 
     def _followed(self, found: Found, drawing: int) -> list[Block]:
-        """Return the blocks of a pass that begins: those of the pass before it, or of whichever run has come furthest."""
+        """Return the blocks of a pass that begins: of the pass before it, or of the run that has come furthest."""
         tip: str = self._course.kept or ROOT
         chain = found.chain(tip) if tip in found.blocks and found.blocks[tip].drawing == drawing else None
         return [*(chain or []), *found.beyond(tip if chain else ROOT, drawing)]

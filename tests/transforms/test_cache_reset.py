@@ -1,4 +1,4 @@
-"""`reset_cache()`: passes that the consumer hasn't begun are drawn anew, exactly so behind a resume, wherever it runs."""
+"""`reset_cache()`: passes that the consumer hasn't begun are drawn anew, exactly so behind a resume, in any host."""
 
 from __future__ import annotations
 
