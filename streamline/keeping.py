@@ -43,8 +43,8 @@ class Keeping(Ordering[T]):
 
         All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle behind
         it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
-        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and resumes,
-        read on in its files. See docs/regenerating.md.
+        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
+        resumes, read on in its files. See docs/regenerating.md.
 
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its

@@ -190,7 +190,8 @@ class CacheFiles:
         if self._max_bytes is not None and before_bytes + size > self._max_bytes:
             raise CacheFull(
                 f"{self._stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
-                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self._max_bytes:,}. Raise it, put "
+                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self._max_bytes:,}. Raise it, "
+                "put "
                 ".cache before what makes items large, or leave it out: each pass is read anew then"
             )
         try:
