@@ -5,7 +5,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-__all__ = ["Mover", "Target"]
+from streamline.meters.details import Detail, Details
+
+__all__ = ["Copies", "Mover", "Target"]
+
+
+class Copies:
+    """What is counted of the copies of one running.
+
+    Attributes:
+      copied_bytes: to the device; in the host's memory, what couldn't be taken as it was.
+      device_waited_s: for the device to be done with a buffer, before the next batch could be written into it; None:
+        its library doesn't say.
+    """
+
+    __slots__ = ("copied_bytes", "device_waited_s")
+
+    def __init__(self) -> None:
+        self.copied_bytes = 0
+        self.device_waited_s: float | None = None
+
+    def details(self) -> Details:
+        """Tell the stage's meter."""
+        copied, waited_s = Detail("copied_bytes", self.copied_bytes), self.device_waited_s
+        return (copied,) if waited_s is None else (copied, Detail("device_waited_s", waited_s))
 
 
 class Mover(ABC):
@@ -17,10 +40,12 @@ class Mover(ABC):
     Attributes:
       waits: whether `move` copies or waits, so that it is called in a thread, never in two at once.
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
+      copies: what is counted; None: nothing is copied.
     """
 
     waits = False
     hands_over = False
+    copies: Copies | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:
