@@ -119,7 +119,8 @@ class Slice(Index):
 
     @property
     def passes(self) -> int | None:
-        return self.inner.passes
+        length = self.length
+        return None if length is None else self.pass_of(max(0, length - 1)) + 1
 
     def pass_of(self, position: int) -> int:
         return self.inner.pass_of(position + self.start)

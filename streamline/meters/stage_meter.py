@@ -86,8 +86,8 @@ class StageMeter:
 
     __slots__ = (
         "_details", "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits",
-        "begun", "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer", "on_hold",
-        "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
+        "begun", "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer",
+        "on_hold", "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
@@ -197,7 +197,7 @@ class StageMeter:
         self._item_bytes = sum(self._samples) / len(self._samples)
 
     def tells(self, details: Tells) -> None:
-        """Ask `details` for what only this kind of stage counts; what it has told before goes on."""
+        """Ask `details` for what only this kind of stage counts; what it has told before goes on. At its first pull."""
         self._details = self.details, details
 
     @property

@@ -23,6 +23,7 @@ from streamline.states import Json, Reference, State, States, Tree
 
 __all__ = ["Drawing"]
 
+
 class MixState(SeveralState):
     """Where a mixture stands."""
 
@@ -104,6 +105,8 @@ class Drawing:
         pace = Pace()
         for flow in self._flows.values():
             flow.reader = demand.meter
+        if demand.meter is not None:
+            demand.meter.tells(self.told.details)
         while weights := self._weights():
             names, picks = self._draw(weights)
             at = 0

@@ -47,8 +47,6 @@ class Mix(Several[T]):
         demand = self.demand(site, state)
         passes = {name: found for name, plan in self.components if (found := pass_of(plan, site)) is not None}
         drawing = Drawing(self.name, self.draws, self.stop, site, own, flows, passes)
-        if demand.meter is not None:
-            demand.meter.tells(drawing.told.details)
         return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from streamline.meters.details import Detail, Details
+from streamline.meters.details import Detail, Details, Tells
 
 __all__ = ["Copies", "Mover", "Target"]
 
@@ -21,9 +21,13 @@ class Copies:
 
     __slots__ = ("copied_bytes", "device_waited_s")
 
-    def __init__(self) -> None:
+    def __init__(self, device_waited_s: float | None = None) -> None:
         self.copied_bytes = 0
-        self.device_waited_s: float | None = None
+        self.device_waited_s = device_waited_s
+
+    def waited(self, spent_s: float) -> None:
+        """The device was waited for."""
+        self.device_waited_s = (self.device_waited_s or 0.0) + spent_s
 
     def details(self) -> Details:
         """Tell the stage's meter."""
@@ -40,12 +44,12 @@ class Mover(ABC):
     Attributes:
       waits: whether `move` copies or waits, so that it is called in a thread, never in two at once.
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
-      copies: what is counted; None: nothing is copied.
+      tells: what is counted of its copies; None: it makes none.
     """
 
     waits = False
     hands_over = False
-    copies: Copies | None = None
+    tells: Tells | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:

@@ -104,9 +104,8 @@ class RingMover(Mover):
     waits = hands_over = True
 
     def __init__(self, copier: Copier, slots: int) -> None:
-        self._waited_s = 0.0
-        self.copies = Copies()
-        self.copies.device_waited_s = 0.0
+        self._copies = Copies(device_waited_s=0.0)
+        self.tells = self._copies.details
         self._copier = copier
         self._slots = [_Slot() for _ in range(slots)]
         self._lost: list[Any] = []
@@ -151,8 +150,7 @@ class RingMover(Mover):
         if slot.done is not None:
             began = perf_counter()
             slot.done.wait()
-            self._waited_s += perf_counter() - began
-            self.copies.device_waited_s = self._waited_s
+            self._copies.waited(perf_counter() - began)
             slot.done = None
             slot.read.clear()
         if slot.size < size:
@@ -187,7 +185,7 @@ class RingMover(Mover):
                 self._mark(slot)
             raise
         landing = _Landing(moved, copied, self._mark(slot))
-        self.copies.copied_bytes += landing.nbytes
+        self._copies.copied_bytes += landing.nbytes
         return landing
 
     def _mark(self, slot: _Slot) -> Done:

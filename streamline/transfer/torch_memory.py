@@ -40,7 +40,8 @@ class _Moves(Mover):
         self._torch = torch
         self._device = device
         self.waits = device != "cpu"
-        self.copies = Copies()
+        self._copies = Copies()
+        self.tells = self._copies.details
 
     def move(self, batch: Any) -> Any:
         return replaced(batch, self._moved)
@@ -54,7 +55,7 @@ class _Moves(Mover):
             return leaf
         there = tensor.to(self._device)
         if copied or there is not tensor:
-            self.copies.copied_bytes += leaf.nbytes
+            self._copies.copied_bytes += leaf.nbytes
         return there
 
 

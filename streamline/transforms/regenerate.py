@@ -99,8 +99,6 @@ class Regenerate(Stage[T, T]):
         if self.overlap:
             cycles = behind_channel(drawing, site, f"cycles of {self}", 1)
         run = Run(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
-        if run.meter is not None:
-            run.meter.tells(drawing.turns.details)
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
     async def _cycle(self, run: Run[Cycle], turns: Turns) -> Chunk[Cycle] | None:
@@ -118,6 +116,8 @@ class Regenerate(Stage[T, T]):
 
     async def _serve(self, run: Run[Cycle], drawing: Drawing) -> Lists[T]:
         served, turns, pace = drawing.served, drawing.turns, Pace()
+        if run.meter is not None:
+            run.meter.tells(turns.details)
         most = 2**31 if self.block is None else max(1, TOGETHER_ROWS // self.block)
         while (chunk := await self._cycle(run, turns)) is not None:
             (cycle,) = chunk.items
