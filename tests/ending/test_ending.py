@@ -252,7 +252,7 @@ def test_a_loader_tells_in_each_epoch_what_was_dropped_or_padded(caplog: pytest.
                     assert stats is not None
                     assert (stats.dropped, stats.padded) == ((1, 0) if policy == "drop" else (0, 1))
     said = [record.getMessage().partition(": ")[0] for record in caplog.records]
-    assert sorted(line for line in said if "epoch 2" not in line) == [  # that was opened ahead, and may have come to its end
+    assert sorted(line for line in said if "epoch 2" not in line) == [  # opened ahead, and perhaps ended
         'ends="drop", epoch 0', 'ends="drop", epoch 1', 'ends="pad", epoch 0', 'ends="pad", epoch 1',
     ]  # fmt: skip
 
