@@ -39,7 +39,6 @@ class _Moves(Mover):
 
         self._torch = torch
         self._device = device
-        self.waits = device != "cpu"
 
     def move(self, batch: Any) -> Any:
         return replaced(batch, self._moved)
