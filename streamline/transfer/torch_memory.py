@@ -46,6 +46,8 @@ class _Moves(Mover):
     def _moved(self, leaf: Any, where: str) -> Any:
         if isinstance(leaf, np.ndarray):
             leaf = as_tensor(self._torch, leaf, where)
+            if self._device == "cpu":
+                return leaf
         return leaf.to(self._device) if isinstance(leaf, self._torch.Tensor) else leaf
 
 

@@ -24,7 +24,7 @@ __all__ = ["Transfer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Stage[Any, Any]):
-    """Moves batches to a device, up to `depth` of them ahead of the consumer; not ahead where they are in place already.
+    """Moves batches to a device, up to `depth` of them ahead of the consumer; none where they are in place already.
 
     Success: batches come in order, each when the consumer's own work may use it. Failure: it comes out at its batch,
     with a note. Cancellation, close: the batch that is being written into a buffer is finished; copies that are on
