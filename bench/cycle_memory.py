@@ -39,7 +39,7 @@ def forget_peak() -> float:
 
 def regenerated(n: int, *, overlap: bool) -> Tally:
     """Serve two cycles of `n` MB, and count what came."""
-    size = int(n * MB_ROWS)
+    size = int(n * MB_ROWS) // BLOCK * BLOCK
     before = forget_peak()
     pipe = sl.from_items(range(10**6)).map(rows).regenerate(size, block=BLOCK, overlap=overlap)
     served = 0
@@ -71,14 +71,12 @@ SUITES: tuple[Suite, ...] = (
         unit="MB",
         smoke_items=20,
         note=(
-            f"Over what it had before. Rows of {ROW_BYTES} bytes, drawn by {DRAWN}, served by {BLOCK}, {CYCLES} cycles; "
-            "the cache is given twice what it may hold, and says so."
+            f"Over what it had before. Rows of {ROW_BYTES} bytes, drawn by {DRAWN}, served by {BLOCK}, {CYCLES} cycles "
+            "each; the cache is given twice what it may hold, and says so."
         ),
         cases=(
             Case(".regenerate, one cycle", partial(regenerated, overlap=False), SIZE_MB, (within_mb(1.3 * SIZE_MB),)),
-            Case(
-                ".regenerate(overlap=True)", partial(regenerated, overlap=True), SIZE_MB, (within_mb(2.3 * SIZE_MB),)
-            ),
+            Case(".regenerate(overlap=True)", partial(regenerated, overlap=True), SIZE_MB, (within_mb(2.3 * SIZE_MB),)),
             Case(".cache(max_bytes=1e9), overfull", cached, SIZE_MB, (within_mb(1.3 * SIZE_MB),)),
         ),
     ),

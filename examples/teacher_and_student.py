@@ -24,8 +24,7 @@ class Teacher:  # hidden states of 12 tokens of each text
         self.embedding, self.weights = (torch.randn(size, WIDTH, generator=made) for size in (TOKENS, WIDTH))
 
     def __call__(self, text: int, *, rng: np.random.Generator) -> np.ndarray:
-        tokens = self.embedding[rng.choice(TOKENS, size=12, replace=False)]
-        return torch.tanh((tokens + text / 50) @ self.weights).numpy()
+        return torch.tanh((self.embedding[rng.permutation(TOKENS)[:12]] + text / 50) @ self.weights).numpy()
 
 
 def train(checkpoint: Path, die_at: int) -> None:
@@ -33,7 +32,7 @@ def train(checkpoint: Path, die_at: int) -> None:
     rows = sl.from_items(range(200)).shard(2, mode="contiguous").repeat().map(Teacher(), name="teacher", seed=0)
     loader = rows.regenerate(1024, block=64, reuse=2).transfer("cpu").loader()
     student = torch.nn.Linear(WIDTH, WIDTH)
-    optimizer = torch.optim.Adam(student.parameters())
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
     parts = {"loader": loader, "student": student, "optimizer": optimizer}
     if checkpoint.exists():
         for name, state in torch.load(checkpoint).items():
