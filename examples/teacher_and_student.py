@@ -24,7 +24,7 @@ class Teacher:  # hidden states of 12 tokens of each text
         self.embedding, self.weights = (torch.randn(size, WIDTH, generator=made) for size in (TOKENS, WIDTH))
 
     def __call__(self, text: int, *, rng: np.random.Generator) -> np.ndarray:
-        return torch.tanh((self.embedding[rng.permutation(TOKENS)[:12]] + text / 50) @ self.weights).numpy()
+        return np.asarray(torch.tanh((self.embedding[rng.permutation(TOKENS)[:12]] + text / 50) @ self.weights))
 
 
 def train(checkpoint: Path, die_at: int) -> None:
