@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import (
     async_map,
     batch_arrays,
+    cycle_memory,
     harness,
     host_memory,
     http_objects,
@@ -31,6 +32,7 @@ from bench import (
     start_up,
     thread_decode,
     tiny_items,
+    training_step,
     transfer,
 )
 from bench.nginx import Nginx
@@ -55,9 +57,11 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "read_parquet": read_parquet.SUITES,
     "read_tar": read_tar.SUITES,
     "regenerate": regenerate.SUITES,
+    "cycle_memory": cycle_memory.SUITES,
     "start_up": start_up.SUITES,
     "host_memory": host_memory.SUITES,
     "transfer": transfer.SUITES,  # on a GPU there are more: `python -m bench.transfer`
+    "training_step": training_step.SUITES,
     "replicate": replicate.SUITES,
 }
 SERVED = "http_objects"

@@ -1,8 +1,8 @@
 """A teacher makes activations for a student: a cache of rows that is shuffled, served, dropped and made anew.
 
-The teacher is a small network in NumPy; a torch one would return `hidden.numpy()`. It drifts: what it made can't be
-made again, so cycles are kept in a folder until later snapshots are saved. The run is killed in the middle of a cycle,
-and goes on with the very rows that it would have got.
+The teacher is a small network in NumPy; `examples/teacher_and_student.py` has one in torch. It drifts: what it made
+can't be made again, so cycles are kept in a folder until later snapshots are saved. The run is killed in the middle of
+a cycle, and goes on with the very rows that it would have got.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Opening:
         )
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
-            if stage.last:
+            if stage.ends_itself:
                 ready = Prefetch[Any](name="ready", items=self.plan.end_capacity, bytes=most, by_list=True)
                 opener = StageOpener(ready, self._ended(opener))
             opener = StageOpener(stage, opener)

@@ -82,7 +82,7 @@ class Plan:
     @property
     def ends_itself(self) -> bool:
         """Whether the last stage ends in a channel of its own, and counts what the consumer hasn't taken yet."""
-        return bool(self.after) and self.after[-1].last
+        return bool(self.after) and self.after[-1].ends_itself
 
     @property
     def settled(self) -> Plan:
@@ -91,7 +91,7 @@ class Plan:
         Raises:
           PlanError: a stage can't run here.
         """
-        return replace(self, after=tuple(stage.settled() for stage in self.after)) if self.ends_itself else self
+        return replace(self, after=tuple(stage.settled() for stage in self.after)) if self.after else self
 
     @property
     def feed_capacity(self) -> int:

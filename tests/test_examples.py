@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 60
 
-NEED_TORCH = {"ddp_two_ranks", "torch_kill_and_resume"}
+NEED_TORCH = {"ddp_two_ranks", "teacher_and_student", "torch_kill_and_resume"}
 """`make test-trainers` runs them."""
 
 EXPECTED: dict[str, list[str]] = {
@@ -87,6 +87,10 @@ EXPECTED: dict[str, list[str]] = {
         r"broken connections, each followed by a request for the rest: 1\n",
         r"part-2\.jsonl\.gz, line 250, .*\(decompresses [\d,]+ bytes to get there\)\n",
         r"4,000 rows, each exactly once: True\n$",
+    ],
+    "teacher_and_student": [
+        r"unbroken: exit code 0\n(loss 0\.\d+, .*\n)killed: exit code -9\nagain: exit code 0\n"
+        r"from step 50: \1$"
     ],
     "torch_kill_and_resume": [
         r"unbroken: exit code 0\n(y = .*\n)killed: exit code -9\nagain: exit code 0\n"

@@ -12,6 +12,7 @@ import anyio.lowlevel
 from hypothesis import strategies as st
 
 from streamline.pipeline import Pipeline
+from streamline.testing.devices import to_elsewhere
 from streamline.transforms.custom import stage
 
 __all__ = ["DICE", "UNBATCH", "Step", "steps", "steps_before", "transfers"]
@@ -251,8 +252,9 @@ def regenerates(draw: st.DrawFn) -> Step:
 
 
 def transfers() -> st.SearchStrategy[Step]:
-    """The last stage of all, behind the merge; the host's memory is where items are already."""
-    return small.map(lambda n: Step(f".transfer(host, depth={n})", lambda p: p.transfer("host", depth=n)))
+    """The last stage of all, behind the merge: to the host, where items are already, or to what is waited for."""
+    awaited = small.map(lambda n: Step(f".transfer(elsewhere, depth={n})", lambda p: to_elsewhere(p, depth=n)))
+    return st.one_of(st.just(Step(".transfer(host)", lambda p: p.transfer("host"))), awaited)
 
 
 UNBATCH = Step(".unbatch()", lambda p: p.unbatch())

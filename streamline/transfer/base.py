@@ -42,18 +42,18 @@ class Mover(ABC):
     for before its memory serves again. Close: nothing of it is at work on the device any more, and its memory is free.
 
     Attributes:
-      waits: whether `move` copies or waits, so that it is called in a thread, never in two at once.
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
       tells: what is counted of its copies; None: it makes none.
     """
 
-    waits = False
     hands_over = False
     tells: Tells | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:
         """Return the batch on the device, or what `arrived` makes it of; its copies may still be on their way.
+
+        Called in a thread, never in two at once; where batches are in place already, in the event loop's.
 
         Raises:
           DataError: the device has no such arrays; the message says where in the batch.

@@ -11,9 +11,12 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.transfer.base import Target
 from streamline.transfer.host import Host
 
-__all__ = ["found", "written"]
+__all__ = ["IN_PLACE", "found", "written"]
 
 FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, or a device or sharding of JAX'
+
+IN_PLACE = ("host", "cpu")
+"""Devices whose memory is where batches are already: nothing goes on there beside the loop."""
 
 NAME = re.compile(r"host|cpu|cuda(:\d+)?|mps|jax")
 

@@ -32,8 +32,6 @@ class Jax(Target):
 
 
 class _Puts(Mover):
-    waits = True
-
     def __init__(self, place: Any, spread: bool) -> None:
         import jax
 

@@ -7,6 +7,8 @@ from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
+
 __all__ = ["replaced"]
 
 Leaf = Callable[[Any, str], Any]
@@ -21,6 +23,8 @@ def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
     Args:
       leaf: called with each leaf and where it is, "batch['tokens'][0]", in order.
     """
+    if isinstance(batch, np.ndarray):  # most leaves are: they needn't be asked whether they are anything else
+        return _leaf(batch, leaf, where)
     if isinstance(batch, Mapping):
         parts: Iterable[tuple[Any, str, Any]] = ((key, f"[{key!r}]", value) for key, value in batch.items())
     elif isinstance(batch, list | tuple):
@@ -60,6 +64,8 @@ def _described(part: Any) -> str:
 
 def _with(batch: Any, changed: Mapping[Any, Any]) -> Any:
     """Return a copy of a batch with other parts."""
+    if type(batch) is dict:
+        return {**batch, **changed}
     if isinstance(batch, MutableMapping):
         made: Any = copy(batch)
         for key, part in changed.items():

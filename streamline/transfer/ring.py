@@ -101,7 +101,7 @@ class RingMover(Mover):
       slots: buffers: as many as batches may be on their way, so that none waits for another one's copy.
     """
 
-    waits = hands_over = True
+    hands_over = True
 
     def __init__(self, copier: Copier, slots: int) -> None:
         self._copies = Copies(device_waited_s=0.0)

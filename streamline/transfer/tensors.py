@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,19 @@ def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
       DataError: there is none; or elements are masked, which tensors don't know.
     """
     check_array(array, where)
-    dtype = getattr(torch, array.dtype.name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _dtype(torch, array.dtype)
+    if dtype is None:
         raise DataError(
             f"{where}: torch has no dtype for a NumPy array of {array.dtype}: convert it in a .map before .transfer, "
             "or make it a list there, which stays what it is"
         )
     return dtype
+
+
+@lru_cache(maxsize=64)  # NumPy works out a dtype's name anew each time, which takes longer than making the tensor
+def _dtype(torch: Any, dtype: np.dtype[Any]) -> Any:
+    found = getattr(torch, dtype.name, None)
+    return found if isinstance(found, torch.dtype) else None
 
 
 def check_array(array: np.ndarray[Any, Any], where: str) -> None:

@@ -39,7 +39,6 @@ class _Moves(Mover):
 
         self._torch = torch
         self._device = device
-        self.waits = device != "cpu"
         self._copies = Copies()
         self.tells = self._copies.details
 
@@ -53,7 +52,7 @@ class _Moves(Mover):
             tensor, copied = leaf, False
         else:
             return leaf
-        there = tensor.to(self._device)
+        there = tensor if tensor.device.type == self._device else tensor.to(self._device)
         if copied or there is not tensor:
             self._copies.copied_bytes += leaf.nbytes
         return there

@@ -47,7 +47,7 @@ class Stage(ABC, Generic[In, Out]):
     """Whether it belongs to what a snapshot is of. Otherwise it may come and go: it changes no item, and keeps none."""
 
     last: ClassVar[bool] = False
-    """Whether nothing may stand behind it: it ends in a channel of its own, from which the consumer takes."""
+    """Whether nothing may stand behind it."""
 
     def settled(self) -> Stage[In, Out]:
         """Return this stage as it runs, with what it finds out about the thread and the machine that open it.
@@ -150,6 +150,11 @@ class Stage(ABC, Generic[In, Out]):
     def argument(cls, name: str, what: str) -> str:
         """Return how `open(accept=)` names a change of a stage called `name`: "batch.size"."""
         return f"{name}.{what}"
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether it ends in a channel of its own, from which the consumer takes: then it is the last one."""
+        return False
 
     @property
     def chooses(self) -> bool:

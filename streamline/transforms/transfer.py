@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -10,19 +11,20 @@ from streamline.blame import blame, cancellation_requested
 from streamline.channel import Inbox
 from streamline.driver import behind_channel
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.meters.stage_meter import Holding, Working
+from streamline.meters.stage_meter import Working
 from streamline.states import Tree
 from streamline.threads import in_thread
 from streamline.transfer.base import Mover, Target
-from streamline.transfer.devices import found
+from streamline.transfer.devices import IN_PLACE, found
 from streamline.transforms.base import Stage
+from streamline.transforms.calls import results
 
 __all__ = ["Transfer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Stage[Any, Any]):
-    """Moves batches to a device, up to `depth` of them ahead of the consumer.
+    """Moves batches to a device, up to `depth` of them ahead of the consumer; none where they are in place already.
 
     Success: batches come in order, each when the consumer's own work may use it. Failure: it comes out at its batch,
     with a note. Cancellation, close: the batch that is being written into a buffer is finished; copies that are on
@@ -48,25 +50,40 @@ class Transfer(Stage[Any, Any]):
         return items
 
     @property
+    def ends_itself(self) -> bool:
+        return self.device not in IN_PLACE
+
+    @property
     def in_flight(self) -> int:
-        return self.depth
+        return self.depth if self.ends_itself else 0
 
     def settled(self) -> Transfer:
         return self if self.target is not None else replace(self, target=found(self.device))
 
     def open(self, upstream: Opener[Any], state: Tree | None = None) -> Flow[Any]:
-        flow, site = upstream(state), upstream.site
-        mover = (self.target or found(self.device)).mover(self.depth)
+        if not self.ends_itself:
+            return super().open(upstream, state)
+        flow, site, mover = upstream(state), upstream.site, self._mover()
         site.tasks.own(mover.close)
         if mover.hands_over:
             site.tasks.session.arrived = mover.arrived
         run = self.run_over(flow, site, state, None)
-        if run.meter is not None and mover.waits:
+        if run.meter is not None:
             run.meter.executor = "thread"
         if run.meter is not None and mover.tells is not None:
             run.meter.tells(mover.tells)
         moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)
         return _OneByOne(behind_channel(moved, site, str(self), self.depth))
+
+    def _mover(self) -> Mover:
+        return (self.target or found(self.device)).mover(self.depth)
+
+    async def lists(self, run: Run[Any]) -> Lists[Any]:
+        """Make batches in place of the device's: no task, and no channel."""
+        async with aclosing(results(run, self._mover().move, str(self))) as parts:
+            async for chunk, moved in parts:
+                yield Chunk(moved, chunk.states, chunk.after)
+                del chunk, moved
 
     async def _moved(self, run: Run[Any], mover: Mover) -> Lists[Any]:
         try:
@@ -93,9 +110,6 @@ class Transfer(Stage[Any, Any]):
             run.site.tasks.disown(mover.close)
 
     async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
-        if not mover.waits:
-            with Holding(run.meter):
-                return mover.move(batch)
         with Working(run.meter):
             return await in_thread(run.site.tasks.threads, partial(mover.move, batch))
 

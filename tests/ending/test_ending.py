@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, RanksError
+from streamline.testing.devices import to_elsewhere
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples
 
@@ -387,6 +388,6 @@ def test_ranks_end_together_before_what_goes_to_a_device(policy: Literal["drop",
     known = sl.from_items(range(7)).shard(2, mode="contiguous")  # 4 and 3
     for pipe in (known.merge(), known.filter(lambda item: item < 5 or item == 6).merge()):
         whole = together(pipe, 2, sl.Ends(policy, store=store))
-        moved = together(pipe.transfer("host"), 2, sl.Ends(policy, store=store))
-        assert moved == whole
+        for transferred in (pipe.transfer("host"), to_elsewhere(pipe)):
+            assert together(transferred, 2, sl.Ends(policy, store=store)) == whole
         assert len({len(items) for items, *_ in whole}) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing import Jitter
+from streamline.testing.devices import to_elsewhere
 
 Fragment = Callable[[Pipeline[Any]], Pipeline[Any]]
 
@@ -101,7 +102,8 @@ STAGES: dict[str, Fragment] = {
     "pack": lambda pipe: pipe.map(document).pack(3).map(packed),
     "pack of one block": lambda pipe: pipe.map(document).pack(50, eos=0).map(packed),
     "repeat": lambda pipe: pipe.repeat(2),
-    "transfer": lambda pipe: pipe.transfer("host", depth=3),
+    "transfer": lambda pipe: to_elsewhere(pipe, depth=3),
+    "transfer in place": lambda pipe: pipe.transfer("host"),
 }
 """Stages for which the multiset of what comes out doesn't depend on the order of what goes in."""
 

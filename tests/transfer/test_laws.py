@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,41 +9,18 @@ import pytest
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing import LOOPS, check_failure, check_resume, check_stage, scripted
-from streamline.transfer.base import Mover, Target
+from streamline.testing.devices import Elsewhere, to_elsewhere
 from streamline.transforms.transfer import Transfer
 
 
-@dataclass(frozen=True)
-class InThreads(Target):
-    """A device that has to be waited for; batches stay what they are. It fails at one of them."""
-
-    failing: Any = None
-    error: Exception | None = None
-
-    def mover(self, depth: int) -> Mover:
-        return _Waits(self)
-
-
-class _Waits(Mover):
-    waits = True
-
-    def __init__(self, target: InThreads) -> None:
-        self._target = target
-
-    def move(self, batch: Any) -> Any:
-        if self._target.error is not None and batch == self._target.failing:
-            raise self._target.error
-        return batch
-
-
-def to(pipe: Pipeline[Any], target: Target, depth: int = 2) -> Pipeline[Any]:
-    return pipe.merge()._with(Transfer(name="transfer", device="host", depth=depth, target=target))
+def in_place(pipe: Pipeline[Any]) -> Pipeline[Any]:
+    return pipe.transfer("host")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("depth", [1, 5])
 def test_a_device_that_is_waited_for_keeps_the_laws(loop: str, depth: int) -> None:
-    check_stage(Transfer(name="transfer", device="host", depth=depth, target=InThreads()), range(9), loop=loop)
+    check_stage(Transfer(name="transfer", device="cuda", depth=depth, target=Elsewhere()), range(9), loop=loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -52,15 +28,16 @@ def test_the_host_keeps_the_laws_pulled_directly(loop: str) -> None:
     check_stage(Transfer(name="transfer", device="host"), range(9), loop=loop)
 
 
+@pytest.mark.parametrize("moved", [in_place, to_elsewhere])
 @pytest.mark.parametrize("merge", ["strict", "best_effort"])
-def test_it_resumes_exactly_while_workers_run_in_threads(merge: Any) -> None:
-    pipe = sl.from_items(range(12)).shard(3).shuffle(window=4).merge(merge).batch(2, collate=None).transfer("host")
+def test_it_resumes_exactly_while_workers_run_in_threads(merge: Any, moved: Any) -> None:
+    pipe = moved(sl.from_items(range(12)).shard(3).shuffle(window=4).merge(merge).batch(2, collate=None))
     check_resume(pipe, backend=sl.Threads(2), generations=2)
 
 
 def test_it_resumes_exactly_while_workers_run_in_processes() -> None:
     """Once: random pipelines do it often."""
-    pipe = sl.from_items(range(24)).shard(3).shuffle(window=4).batch(2, collate=None).transfer("host", depth=4)
+    pipe = to_elsewhere(sl.from_items(range(24)).shard(3).shuffle(window=4).batch(2, collate=None), depth=4)
     whole = list(pipe)
     with sl.Processes(2) as pool:
         with pipe.open(backend=pool) as stream:
@@ -74,4 +51,4 @@ def test_it_resumes_exactly_while_workers_run_in_processes() -> None:
 def test_a_batch_that_cannot_be_moved_fails_as_any_stage_does(loop: str) -> None:
     error = LookupError("no room for 12")
     pipe = scripted([1, 2, 3], [11, 12, 13, 14], [])
-    check_failure(to(pipe, InThreads(12, error)), error, mended=to(pipe, InThreads()), loop=loop)
+    check_failure(to_elsewhere(pipe, Elsewhere(12, error)), error, mended=to_elsewhere(pipe), loop=loop)
