@@ -31,6 +31,7 @@ class Crew:
 
     Attributes:
       budget: bytes that all requests may hold.
+      window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
 
     Args:
       tasks: where the tasks are started.
@@ -47,20 +48,18 @@ class Crew:
         self._busy: dict[Request, Job] = {}
         self._jobs: set[Job] = set()
         self._closed = False
-
-    @property
-    def window(self) -> int:
-        """Requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others."""
-        return max(2, WINDOW * self.concurrency // max(1, len(self._askers)))
+        self._share()
 
     def join(self, asker: Asker) -> None:
         """Make the requests of a flow, too."""
         self._askers.append(asker)
+        self._share()
 
     async def leave(self, asker: Asker, requests: list[Request]) -> None:
         """Make no more requests of a flow, and break off `requests`, which are on their way."""
         if asker in self._askers:
             self._askers.remove(asker)
+            self._share()
         await self.stop(requests)
         self.poke()
 
@@ -88,6 +87,9 @@ class Crew:
         self._closed = True
         self.budget.forget(self.poke)
         await self._stop(list(self._jobs))
+
+    def _share(self) -> None:
+        self.window = max(2, WINDOW * self.concurrency // max(1, len(self._askers)))
 
     def _take(self) -> Request | None:
         askers = self._askers

@@ -145,7 +145,7 @@ class Fetcher:
         part = self._parts[index]
         found, spans, eager = part.found, None, None
         storage = self._lease.storages.of(part.path)
-        known = found.size and found.etag and not hasattr(storage, "fetch")  # whose servers may not know ranges
+        known = found.size and found.etag and (found.ranged or not hasattr(storage, "fetch"))
         if known and found.size and start < found.size:
             spans = parts([(start, found.size)], self._crew().budget.part_bytes)
         if found.size and part.num_shards > 1:

@@ -111,16 +111,20 @@ class Line:
             del self._again[0]
             self._begun += 1
             return later
-        while self._unfinished:
+        while True:
+            if not self._unfinished:
+                if self._following is None or self.streaming or (opened := self._following()) is None:
+                    return None
+                self.readings.append(opened)
+                self._unfinished.append(opened)
             reading = self._unfinished[0]
-            if (request := self._part(reading)) is not None or not self._finished(reading):
+            request = self._part(reading)
+            if self._finished(reading):
+                del self._unfinished[0]
+            elif request is None:
+                return None
+            if request is not None:
                 return request
-            del self._unfinished[0]
-        if self._following is None or self.streaming or (opened := self._following()) is None:
-            return None
-        self.readings.append(opened)
-        self._unfinished.append(opened)
-        return self.next_request()
 
     async def blocks(self, reading: Reading) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the first object; whoever closes this before the end gives the rest of it up."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from streamline.errors import DataError, PlanError, StreamlineError
 from streamline.fetching.file import File
 from streamline.flow import Chunk, Demand, Lists
-from streamline.formats.arrow_format import Columnar, check_schema
+from streamline.formats.arrow_format import Columnar, check_schema, watched
 from streamline.formats.arrow_groups import Group, Table, Where
 from streamline.formats.arrow_messages import (
     CONTINUATION,
@@ -48,16 +48,20 @@ class ArrowFormat(Columnar):
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         with Working(demand.meter):
+            unchanged = await watched(file, demand)
             size = await size_of(file)
             tail = await _tail(file, size)
-        read = super().chunks if tail.endswith(MAGIC) else self._stream
-        async with aclosing(read(file, begin, after, name, demand)) as chunks:
+            table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
+        if table is None:
+            read = self._stream(file, begin, after, name, demand)
+        else:
+            read = self.read(file, table, unchanged, begin, after, name, demand)
+        async with aclosing(read) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def opened(self, file: File, begin: Place, demand: Demand) -> Table:
-        size = await size_of(file)
-        data = await _tail(file, size)
+    async def _opened(self, file: File, size: int, data: bytes, begin: Place, demand: Demand) -> Table:
+        """Return the file, opened; `data`: its end."""
         length = int.from_bytes(data[-TAIL_BYTES : -len(MAGIC)], "little") + TAIL_BYTES
         if length > size - len(MAGIC):
             raise DataError(f"{file.path} is damaged: expected a footer of {length:,} bytes in a file of {size:,}")

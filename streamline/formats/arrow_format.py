@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from streamline.formats.arrow_groups import Table, Where
 from streamline.formats.arrow_items import Items
 from streamline.formats.arrow_library import Predicate
 from streamline.formats.arrow_unchanged import Unchanged
-from streamline.formats.base import Format, Place
+from streamline.formats.base import AHEAD_BYTES, Format, Place
 from streamline.meters.stage_meter import Working
 from streamline.states import At
 from streamline.threads import in_thread
 
-__all__ = ["Columnar", "check_schema"]
+__all__ = ["Columnar", "check_schema", "watched"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +40,9 @@ class Columnar(Format[Any]):
     predicate: Predicate | None = None
     batch_rows: int | None = None
 
-    @abstractmethod
-    async def opened(self, file: File, begin: Place, demand: Demand) -> Table:
-        """Return the file, opened; its groups from that on in which `begin` is.
-
-        Raises:
-          DataError: it isn't a file of this format, or damaged; it lacks a column.
-          ReadError: it can't be read.
-        """
+    @property
+    def ahead_bytes(self) -> int | None:
+        return None if self.batch_rows is None else AHEAD_BYTES  # counting rows takes longer than making them
 
     def begin(self, path: str | None) -> Place:
         return {"file": path, "group": 0, "row": 0}
@@ -63,18 +57,25 @@ class Columnar(Format[Any]):
             "batch_rows": self.batch_rows,
         }
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter):
-            unchanged = await _unchanged(file, demand)
-            table = await self.opened(file, begin, demand)
+    async def read(
+        self,
+        file: File,
+        table: Table,
+        unchanged: Unchanged | None,
+        begin: Place,
+        after: Place,
+        name: str,
+        demand: Demand,
+    ) -> Lists[Any]:
+        """Yield the items of a file that has been opened, as `chunks`; `table` is closed then."""
         try:
-            async with aclosing(self._read(file, table, unchanged, begin, after, name, demand)) as chunks:
+            async with aclosing(self._groups(file, table, unchanged, begin, after, name, demand)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
             table.close()
 
-    async def _read(
+    async def _groups(
         self,
         file: File,
         table: Table,
@@ -119,7 +120,7 @@ class Columnar(Format[Any]):
         return {"file": path, "group": group, "row": row}
 
 
-async def _unchanged(file: File, demand: Demand) -> Unchanged | None:
+async def watched(file: File, demand: Demand) -> Unchanged | None:
     """Return what sees whether a local file changes; of others, their ETag tells."""
     if not file.local:
         return None

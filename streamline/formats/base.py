@@ -14,9 +14,12 @@ from streamline.fetching.file import File, FilePart
 from streamline.flow import Demand, Lists
 from streamline.states import Json
 
-__all__ = ["Format", "Place"]
+__all__ = ["AHEAD_BYTES", "Format", "Place"]
 
 T = TypeVar("T")
+
+AHEAD_BYTES = 16 * 2**20
+"""Large items that wait for the next stage: more of them would only leave the cache; one is always admitted."""
 
 Place: TypeAlias = "dict[str, Json]"
 """Where a reader stands: {"file": path, ...}; what else is in it is the format's. A file of None: nothing is left."""
@@ -30,13 +33,16 @@ class Format(ABC, Generic[T]):
       kind: the public function: "read_lines".
       reread: what a resume does to get back to its place, for a printed plan.
       sequential: whether a file is read from its place on as one stream, so that the next files can be fetched ahead.
-      ahead_bytes: what items may hold that wait behind the source, where they may be large; None: nobody counts.
     """
 
     kind: ClassVar[str]
     reread: ClassVar[str]
     sequential: ClassVar[bool] = True
-    ahead_bytes: ClassVar[int | None] = None
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        """What items may hold that wait behind the source, where they may be large; None: nobody counts."""
+        return None
 
     @abstractmethod
     def begin(self, path: str | None) -> Place:

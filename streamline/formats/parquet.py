@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from streamline.errors import DataError, ReadError
 from streamline.fetching.file import File
-from streamline.flow import Demand
-from streamline.formats.arrow_format import Columnar
+from streamline.flow import Demand, Lists
+from streamline.formats.arrow_format import Columnar, watched
 from streamline.formats.arrow_groups import Table
 from streamline.formats.base import Place
+from streamline.meters.stage_meter import Working
 from streamline.threads import in_thread
 
 __all__ = ["ParquetFormat"]
@@ -32,7 +34,15 @@ class ParquetFormat(Columnar):
     reread: ClassVar[str] = "reads its row group again"
     unit: ClassVar[str] = "row group"
 
-    async def opened(self, file: File, begin: Place, demand: Demand) -> Table:
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        with Working(demand.meter):
+            unchanged = await watched(file, demand)
+            table = await self._opened(file, begin, demand)
+        async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _opened(self, file: File, begin: Place, demand: Demand) -> Table:
         size = await size_of(file)
         footer = await _footer(file, size)
 

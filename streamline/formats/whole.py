@@ -10,15 +10,11 @@ from streamline.errors import PlanError, ReadError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import File, FilePart
 from streamline.flow import Chunk, Demand, Lists
-from streamline.formats.base import Format, Place
+from streamline.formats.base import AHEAD_BYTES, Format, Place
 from streamline.meters.stage_meter import Working
 from streamline.states import At, State, States
 
 __all__ = ["WholeFile", "WholeFormat"]
-
-
-AHEAD_BYTES = 16 * 2**20
-"""Whole files that wait for the next stage: more of them would only leave the cache; one is always admitted."""
 
 
 class WholeFile(NamedTuple):
@@ -39,7 +35,10 @@ class WholeFormat(Format[WholeFile]):
 
     kind: ClassVar[str] = "read_files"
     reread: ClassVar[str] = "goes on with the next file"
-    ahead_bytes: ClassVar[int | None] = AHEAD_BYTES
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        return AHEAD_BYTES
 
     def begin(self, path: str | None) -> Place:
         return {"file": path}

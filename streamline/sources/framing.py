@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Literal, TypeVar
 
 from streamline.errors import DataError
-from streamline.formats.lines import Decode, check_lengths, decode_json, decode_text
+from streamline.formats.lines import BOM, Decode, check_lengths, decode_json, decode_text
 from streamline.sources.sse import EventParser, ServerSentEvent, too_long
 
 __all__ = ["FRAMINGS", "BytesFramer", "Framer", "Framing", "LineFramer", "SseFramer", "framer_of"]
@@ -47,8 +47,8 @@ class Framer(ABC, Generic[T]):
 
 
 class LineFramer(Framer[T]):
-    """Lines, decoded as `read_lines` and `read_jsonl` do. The last line of a response that was sent whole may lack its
-    end."""
+    """Lines, decoded as `read_lines` and `read_jsonl` do: a byte order mark at the beginning is no part of them.
+    The last line of a response that was sent whole may lack its end."""
 
     unit = "line"
 
@@ -58,6 +58,7 @@ class LineFramer(Framer[T]):
         self._tail: list[bytes] = []
         self._waiting = 0
         self._lines = 0
+        self._begun = False
 
     @property
     def waiting(self) -> int:
@@ -73,7 +74,7 @@ class LineFramer(Framer[T]):
         if rest := data[end:]:
             self._tail.append(rest)
             self._waiting += len(rest)
-        if self._waiting > self._max:
+        if self._waiting > self._max + (0 if self._begun else len(BOM)):
             raise too_long("a line", self._max)
 
     def finish(self) -> Iterator[T]:
@@ -84,6 +85,9 @@ class LineFramer(Framer[T]):
             yield from self._decoded(raw)
 
     def _decoded(self, raw: bytes) -> Iterator[T]:
+        if not self._begun:
+            self._begun = True
+            raw = raw.removeprefix(BOM)
         long = check_lengths(raw, self._max)
         decoded = self._decode(raw if long is None else raw[: long.at])
         yield from decoded.items

@@ -15,7 +15,7 @@ from streamline.storage.attempts import TransientError
 
 __all__ = ["Answer", "Version", "ask", "refusal", "retry_after_s", "status_name", "understand"]
 
-CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)", re.IGNORECASE)
+CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 
 
 PLAIN = ("", "identity", "aws-chunked", "utf-8", "binary")
@@ -136,8 +136,8 @@ def _range(url: str, headers: Mapping[str, str], position: int) -> Answer:
     first, stop, total = int(match[1]), int(match[2]) + 1, _number(match[3])
     if first != position or stop <= first or (total is not None and stop > total):
         raise ReadError(f"{url}: asked for bytes from {position:,} on, got Content-Range {told!r}")
-    length = _number(headers.get("Content-Length"))
-    if length is not None and length != stop - first:
+    length = headers.get("Content-Length")
+    if length != str(stop - first) and _number(length) not in (None, stop - first):
         raise ReadError(f"{url}: Content-Range {told!r} and Content-Length {length} contradict each other")
     return Answer(first, stop, _version(headers, total), whole=False)
 
@@ -181,7 +181,7 @@ def _check_encoding(url: str, told: str) -> None:
 
 def _number(text: str | None) -> int | None:
     """Return a number that a header tells; None if it tells none that can be."""
-    text = (text or "").strip()
+    text = text.strip() if text else ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
 
 

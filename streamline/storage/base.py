@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from streamline.errors import ReadError
@@ -19,11 +19,13 @@ class Found:
       path: local path or URL, as it is opened, and as states name it.
       size: in bytes; None: nobody has said.
       etag: tells one version from another; None: nobody has said, or there is none (local files).
+      ranged: whether its server is known to send parts of it; not saved.
     """
 
     path: str
     size: int | None = None
     etag: str | None = None
+    ranged: bool = field(default=False, compare=False)
 
     def json(self) -> dict[str, Any]:
         """Return this as an entry of a snapshot's listing."""

@@ -98,17 +98,20 @@ def _joined(named: list[str | Found], looked_at: list[list[Found]]) -> tuple[Fou
 async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[Found]]:
     """Return the files that each URL or glob means."""
     storages = Storages(access, traffic)
-    asked = sum(not _is_pattern(path) for path in paths) <= MOST_ASKED
+    patterns = [_is_pattern(path) for path in paths]
+    few = patterns.count(False) <= MOST_ASKED
+    asked = [path for path, pattern in zip(paths, patterns, strict=True) if pattern or few]
     try:
-        return await together([partial(_meant, storages, path, asked) for path in paths])
+        said = iter(await together([partial(_meant, storages, path) for path in asked]))
     finally:
         await storages.aclose()
+    return [next(said) if pattern or few else [Found(path)] for path, pattern in zip(paths, patterns, strict=True)]
 
 
-async def _meant(storages: Storages, path: str, asked: bool) -> list[Found]:
+async def _meant(storages: Storages, path: str) -> list[Found]:
     storage = storages.of(path)
     if not _is_pattern(path):
-        return [await storage.stat(path) if asked else Found(path)]
+        return [await storage.stat(path)]
     if found := await storage.list(path):
         return found
     try:

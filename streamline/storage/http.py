@@ -64,7 +64,7 @@ class HttpStorage:
         while True:
             async with one:
                 one.response, answer = await self._request(url, 0, 1, None, attempts)
-                return Found(url, answer.version.total, answer.version.etag)
+                return Found(url, answer.version.total, answer.version.etag, ranged=not answer.whole)
 
     async def blocks(
         self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None

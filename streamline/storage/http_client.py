@@ -31,7 +31,8 @@ BUFFER_BYTES = 256 * 1024
 MAX_REDIRECTS = 10
 """More are a loop: browsers follow 20, and objects are one or two away."""
 
-ENCODED = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")
+PLAIN = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]*"
+ENCODED = re.compile(rf"{PLAIN}(?:%[0-9A-Fa-f]{{2}}{PLAIN})*")
 """A URL that needs no quoting: it is sent as it is, for a signature covers every character."""
 
 
@@ -46,7 +47,7 @@ class HttpClient:
         self._opening = anyio.Lock()
         self._thread = OneThread("streamline names")
         self._proxies: dict[tuple[str, str | None, int | None], str | None] = {}
-        self._servers: dict[str, str | None] = {}
+        self._servers: dict[str, tuple[URL, str | None]] = {}
         self._usual: aiohttp.ClientTimeout | None = None
 
     async def get(
@@ -135,13 +136,16 @@ class HttpClient:
         server = url[:path] if path > 0 else url  # what a URL's host depends on
         try:
             if server in self._servers:
-                return URL(url, encoded=ENCODED.fullmatch(url) is not None), self._servers[server]
+                root, proxy = self._servers[server]
+                if "?" in url or "#" in url or ENCODED.fullmatch(url) is None:
+                    return _url(url), proxy
+                return root.with_path(url[path:], encoded=True), proxy  # a tenth of the time that parsing takes
             target = _parsed(url)
         except ValueError as error:
             raise ReadError(f"not a URL: {shown(url)}: {error}") from error
         proxy = self._proxy(target)
-        if not set(server) & set("?#"):
-            self._servers[server] = proxy
+        if not set(server) & set("?#") and path > 0:
+            self._servers[server] = _url(f"{server}/"), proxy
         return target, proxy
 
     def _proxy(self, url: URL) -> str | None:
@@ -161,8 +165,12 @@ def _finite(seconds: float) -> float | None:
     return None if seconds == math.inf else seconds
 
 
+def _url(text: str) -> URL:
+    return URL(text, encoded=ENCODED.fullmatch(text) is not None)
+
+
 def _parsed(text: str) -> URL:
-    url = URL(text, encoded=ENCODED.fullmatch(text) is not None)
+    url = _url(text)
     if not url.host or url.port is None:  # parsed only when they are asked for
         raise ValueError("a host is missing")
     return url
@@ -177,7 +185,7 @@ def _redirected(url: str, target: URL, location: str | None) -> URL:
     if not location:
         raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
     try:
-        following = _parsed(str(target.join(URL(location, encoded=ENCODED.fullmatch(location) is not None))))
+        following = _parsed(str(target.join(_url(location))))
     except ValueError:
         following = URL()
     if following.scheme not in ("http", "https"):

@@ -30,7 +30,7 @@ NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 
 def is_url(path: str) -> bool:
     """Whether a path is an http(s) URL."""
-    return path.lower().startswith(("http://", "https://"))
+    return path[:8].lower().startswith(("http://", "https://"))
 
 
 def is_object(path: str) -> bool:
@@ -68,25 +68,29 @@ def _one(path: object) -> str:
         raise PlanTypeError(f"expected a path or URL as str or os.PathLike, got {type(path).__name__}: {path!r}")
     if not text or "\0" in text:
         raise PlanError(f"expected a path, got {text!r}")
-    scheme = SCHEME.match(text)
-    if scheme is not None and not is_url(text):
+    if is_url(text):
+        _check_url(text)
+    elif (scheme := SCHEME.match(text)) is not None:
         _check_scheme(scheme[0].lower(), text)
-    if is_url(text) and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
+    return text
+
+
+def _check_url(text: str) -> None:
+    if "@" in text and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
         raise PlanError(
             f"a URL with a user or a password in it would show them in every message and snapshot: write "
             f'{re.sub("//[^/?#]*@", "//", text)} and http=HttpOptions(auth=("user", "password"))'
         )
-    if is_url(text) and "#" in text:
+    if "#" in text:
         raise PlanError(
             f"{text}: what is behind a # is never sent: leave it out, or write %23 if it belongs to the name"
         )
-    if is_url(text) and "*" in text.split("?")[0]:
+    if "*" in text.split("?")[0]:
         raise PlanError(
             f"HTTP has no listing, so a * can't be expanded: {text}\n"
             "write the names out with braces, part-{000..127}.jsonl or {train,valid}.jsonl, or give a list of URLs "
             "(a * that belongs to a name is written %2A)"
         )
-    return text
 
 
 def _check_scheme(scheme: str, text: str) -> None:

@@ -116,6 +116,21 @@ async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Re
     assert 2 < most <= 6
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+async def test_of_a_server_that_has_sent_parts_all_parts_of_a_file_are_asked_for_before_the_next_file(
+    server: Any, part_bytes: int, monkeypatch: pytest.MonkeyPatch, ranges: bool
+) -> None:
+    monkeypatch.setattr(finding, "MOST_ASKED", 2)
+    server.objects = {name: bytes([number]) * part_bytes * 3 for number, name in enumerate("ab")}
+    server.script = [server.faulty()] * 2 + [server.faulty(ranges=ranges)] * 6
+    async with sl.read_files([server.url(name) for name in "ab"], concurrency=3).open() as stream:
+        assert [item.data async for item in stream] == list(server.objects.values())
+    asked = [(request.path, request.headers.get("range")) for request in server.requests[2:]]
+    spans = [f"bytes={first}-{first + part_bytes - 1}" for first in range(0, 3 * part_bytes, part_bytes)]
+    assert set(asked[:3]) == {("a", span) for span in spans}
+    assert set(asked[3:]) == {("b", span) for span in spans}
+
+
 @pytest.mark.parametrize("memory", [1, 50, 10**9])
 @pytest.mark.parametrize("concurrency", [1, 2, 16])
 @pytest.mark.parametrize("faulty", [{}, {"chunked": True}, {"ranges": False}])

@@ -154,6 +154,14 @@ async def test_a_deep_resume_fetches_one_batch(server: Any) -> None:
     assert all(not start or int(start) > len(data) * 15 // 20 - 5000 or int(start) < 2000 for start, *_ in asked)
 
 
+async def test_the_end_of_a_file_is_fetched_once(server: Any) -> None:
+    server.objects["a.arrow"] = data = encoded("file", 20_000, 0, 1000)
+    found = await to_thread.run_sync(rows_of, sl.read_arrow(server.url("a.arrow")))
+    assert len(found) == 20_000
+    ends = [request for request in server.requests if request.headers.get("range", "").endswith(f"-{len(data) - 1}")]
+    assert len(ends) == 1
+
+
 WHOLE = {kind: encoded(kind) for kind in ("file", "stream")}
 
 BROKEN: dict[str, tuple[bytes, str]] = {

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
-from streamline.formats import arrow_items
+from streamline.formats import arrow_format, arrow_items
 from streamline.formats.arrow_spans import SparseFile
 from streamline.testing import check_resume
 from tests.laws.profile import examples
@@ -265,6 +265,15 @@ def test_a_large_row_group_of_a_local_file_is_not_held(tmp_path: Path, monkeypat
     with sl.read_parquet(path).open() as stream:
         assert next(stream)["id"] == 0
         assert pa.total_allocated_bytes() - before < 8_000_000
+
+
+def test_batches_that_wait_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_format, "AHEAD_BYTES", 20_000)
+    pq.write_table(pa.table({"id": range(40_000)}), tmp_path / "a.parquet")
+    with sl.read_parquet(tmp_path / "a.parquet", batch_rows=1000).open() as stream:
+        assert sum(batch.num_rows for batch in stream) == 40_000
+        (channel,) = [one for one in stream.stats().channels if one.name == "read_parquet"]
+    assert channel.peak == 2, "batches of 8,000 bytes"
 
 
 def test_many_columns_are_found_by_their_names(tmp_path: Path) -> None:

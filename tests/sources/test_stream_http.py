@@ -17,9 +17,11 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
+from streamline.formats.lines import BOM
 from streamline.meters.traffic import Traffic
 from streamline.pipeline import Pipeline
 from streamline.sources import directory, http_reader
+from streamline.sources.framing import framer_of
 from streamline.sources.http_request import EndlessRequest
 from tests.servers.nginx import Nginx
 from tests.serving import Behaviour, Request, Server
@@ -127,6 +129,20 @@ async def test_the_last_line_of_a_whole_answer_may_lack_its_end(server: Server) 
     server.script = [answer(b"a\nb"), answer(b"c\nd", chunked=False), answer(b"e\n", hold=True)]
     async with stream(server, "lines", idle_timeout_s=math.inf, give_up_s=math.inf).open() as opened:
         assert [await anext(opened) for _ in range(4)] == ["a", "b", "c", "e"]
+
+
+@pytest.mark.parametrize(("framing", "first", "second"), [("lines", "1", "\ufeff2"), ("jsonl", 1, 2)])
+async def test_a_byte_order_mark_at_the_beginning_of_an_answer_is_no_part_of_its_first_line(
+    server: Server, framing: Any, first: Any, second: Any
+) -> None:
+    body = BOM + b"1\n" + (BOM if framing == "lines" else b"") + b"2\n"
+    for size in (1, 100):
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        framer = framer_of(framing, len(str(second).encode()), "")
+        assert [item for piece in pieces for item in framer.feed(piece)] == [first, second]
+    server.script = [answer(body), answer(BOM), answer(body, hold=True)]
+    async with stream(server, framing, idle_timeout_s=math.inf, give_up_s=math.inf).open() as opened:
+        assert [await anext(opened) for _ in range(4)] == [first, second, first, second]
 
 
 async def test_bytes_are_what_came_in_order(server: Server) -> None:
