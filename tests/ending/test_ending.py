@@ -347,3 +347,29 @@ def test_ranks_end_together_before_what_goes_to_a_device(policy: Literal["drop",
         moved = together(pipe.transfer("host"), 2, sl.Ends(policy, store=store))
         assert moved == whole
         assert len({len(items) for items, *_ in whole}) == 1
+
+
+def test_a_stream_that_one_rank_left_before_its_first_item_is_one_that_it_opened() -> None:
+    """▲ It had asked for nothing yet: its next stream waited for ever for a rank that was one stream further on."""
+    store, pipe = MemoryStore(), TEN.filter(kept)
+
+    def opened(rank: int) -> sl.Opened[int]:
+        return pipe.open(rank=rank, world_size=2, ends=sl.Ends("drop", store, timeout_s=3))
+
+    async def rest(rank: int, found: list[Any]) -> None:
+        async with opened(rank) as stream:
+            found += [item async for item in stream]
+
+    async def work() -> list[list[Any]]:
+        found: list[list[Any]] = [[], []]
+        async with opened(0) as asking, opened(1), anyio.create_task_group() as group:
+            group.start_soon(anext, asking)
+            while not store.calls:
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            for rank in range(2):
+                group.start_soon(rest, rank, found[rank])
+        return found
+
+    assert anyio.run(work) == [[0, 2, 4], [5, 7, 9]]
