@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.ending.rounds import far
 from streamline.errors import PlanError, PlanTypeError, RanksError
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples
@@ -95,6 +96,26 @@ def test_ranks_that_become_more_or_fewer_end_together_too(
     rest, _, _, _ = together(pipe, 1, ends, None, snapshot)[0]
     expected = of_rank(pipe, 0, 1)
     assert Counter(found + rest) == Counter(expected)
+
+
+def test_ranks_go_on_as_long_as_one_that_counts_has_more() -> None:
+    """▲ Of those with the fewest items, under "drop"; of all, under "pad"."""
+    assert far("drop", [(3, True), (5, False)]) == (3, True)
+    assert far("drop", [(3, False), (3, True)]) == (3, True)
+    assert far("drop", [(3, False), (5, True)]) == (3, False)
+    assert far("pad", [(3, True), (5, False)]) == (5, False)
+    assert far("pad", [(3, True), (5, True)]) == (5, True)
+
+
+def test_a_rank_that_has_many_lists_more_is_padded_up_to_its_end() -> None:
+    pipe = sl.from_items(range(1400)).shard(2).filter(lambda item: item % 2 == 1 or item < 20)
+    few, many = [*range(0, 20, 2)], [*range(1, 1400, 2)]
+    (mine, padding, *_), (others, *_) = together(pipe, 2, sl.Ends("pad", MemoryStore()))
+    assert others == many
+    assert mine == (few * 70)[: len(many)]
+    assert padding == [at >= len(few) for at in range(len(many))]
+    (mine, *_), (others, *_) = together(pipe, 2, sl.Ends("drop", MemoryStore()))
+    assert (mine, others) == (few, many[: len(few)])
 
 
 @pytest.mark.parametrize("policy", ["drop", "pad"])
