@@ -177,7 +177,9 @@ def _zips(draw: st.DrawFn, most: int) -> Composition:
     """Several pipelines side by side."""
     parts = draw(_parts(most))
     pipe = side_by_side(*(part.pipeline for part in parts.values())).map(one_number)
-    return Composition(pipe, f"zip of {list(parts.values())}.map(one_number)", max(part.most for part in parts.values()))
+    return Composition(
+        pipe, f"zip of {list(parts.values())}.map(one_number)", max(part.most for part in parts.values())
+    )
 
 
 @st.composite
@@ -186,7 +188,9 @@ def _parts(draw: st.DrawFn, most: int) -> dict[str, Composition]:
     for at in range(draw(st.integers(1, 3))):
         length = draw(st.integers(0, most // 2))
         items = range(100 * at, 100 * at + length)
-        source = Items(name="items", items=items) if draw(st.booleans()) else IterableSource(name="it", factory=_of(items))
+        source = (
+            Items(name="items", items=items) if draw(st.booleans()) else IterableSource(name="it", factory=_of(items))
+        )
         part = Composition(Pipeline(source), f"{items}", length)
         found["abc"[at]] = part.with_steps(draw(st.lists(steps(), max_size=2)), choosing=False)
     return found

@@ -46,7 +46,9 @@ SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name]
+)
 def test_a_stage_that_keeps_items_resumes_exactly_on_hosts(name: str, hosts: Any) -> None:
     stage = STAGES.get(name) or ORDERED[name]
     check_resume(stage(numbers(ITEMS).shard(2)), backend=hosts, generations=1)

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests are no package
 
 from tests.running.kit import LOOPS, AsyncTest, run_on
 
-
 SLOW = re.compile(r"Executing <.*> took \d+\.\d+ seconds")
 """What asyncio's debug mode says where a step took more than 0.1 s: on a busy machine any may. What these tests guard
 is everything else that it says: coroutines never awaited, resources never closed."""
