@@ -77,6 +77,15 @@ class Index(ABC):
         """Whether every position is its own item."""
         return False
 
+    @property
+    def passes(self) -> int | None:
+        """How often it goes over the items; None: without end."""
+        return 1
+
+    def pass_of(self, position: int) -> int:
+        """Return the pass over the items that a position is in, from 0 on. From any thread."""
+        return 0
+
 
 @dataclass(frozen=True)
 class Whole(Index):
@@ -108,6 +117,14 @@ class Slice(Index):
     def __call__(self, positions: Positions) -> Positions:
         return self.inner(positions + self.start)
 
+    @property
+    def passes(self) -> int | None:
+        length = self.length
+        return None if length is None else self.pass_of(max(0, length - 1)) + 1
+
+    def pass_of(self, position: int) -> int:
+        return self.inner.pass_of(position + self.start)
+
 
 class Shuffled(Index):
     """Another, finite index, permuted."""
@@ -121,6 +138,14 @@ class Shuffled(Index):
 
     def __call__(self, positions: Positions) -> Positions:
         return self._inner(self._bijection(positions))
+
+    @property
+    def passes(self) -> int | None:
+        return self._inner.passes
+
+    def pass_of(self, position: int) -> int:
+        """Of several passes, shuffled as one, each is as long as it was."""
+        return self._inner.pass_of(position)
 
 
 class Repeated(Index):
@@ -138,6 +163,7 @@ class Repeated(Index):
         if each is None:
             raise PlanError("a .repeat() behind an endless .repeat() would never begin its second pass")
         self._each = each
+        self._times = times
         self.length = 0 if not each else None if times is None else each * times
 
     def __call__(self, positions: Positions) -> Positions:
@@ -147,6 +173,16 @@ class Repeated(Index):
             inside = passes == number
             found[inside] = self._of_pass(number)(positions[inside] - number * self._each)
         return found
+
+    @property
+    def passes(self) -> int | None:
+        inner = self._pass[1].passes
+        return None if inner is None or self._times is None else inner * self._times
+
+    def pass_of(self, position: int) -> int:
+        inner = self._pass[1]  # of whichever pass: all are made alike
+        number, rest = divmod(position, self._each) if self._each else (0, 0)
+        return number * (inner.passes or 1) + inner.pass_of(rest)
 
     def _of_pass(self, number: int) -> Index:
         if number != self._pass[0]:  # passes go by: keep one

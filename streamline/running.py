@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from typing import TypeVar
 
@@ -47,7 +48,8 @@ class Running(Cursor[T]):
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also behind the end."""
-        return self._session.meters.stats(self.at_hand)
+        ends = self.ends
+        return replace(self._session.meters.stats(self.at_hand), dropped=ends.dropped, padded=ends.padded)
 
     @property
     def padding(self) -> bool:

@@ -50,13 +50,15 @@ class Tally:
     Attributes:
       skipped: items that were left out because of an error, by (shard, stage).
       taken: items that the merge took from its workers.
+      stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
     """
 
-    __slots__ = ("skipped", "taken")
+    __slots__ = ("skipped", "stands", "taken")
 
     def __init__(self) -> None:
         self.skipped: dict[tuple[int, str], int] = {}
         self.taken = 0
+        self.stands: dict[str, Json] = {}
 
 
 class State(ABC):
@@ -82,7 +84,8 @@ class State(ABC):
     def tally(self, found: Tally) -> None:
         """Add what was consumed up to here; behind a mark, up to where the stage stands now.
 
-        A source adds nothing; a stage has to ask its upstream's state, or what was skipped there is never counted.
+        A source adds where it stands; a stage has to ask its upstream's state, or what was skipped there is never
+        counted.
         """
 
     def where(self) -> str:
@@ -107,7 +110,7 @@ class At(State):
         return {self.name: self.own}
 
     def tally(self, found: Tally) -> None:
-        """A source adds nothing."""
+        found.stands[self.name] = self.own
 
     def where(self) -> str:
         if isinstance(self.own, dict):

@@ -97,30 +97,35 @@ def test_every_item_comes_first_about_equally_often() -> None:
 
 
 @st.composite
-def indices(draw: st.DrawFn) -> tuple[Index, list[int]]:
-    """Draw a composition of operations, and the list that it should be."""
+def indices(draw: st.DrawFn) -> tuple[Index, list[int], list[int]]:
+    """Draw a composition of operations, the list that it should be, and the pass that each position is in."""
     length = draw(st.integers(0, 25))
     index: Index = Whole(length)
     model = list(range(length))
+    passes = [0] * length
     for _ in range(draw(st.integers(0, 5))):
         kind = draw(st.sampled_from(["take", "skip", "shuffle", "repeat"]))
         count = draw(st.integers(0, 30))
         if kind == "take":
-            index, model = Slice(index, 0, count), model[:count]
+            index, model, passes = Slice(index, 0, count), model[:count], passes[:count]
         elif kind == "skip":
-            index, model = Slice(index, count), model[count:]
+            index, model, passes = Slice(index, count), model[count:], passes[count:]
         elif kind == "shuffle":
             order = Bijection(len(model), [count])(np.arange(len(model), dtype=np.int64)).tolist()
             index, model = Shuffled(index, [count]), [model[at] for at in order]
         else:
             times, inner = count % 4, index
             index, model = Repeated(lambda number, inner=inner: inner, times), model * times  # type: ignore[misc]
-    return index, model
+            each = passes[-1] + 1 if passes else 1
+            passes = [number * each + one for number in range(times) for one in passes]
+    return index, model, passes
 
 
 @given(made=indices(), data=st.data())
-def test_compositions_are_what_lists_would_be(made: tuple[Index, list[int]], data: Any) -> None:
-    index, model = made
+def test_compositions_are_what_lists_would_be(made: tuple[Index, list[int], list[int]], data: Any) -> None:
+    index, model, passes = made
+    assert [index.pass_of(at) for at in range(len(model))] == passes
+    assert not passes or index.passes == passes[-1] + 1
     assert index.length == len(model)
     assert whole(index) == model
     if model:
@@ -131,7 +136,8 @@ def test_compositions_are_what_lists_would_be(made: tuple[Index, list[int]], dat
 @given(length=st.integers(1, 12), passes=st.integers(1, 5), data=st.data())
 def test_each_pass_of_an_endless_repeat_has_an_order_of_its_own(length: int, passes: int, data: Any) -> None:
     index = Repeated(lambda number: Shuffled(Whole(length), [0, number]), None)
-    assert index.length is None
+    assert index.length is index.passes is None
+    assert [index.pass_of(at) for at in range(3 * length)] == [at // length for at in range(3 * length)]
     model = [item for number in range(passes) for item in whole(Shuffled(Whole(length), [0, number]))]
     assert index(np.arange(len(model), dtype=np.int64)).tolist() == model
     asked = data.draw(st.lists(st.integers(0, len(model) - 1), max_size=20))

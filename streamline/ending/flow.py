@@ -209,17 +209,19 @@ class _Ending:
     def _tell(self, spare: int) -> None:
         """Tell what was left out, or given again, on this rank."""
         rank, more = self._agreement.rank, self._left is None and not self._over
+        epoch = self._demand.site.epoch[0]
         self._session.spare = spare, more
+        who = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
-                'ends="drop": rank %d of %d has %d items%s beyond the end of all, which are not given',
-                rank.rank,
-                rank.world_size,
+                'ends="drop", epoch %d: %s has %d items%s beyond the end of all, which are not given',
+                epoch,
+                who,
                 spare,
                 " or more" * more,
             )
         elif self._padded:
-            logger.info('ends="pad": rank %d of %d gave %d items again', rank.rank, rank.world_size, self._padded)
+            logger.info('ends="pad", epoch %d: %s gave %d items again', epoch, who, self._padded)
 
 
 def _divided(chunk: Chunk[Any], most: int) -> tuple[Chunk[Any], Chunk[Any] | None]:

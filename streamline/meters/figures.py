@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from streamline.meters.details import Details, since
 from streamline.meters.names import Executor, HostKind, host_label, label
 
 __all__ = ["ChannelStats", "Figures", "HostStats", "ReadStats", "StageStats", "WorkerStats", "between"]
@@ -15,6 +16,7 @@ class WorkerStats:
 
     Attributes:
       shard: the worker's; behind the merge, the rank.
+      details: what only this kind of stage counts.
     """
 
     shard: int
@@ -22,6 +24,7 @@ class WorkerStats:
     busy_s: float = 0.0
     wait_input_s: float = 0.0
     wait_output_s: float = 0.0
+    details: Details = ()
 
     def since(self, earlier: WorkerStats) -> WorkerStats:
         """Return what was added since `earlier`."""
@@ -31,6 +34,7 @@ class WorkerStats:
             busy_s=max(0.0, self.busy_s - earlier.busy_s),
             wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
             wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
+            details=since(earlier.details, self.details),
         )
 
 
@@ -55,6 +59,7 @@ class StageStats:
       ordered: whether items leave in the order of their inputs; of a merge, whether it is a strict one.
       per_worker: the same of each worker, by shard.
       hosts: threads or processes in which its workers run; 0: they run in the stream's own event loop.
+      details: what only this kind of stage counts; docs/seeing.md says which, and what they are.
     """
 
     name: str
@@ -72,6 +77,22 @@ class StageStats:
     ordered: bool = True
     per_worker: tuple[WorkerStats, ...] = ()
     hosts: int = 0
+    details: Details = ()
+
+    def detail(self, name: str, part: str = "") -> float:
+        """Return a number that only this kind of stage has: `detail("cycle")`, `detail("served", "web")`.
+
+        Args:
+          part: of what: a component of a mixture, by its name; "": of the whole stage.
+
+        Raises:
+          KeyError: it has no such number; the message says which it has.
+        """
+        for each in self.details:
+            if (each.name, each.part) == (name, part):
+                return each.value
+        there = ", ".join(f"{each.name!r}" + f" of {each.part!r}" * bool(each.part) for each in self.details)
+        raise KeyError(f"{self} has no detail {name!r}" + f" of {part!r}" * bool(part) + f"; it has {there or 'none'}")
 
     @property
     def slots(self) -> int:
@@ -102,6 +123,7 @@ class StageStats:
                 worker.since(before.get(worker.shard, WorkerStats(shard=worker.shard))) for worker in self.per_worker
             ),
             hosts=self.hosts,
+            details=since(earlier.details, self.details),
         )
 
 
@@ -247,6 +269,8 @@ class Figures:
       hosts: threads or processes in which workers run, by number; none where they run in the stream's event loop.
       cpus: that this process may use.
       reads: what sources have asked of servers, by name; of those that have asked any.
+      dropped: items of this rank that are not given, so that all ranks end together; as `stream.ends` has it.
+      padded: items that were given again for that; a resume goes on counting.
     """
 
     elapsed_s: float
@@ -258,6 +282,8 @@ class Figures:
     hosts: tuple[HostStats, ...] = ()
     cpus: int = 1
     reads: tuple[ReadStats, ...] = ()
+    dropped: int = 0
+    padded: int = 0
 
 
 def between(earlier: Figures, later: Figures) -> Figures:
@@ -280,4 +306,6 @@ def between(earlier: Figures, later: Figures) -> Figures:
         ),
         cpus=later.cpus,
         reads=tuple(each.since(read.get(each.name, ReadStats(name=each.name))) for each in later.reads),
+        dropped=later.dropped,
+        padded=later.padded - earlier.padded,
     )

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.consumer_meter import ConsumerMeter
+from streamline.meters.details import together
 from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.names import BORDER
@@ -106,6 +107,7 @@ def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
         ordered=first.ordered,
         per_worker=workers,
         hosts=len({meter.host for meter in meters if meter.host is not None}),
+        details=together(worker.details for worker in workers),
     )
 
 

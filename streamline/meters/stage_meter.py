@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
+from streamline.meters.details import Details, Tells, later
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.names import Executor, label
 from streamline.sizes import nbytes
@@ -65,6 +66,7 @@ class Counted(NamedTuple):
     begun: float | None
     slots: tuple[float, ...]
     waits: tuple[tuple[int, tuple[Doing, float]], ...]
+    details: Details = ()
 
 
 class StageMeter:
@@ -83,9 +85,9 @@ class StageMeter:
     """
 
     __slots__ = (
-        "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits", "begun",
-        "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer", "on_hold",
-        "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
+        "_details", "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits",
+        "begun", "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer",
+        "on_hold", "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
@@ -108,6 +110,7 @@ class StageMeter:
         self.begun: float | None = None
         self.host: HostMeter | None = None
         self._waits: dict[int, tuple[Doing, float]] = {}
+        self._details: tuple[Details, Tells] = (), tuple
         self._lists = 0
         self._sample_at = 1
         self._samples: list[int] = []
@@ -193,6 +196,16 @@ class StageMeter:
         self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
         self._item_bytes = sum(self._samples) / len(self._samples)
 
+    def tells(self, details: Tells) -> None:
+        """Ask `details` for what only this kind of stage counts; what it has told before goes on. At its first pull."""
+        self._details = self.details, details
+
+    @property
+    def details(self) -> Details:
+        """What only this kind of stage counts. From any thread."""
+        before, tells = self._details
+        return later(before, tells())
+
     def held_until(self, now: float) -> float:
         """Return how long the stage held the event loop up to `now`, with what is going on."""
         begun = self.begun
@@ -211,6 +224,7 @@ class StageMeter:
             busy_s=self.busy_s + sum(calls) + (0.0 if begun is None else max(0.0, now - begun)),
             wait_input_s=self.wait_input_s + sum(now - began for doing, began in waits if doing == "wait_input"),
             wait_output_s=self.wait_output_s + sum(now - began for doing, began in waits if doing == "wait_output"),
+            details=self.details,
         )
 
     def counted(self) -> Counted:
@@ -218,7 +232,7 @@ class StageMeter:
         return Counted(
             self.name, self.kind, self.shard, self.concurrency, self.executor, self.ordered, self.items, self.bytes,
             self.worked_s, self.held_s, self.wait_input_s, self.wait_output_s, self.begun, tuple(self.slots),
-            tuple(self._waits.items()),
+            tuple(self._waits.items()), self.details,
         )  # fmt: skip
 
     def shows(self, counted: Counted, more: Counted | None = None) -> None:
@@ -232,6 +246,7 @@ class StageMeter:
         self._sampled_bytes = counted.bytes
         self.worked_s, self.held_s = counted.worked_s, counted.held_s
         self.wait_input_s, self.wait_output_s = counted.wait_input_s, counted.wait_output_s
+        self._details = later(() if more is None else more.details, counted.details), tuple
         if more is not None:
             self.items += more.items
             self._sampled_items = self.items

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streamline.meters.details import Detail
 from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 from streamline.meters.names import BORDER
 
-__all__ = ["table"]
+__all__ = ["brief", "table"]
 
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 CHANNELS = ("channel behind", "channels", "items", "held now", "peak", "capacity")
@@ -21,7 +22,8 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def table(figures: Figures) -> str:
-    """Return a line on the consumer, then tables of stages, channels, hosts and requests; errors only if there are any.
+    """Return a line on the consumer, then tables of stages, of what only some kinds of stages count, of channels, hosts
+    and requests; errors only if there are any.
 
     Percentages are of the time in which all calls that a stage may have at work at once could have been busy: at work,
     waiting for an item ("no input"), waiting for room behind it. Of a host, of the time: its event loop was held.
@@ -32,12 +34,15 @@ def table(figures: Figures) -> str:
         f"{figures.items:,} items in {elapsed_s:.2f} s ({_rate(figures.items, elapsed_s)} items/s); "
         f"the consumer waits {100 * waits:.0f} % of its time"
     ]
+    if figures.dropped or figures.padded:
+        lines.append(f"so that all ranks end together: {figures.dropped:,} dropped, {figures.padded:,} padded")
     if figures.stages:
         rows = [STAGES, *(_stage(stage, elapsed_s) for stage in figures.stages)]
         if any(stage.errors for stage in figures.stages):
             errors = ["errors", *(f"{stage.errors:,}" for stage in figures.stages)]
             rows = [(*row[:3], count, *row[3:]) for row, count in zip(rows, errors, strict=True)]
         lines += _aligned(rows)
+    lines += _details([stage for stage in figures.stages if stage.details])
     if figures.channels:
         lines += _aligned([CHANNELS, *map(_channel, figures.channels)])
     if figures.hosts:
@@ -51,6 +56,51 @@ def table(figures: Figures) -> str:
             asked = [(*row[:4], count, *row[4:]) for row, count in zip(asked, hedged, strict=True)]
         lines += _aligned(asked)
     return "\n".join(lines)
+
+
+def brief(stage: StageStats) -> str:
+    """Return the details of a stage in a line: "regenerate  cycle 3  served 6  …", "mix served  web 120  code 40"."""
+    if stage.details and stage.details[0].part:
+        name = stage.details[0].name
+        parts = [f"{each.part} {_shown(stage, each)}" for each in stage.details if each.name == name]
+        return "  ".join([f"{stage} {_heading(name)}", *parts])
+    return "  ".join([str(stage), *(f"{_heading(each.name)} {_shown(stage, each)}" for each in stage.details)])
+
+
+def _details(stages: Sequence[StageStats]) -> list[str]:
+    """Return a table for each kind of stage: a row for each stage, or each part of it."""
+    found: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for stage in stages:
+        parts: dict[str, list[Detail]] = {}
+        for detail in stage.details:
+            parts.setdefault(detail.part, []).append(detail)
+        for part, details in parts.items():
+            whose = stage.name if not part else part if stage.name == stage.kind else f"{stage.name}/{part}"
+            head = stage.kind, *(_heading(detail.name) for detail in details)
+            found.setdefault(head, []).append((_cut(whose), *(_shown(stage, detail) for detail in details)))
+    return [line for head, rows in found.items() for line in _aligned([head, *rows])]
+
+
+def _shown(stage: StageStats, detail: Detail) -> str:
+    """Return a detail of a stage with its unit: "1.50 s", "3"; where workers stand differently, "3-5"."""
+    values = [detail.value]
+    if detail.how == "now":
+        mine = (each for worker in stage.per_worker for each in worker.details)
+        values += [each.value for each in mine if (each.part, each.name) == (detail.part, detail.name)]
+    least, most = (_value(detail.name, value) for value in (min(values), max(values)))
+    return least if least == most else f"{least}-{most}"
+
+
+def _value(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return f"{value:,.2f} s"
+    if name.endswith("_bytes"):
+        return _size(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
 def _cache(read: ReadStats) -> tuple[str, ...]:

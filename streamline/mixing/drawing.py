@@ -16,14 +16,12 @@ import numpy as np
 from streamline.errors import ResumeError
 from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, Site
 from streamline.mixing.components import SeveralState
-from streamline.mixing.draws import BLOCK, Draws, Numbers
+from streamline.mixing.draws import BLOCK, Draws, Numbers, Span
+from streamline.mixing.told import PassOf, Stand, Told
 from streamline.pace import Pace
 from streamline.states import Json, Reference, State, States, Tree
 
 __all__ = ["Drawing"]
-
-Span = tuple[float, Draws]
-"""By what the items before this number are drawn."""
 
 
 class MixState(SeveralState):
@@ -57,13 +55,24 @@ class Drawing:
       stop: "first" or "all".
       own: the mixture's part of the state.
       flows: of the components, by name.
+      passes: tells in which pass they are, of those that are repeated.
+
+    Attributes:
+      told: what is counted.
 
     Raises:
       ResumeError: items will be read again of a component that there is no more.
     """
 
     def __init__(
-        self, name: str, draws: Draws, stop: str, site: Site, own: Json, flows: Mapping[str, Flow[Any]]
+        self,
+        name: str,
+        draws: Draws,
+        stop: str,
+        site: Site,
+        own: Json,
+        flows: Mapping[str, Flow[Any]],
+        passes: Mapping[str, PassOf],
     ) -> None:
         self._name, self._stop, self._site, self._flows = name, stop, site, flows
         self._n: int = own["n"]
@@ -73,6 +82,7 @@ class Drawing:
         self._parts = {one: Reference.to(flow.state) for one, flow in flows.items()}
         self._at_hand: dict[str, _Hand] = {}
         self._numbers = Numbers(site)
+        self.told = Told(self._stand, self._spans, site, passes)
         for _, before in self._spans[:-1]:
             gone = sorted({one for one in before.names if one not in flows})
             if gone:
@@ -86,11 +96,17 @@ class Drawing:
         """The state behind what was served."""
         return self._behind(self._n, self._taken, self._parts)
 
+    @property
+    def _stand(self) -> Stand:
+        return Stand(self._n, self._taken, self._parts, self._ended)
+
     async def lists(self, demand: Demand) -> Lists[Any]:
         """Yield items until those that there is weight for have ended; or the first of them."""
         pace = Pace()
         for flow in self._flows.values():
             flow.reader = demand.meter
+        if demand.meter is not None:
+            demand.meter.tells(self.told.details)
         while weights := self._weights():
             names, picks = self._draw(weights)
             at = 0
@@ -99,12 +115,14 @@ class Drawing:
                 if name in self._at_hand:
                     chunk = self._serve(names, picks, at, min(demand.want, LIST_ITEMS))
                     at += len(chunk.items)
+                    self.told.now = self._stand
                     yield chunk
                     del chunk
                     await pace.breathe()
                 elif (ahead := await self._flows[name].pull(min(demand.want, LIST_ITEMS))) is None:
                     self._ended |= {name}
                     self._parts[name] = Reference.to(self._flows[name].state)
+                    self.told.now = self._stand
                     yield Chunk((), (), self.state)
                     break
                 elif ahead.items:

@@ -16,7 +16,7 @@ from streamline.flow import Site
 from streamline.options import given
 from streamline.states import Json
 
-__all__ = ["BLOCK", "Draws", "Numbers", "draws_of"]
+__all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
 
 BLOCK = 1024
 """Numbers that are drawn together; item n is number n mod this of block n div this."""
@@ -54,6 +54,10 @@ class Draws:
     def change(self, served: int) -> float:
         """Return the number of items served at which the weights change next."""
         return next((start for start, _ in self.schedule if start > served), math.inf)
+
+
+Span = tuple[float, Draws]
+"""By what the items before this number are drawn."""
 
 
 class Numbers:

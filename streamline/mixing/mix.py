@@ -15,8 +15,9 @@ from streamline.flow import Flow, ListsFlow, Site
 from streamline.mixing.components import Several
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
+from streamline.mixing.told import pass_of
 from streamline.sources.base import Part
-from streamline.states import Tree
+from streamline.states import Json, Tree
 
 __all__ = ["Mix", "Stop"]
 
@@ -40,11 +41,15 @@ class Mix(Several[T]):
     def reread(self) -> str:
         return "draws on, by the number of items served"
 
+    def drawn(self) -> Json:
+        return {"draws": self.draws.json(), "stop": self.stop}
+
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own = {"n": 0, "ended": [], "taken": {}, "drawn": []} if state is None else state[self.name]
         flows = self.flows(site, state)
         demand = self.demand(site, state)
-        drawing = Drawing(self.name, self.draws, self.stop, site, own, flows)
+        passes = {name: found for name, plan in self.components if (found := pass_of(plan, site)) is not None}
+        drawing = Drawing(self.name, self.draws, self.stop, site, own, flows, passes)
         return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:

@@ -5,7 +5,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-__all__ = ["Mover", "Target"]
+from streamline.meters.details import Detail, Details, Tells
+
+__all__ = ["Copies", "Mover", "Target"]
+
+
+class Copies:
+    """What is counted of the copies of one running.
+
+    Attributes:
+      copied_bytes: to the device; in the host's memory, what couldn't be taken as it was.
+      device_waited_s: for the device to be done with a buffer, before the next batch could be written into it; None:
+        its library doesn't say.
+    """
+
+    __slots__ = ("copied_bytes", "device_waited_s")
+
+    def __init__(self, device_waited_s: float | None = None) -> None:
+        self.copied_bytes = 0
+        self.device_waited_s = device_waited_s
+
+    def waited(self, spent_s: float) -> None:
+        """The device was waited for."""
+        self.device_waited_s = (self.device_waited_s or 0.0) + spent_s
+
+    def details(self) -> Details:
+        """Tell the stage's meter."""
+        copied, waited_s = Detail("copied_bytes", self.copied_bytes), self.device_waited_s
+        return (copied,) if waited_s is None else (copied, Detail("device_waited_s", waited_s))
 
 
 class Mover(ABC):
@@ -17,10 +44,12 @@ class Mover(ABC):
     Attributes:
       waits: whether `move` copies or waits, so that it is called in a thread, never in two at once.
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
+      tells: what is counted of its copies; None: it makes none.
     """
 
     waits = False
     hands_over = False
+    tells: Tells | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamline.errors import DataError
-from streamline.transfer.base import Mover, Target
+from streamline.transfer.base import Copies, Mover, Target
 from streamline.transfer.nested import replaced
 from streamline.transfer.tensors import check_array
 
@@ -40,6 +40,8 @@ class _Puts(Mover):
         self._jax = jax
         self._place = place
         self._spread = spread
+        self._copies = Copies()
+        self.tells = self._copies.details
 
     def move(self, batch: Any) -> Any:
         return replaced(batch, self._put)
@@ -52,8 +54,11 @@ class _Puts(Mover):
                     f"{where}: JAX has no dtype for a NumPy array of {leaf.dtype}: convert it in a .map before "
                     ".transfer, or make it a list there, which stays what it is"
                 )
+            self._copies.copied_bytes += leaf.nbytes
             if self._spread:
                 return self._jax.make_array_from_process_local_data(self._place, leaf)
         elif not isinstance(leaf, self._jax.Array):
             return leaf
+        else:
+            self._copies.copied_bytes += leaf.nbytes
         return self._jax.device_put(leaf, self._place)

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 from streamline.errors import ClosedError
-from streamline.transfer.base import Mover
+from streamline.transfer.base import Copies, Mover
 from streamline.transfer.nested import replaced
 
 __all__ = ["Copier", "Done", "RingMover"]
@@ -103,6 +104,8 @@ class RingMover(Mover):
     waits = hands_over = True
 
     def __init__(self, copier: Copier, slots: int) -> None:
+        self._copies = Copies(device_waited_s=0.0)
+        self.tells = self._copies.details
         self._copier = copier
         self._slots = [_Slot() for _ in range(slots)]
         self._lost: list[Any] = []
@@ -145,7 +148,9 @@ class RingMover(Mover):
         """Return the next slot, when the copies out of it are done, with room for `size` bytes."""
         slot = self._slots[self._turn]
         if slot.done is not None:
+            began = perf_counter()
             slot.done.wait()
+            self._copies.waited(perf_counter() - began)
             slot.done = None
             slot.read.clear()
         if slot.size < size:
@@ -179,7 +184,9 @@ class RingMover(Mover):
             with suppress(Exception):  # the failure that came first is told
                 self._mark(slot)
             raise
-        return _Landing(moved, copied, self._mark(slot))
+        landing = _Landing(moved, copied, self._mark(slot))
+        self._copies.copied_bytes += landing.nbytes
+        return landing
 
     def _mark(self, slot: _Slot) -> Done:
         """Note and return the point behind the copies out of a slot; where that fails, its buffer is used no more."""

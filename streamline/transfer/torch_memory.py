@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from streamline.transfer.base import Mover, Target
+from streamline.transfer.base import Copies, Mover, Target
 from streamline.transfer.nested import replaced
-from streamline.transfer.tensors import as_tensor
+from streamline.transfer.tensors import as_tensor, is_plain
 
 __all__ = ["TorchMemory"]
 
@@ -40,14 +40,23 @@ class _Moves(Mover):
         self._torch = torch
         self._device = device
         self.waits = device != "cpu"
+        self._copies = Copies()
+        self.tells = self._copies.details
 
     def move(self, batch: Any) -> Any:
         return replaced(batch, self._moved)
 
     def _moved(self, leaf: Any, where: str) -> Any:
         if isinstance(leaf, np.ndarray):
-            leaf = as_tensor(self._torch, leaf, where)
-        return leaf.to(self._device) if isinstance(leaf, self._torch.Tensor) else leaf
+            tensor, copied = as_tensor(self._torch, leaf, where), not is_plain(leaf)
+        elif isinstance(leaf, self._torch.Tensor):
+            tensor, copied = leaf, False
+        else:
+            return leaf
+        there = tensor.to(self._device)
+        if copied or there is not tensor:
+            self._copies.copied_bytes += leaf.nbytes
+        return there
 
 
 @cache

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Flow, Site
+from streamline.meters.details import Detail, Details
 from streamline.pace import Pace
 from streamline.states import Over, State
 from streamline.transforms.cycle import Cycle, Held, Kept, Place, drawn_own
 from streamline.transforms.rows import Rows, part
 from streamline.transforms.spill import Found, Spill
 
-__all__ = ["Drawing", "Recipe"]
+__all__ = ["Drawing", "Recipe", "Turns"]
 
 
 class Recipe:
@@ -30,6 +32,40 @@ class Recipe:
         self.name, self.size, self.block, self.seed, self.reuse = name, size, block, seed, reuse
 
 
+class Turns:
+    """What is counted of the cycles of one opening.
+
+    Attributes:
+      cycle: that is served, from 0; `served` of its `of` outputs were, `each` in one serving.
+      drawn: cycles, from the upstream.
+      generating_s: that the upstream took for their items.
+      waited_s: that there was nothing to serve until the next cycle came.
+    """
+
+    __slots__ = ("cycle", "drawn", "each", "generating_s", "of", "served", "waited_s")
+
+    def __init__(self, cycle: int, served: int) -> None:
+        self.cycle, self.served = cycle, served
+        self.of = self.each = self.drawn = 0
+        self.generating_s = self.waited_s = 0.0
+
+    def serves(self, place: Place, served: int) -> None:
+        """So many outputs of a cycle were served."""
+        self.cycle, self.served, self.of, self.each = place.number, served, place.total, place.outputs
+
+    def details(self) -> Details:
+        """Tell the stage's meter."""
+        return (
+            Detail("cycle", self.cycle, how="now"),
+            Detail("served", self.served, how="total"),
+            Detail("of", self.of, how="total"),
+            Detail("reuse", -(-self.served // self.each) if self.each else 0, how="now"),
+            Detail("drawn", self.drawn),
+            Detail("generating_s", self.generating_s),
+            Detail("waited_s", self.waited_s),
+        )
+
+
 class Drawing(Flow[Cycle]):
     """A flow of cycles. A cycle that was begun before a failure isn't handed out: a part of one has no order.
 
@@ -41,6 +77,7 @@ class Drawing(Flow[Cycle]):
     Attributes:
       begin: the stage's state before the first output.
       served: outputs of the first cycle that were served before.
+      turns: what is counted.
     """
 
     def __init__(self, recipe: Recipe, own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
@@ -55,6 +92,7 @@ class Drawing(Flow[Cycle]):
         self._spare: list[Rows] = []
         self._dry = False
         self.served: int = own["served"]
+        self.turns = Turns(self._number, self.served)
         self._again = own if self.served and not own.get("files") else None
         given = tuple(own.get("files") or ())
         self._names = None if spill is None else spill.names(site.epoch, self._number, given)
@@ -143,6 +181,7 @@ class Drawing(Flow[Cycle]):
         if not count:
             return Cycle(place, held)
         self._again, self._number = None, self._number + 1
+        self.turns.drawn += 1
         if self._spill is not None:
             rest = None if self._left is None else part(self._left, used)
             kept = Found(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
@@ -153,11 +192,18 @@ class Drawing(Flow[Cycle]):
             place.file = file
         return Cycle(place, held)
 
+    async def _pulled(self, limit: int) -> Chunk[Any] | None:
+        began = perf_counter()
+        try:
+            return await self._upstream.pull(limit)
+        finally:
+            self.turns.generating_s += perf_counter() - began
+
     async def _items(self, size: int) -> list[Any]:
         items: list[Any] = []
         pace = Pace()
         while len(items) < size and not self._dry:
-            if (chunk := await self._upstream.pull(size - len(items))) is None:
+            if (chunk := await self._pulled(size - len(items))) is None:
                 self._dry = True
                 break
             items.extend(chunk.items)
@@ -173,7 +219,7 @@ class Drawing(Flow[Cycle]):
         while rows.missing:
             if self._left is None:
                 before = self._upstream.state
-                if self._dry or (chunk := await self._upstream.pull(1)) is None:
+                if self._dry or (chunk := await self._pulled(1)) is None:
                     self._dry = True
                     break
                 if chunk.items:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 from streamline.driver import behind_channel
@@ -17,7 +18,7 @@ from streamline.pace import Pace
 from streamline.states import Json, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.cycle import Cycle, Served
-from streamline.transforms.drawing import Drawing, Recipe
+from streamline.transforms.drawing import Drawing, Recipe, Turns
 from streamline.transforms.spill import Spill
 
 __all__ = ["Regenerate"]
@@ -100,27 +101,32 @@ class Regenerate(Stage[T, T]):
         run = Run(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
-    async def _cycle(self, run: Run[Cycle]) -> Chunk[Cycle] | None:
+    async def _cycle(self, run: Run[Cycle], turns: Turns) -> Chunk[Cycle] | None:
         """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
         meter = None if self.overlap else run.meter
         if meter is not None:
             meter.wait_begins("wait_input")
+        began = perf_counter()
         try:
             return await run.upstream.pull(1)
         finally:
+            turns.waited_s += perf_counter() - began
             if meter is not None:
                 meter.wait_ends()
 
     async def _serve(self, run: Run[Cycle], drawing: Drawing) -> Lists[T]:
-        served, pace = drawing.served, Pace()
+        served, turns, pace = drawing.served, drawing.turns, Pace()
+        if run.meter is not None:
+            run.meter.tells(turns.details)
         most = 2**31 if self.block is None else max(1, TOGETHER_ROWS // self.block)
-        while (chunk := await self._cycle(run)) is not None:
+        while (chunk := await self._cycle(run, turns)) is not None:
             (cycle,) = chunk.items
             del chunk
             run.upstream.release()  # so that the next one may be drawn
             while served < cycle.place.total:
                 items = cycle.outputs(served, min(run.want, most), run.site)
                 first, served = served, served + len(items)
+                turns.serves(cycle.place, served)
                 yield Chunk(items, Served(self.name, cycle.place, first))
                 del items
                 await pace.breathe()

@@ -92,6 +92,7 @@ class _InPass(Over):
 
     def tally(self, found: Tally) -> None:
         found.taken += self.own.get("seen", 0)
+        found.stands[self.name] = self.own
         super().tally(found)
 
 

@@ -63,6 +63,8 @@ class Transfer(Stage[Any, Any]):
         run = self.run_over(flow, site, state, None)
         if run.meter is not None and mover.waits:
             run.meter.executor = "thread"
+        if run.meter is not None and mover.tells is not None:
+            run.meter.tells(mover.tells)
         moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)
         return _OneByOne(behind_channel(moved, site, str(self), self.depth))
 

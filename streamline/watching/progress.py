@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from streamline.meters.figures import ChannelStats
 from streamline.meters.stats import Stats
+from streamline.meters.tables import brief
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -37,6 +38,9 @@ EXIT_S = 1.0
 
 BARS = ((20, 8), (12, 5), (8, 3))
 """How long the name and the bar of a channel are, at most: the first that lets all of them stand in one line."""
+
+MOST_DETAILS = 2
+"""Stages of which is drawn what only they count."""
 
 _on_screen = Lock()
 
@@ -178,7 +182,7 @@ class Rate:
 
 
 class _Lines:
-    """What is drawn: figures, channels, the verdict; each in a line that fits."""
+    """What is drawn: figures, channels, what only some stages count, the verdict; each in a line that fits."""
 
     def __init__(self, stats: Callable[[], Stats], rate: Rate, epoch: int) -> None:
         self._stats = stats
@@ -195,6 +199,7 @@ class _Lines:
         lines = [Text("  ").join(parts)]
         if tubes := [channel for channel in stats.channels if channel.capacity]:
             lines.append(Text("  ").join(bars(tubes, width)))
+        lines += [Text(brief(stage), style="dim") for stage in stats.stages if stage.details][:MOST_DETAILS]
         if verdict := _verdict(stats):
             lines += Text(verdict, style="bold").wrap(console, width)[:2]
         for line in lines:

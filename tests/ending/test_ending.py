@@ -235,9 +235,52 @@ def test_what_is_dropped_or_padded_is_said_in_one_line(caplog: pytest.LogCapture
         together(pipe, 2, sl.Ends("drop"))
         together(pipe, 2, sl.Ends("pad"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", 'ends="drop": rank 0 of 2 has 1 items beyond the end of all, which are not given'),
-        ("INFO", 'ends="pad": rank 1 of 2 gave 1 items again'),
+        ("WARNING", 'ends="drop", epoch 0: rank 0 of 2 has 1 items beyond the end of all, which are not given'),
+        ("INFO", 'ends="pad", epoch 0: rank 1 of 2 gave 1 items again'),
     ]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["beforehand", "on the way"])
+@pytest.mark.parametrize("policy", ["drop", "pad"])
+def test_stats_tell_what_was_dropped_and_padded_at_every_item(policy: Policy, known: bool) -> None:
+    pipe = pipeline(11, 2, known=known)
+    ends = sl.Ends(policy, MemoryStore())
+
+    def one(rank: int) -> list[tuple[int, int]]:
+        found = []
+        with pipe.open(rank=rank, world_size=2, ends=ends) as stream:
+            for _ in stream:
+                stats = stream.stats()
+                assert (stats.dropped, stats.padded) == (stream.ends.dropped, stream.ends.padded)
+                found.append((stats.dropped, stats.padded))
+            stats = stream.stats()
+            assert (stats.dropped, stats.padded) == (stream.ends.dropped, stream.ends.padded)
+            assert f"{stats.dropped} dropped, {stats.padded} padded" in str(stats) or not stats.dropped + stats.padded
+            assert stats.since(stats).padded == 0
+        return [*found, (stats.dropped, stats.padded)]
+
+    found = on_ranks(2, one)
+    last = [each[-1] for each in found]
+    assert sum(dropped for dropped, _ in last) == (1 if policy == "drop" else 0)
+    assert sum(padded for _, padded in last) == (1 if policy == "pad" else 0)
+    assert [padded for _, padded in found[last.index(max(last))]][-3:] == ([0, 1, 1] if policy == "pad" else [0, 0, 0])
+
+
+def test_a_loader_tells_in_each_epoch_what_was_dropped_or_padded(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = sl.from_items(range(5)).shard(2)
+    with caplog.at_level(logging.INFO, "streamline.ending"):
+        policies: tuple[tuple[Policy, int], ...] = (("drop", 0), ("pad", 1))
+        for policy, rank in policies:
+            with pipe.loader(rank=rank, world_size=2, ends=policy, backend=sl.Threads(1)) as loader:
+                for _ in range(2):
+                    assert len(list(loader)) == (2 if policy == "drop" else 3)
+                    stats = loader.stats()
+                    assert stats is not None
+                    assert (stats.dropped, stats.padded) == ((1, 0) if policy == "drop" else (0, 1))
+    said = [record.getMessage().partition(": ")[0] for record in caplog.records]
+    assert sorted(line for line in said if "epoch 2" not in line) == [  # opened ahead, and perhaps ended
+        'ends="drop", epoch 0', 'ends="drop", epoch 1', 'ends="pad", epoch 0', 'ends="pad", epoch 1',
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

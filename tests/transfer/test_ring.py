@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import ClosedError
+from streamline.transfer import ring
 from streamline.transfer.nested import replaced
 from streamline.transfer.ring import RingMover
 from tests.laws.profile import examples
@@ -202,3 +203,29 @@ def test_a_note_says_where_in_the_batch_it_failed() -> None:
         mover.move({"x": np.zeros(2), "y": (np.zeros((2, 3)), 1)})
     assert caught.value.__notes__ == ["at batch['y'][0], a ndarray of float64[2, 3]"]
     mover.close()
+
+
+def test_what_is_copied_and_how_long_the_device_is_waited_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two buffers: from the third batch on, one is written to when its copy is done."""
+    device = FakeDevice(copy_s=1.0, stage_s=0.1)
+    monkeypatch.setattr(ring, "perf_counter", lambda: device.now)
+    mover = RingMover(device, 2)
+    assert mover.tells is not None
+    batch = {"x": np.zeros(10, np.uint8), "name": "label"}
+    seen = []
+    for _ in range(4):
+        mover.move(batch)
+        seen.append(tuple(detail.value for detail in mover.tells()))
+    mover.close()
+    assert seen == [(10, 0.0), (20, 0.0), (30, 9.0), (40, pytest.approx(18.0))]
+    assert [detail.name for detail in mover.tells()] == ["copied_bytes", "device_waited_s"]
+
+
+def test_a_batch_that_fails_is_not_counted_as_copied() -> None:
+    device = FakeDevice(failing={"copy": 1})
+    mover = RingMover(device, 2)
+    assert mover.tells is not None
+    mover.move(np.zeros(10, np.uint8))
+    with pytest.raises(MemoryError):
+        mover.move(np.zeros(10, np.uint8))
+    assert mover.tells()[0].value == 10

@@ -402,6 +402,28 @@ def test_on_the_cpu_an_arrays_memory_is_the_tensors(torch: FakeTorch) -> None:
     assert np.shares_memory(got.data, array)
 
 
+def copied(pipe: Pipeline[Any]) -> dict[str, float]:
+    """Return what `stats()` tells of a transfer, behind the end."""
+    with pipe.open() as stream:
+        list(stream)
+    (stage,) = (stage for stage in stream.stats().stages if stage.kind == "transfer")
+    return {detail.name: detail.value for detail in stage.details}
+
+
+def test_stats_tell_what_was_copied(torch: FakeTorch) -> None:
+    arrays = [{"x": np.zeros(5, np.int32), "name": "a"} for _ in range(6)]
+    found = copied(sl.from_items(arrays).transfer("cuda"))
+    assert (list(found), found["copied_bytes"]) == (["copied_bytes", "device_waited_s"], 120)
+    assert copied(sl.from_items(arrays).transfer("cpu")) == {"copied_bytes": 0}
+    assert copied(sl.from_items([np.zeros((4, 4), np.int32).T] * 2).transfer("cpu")) == {"copied_bytes": 128}
+    assert copied(sl.from_items(arrays).transfer("host")) == {}
+
+
+def test_stats_tell_what_jax_was_given(jax: FakeJax) -> None:
+    arrays = [{"x": np.zeros(5, np.int32), "name": "a"} for _ in range(6)]
+    assert copied(sl.from_items(arrays).transfer("jax")) == {"copied_bytes": 120}
+
+
 class FakeJax(SimpleNamespace):
     """As much of JAX as a transfer uses: arrays that know where they were put."""
 

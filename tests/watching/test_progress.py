@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import pytest
@@ -20,6 +20,7 @@ from rich.console import Console
 
 import streamline as sl
 from streamline.errors import PlanTypeError
+from streamline.meters.details import Detail
 from streamline.meters.figures import ChannelStats, StageStats
 from streamline.meters.stats import Stats
 from streamline.watching import progress
@@ -374,3 +375,13 @@ def test_without_a_terminal_a_stream_starts_no_thread(capsys: pytest.CaptureFixt
 def test_it_is_a_switch() -> None:
     with pytest.raises(PlanTypeError, match=r"\.open\(progress=\) is True or False, got str 'yes'"):
         sl.from_items(range(3)).open(progress="yes")  # type: ignore[arg-type]
+
+
+def test_what_only_some_stages_count_has_a_line_for_each_of_the_first() -> None:
+    cycles = StageStats(name="regenerate", kind="regenerate", details=(Detail("cycle", 3), Detail("waited_s", 0.5)))
+    busy = replace(BUSY, stages=(*BUSY.stages, cycles, replace(cycles, name="again"), replace(cycles, name="third")))
+    lines = drawn(busy, 70)
+    assert [line.rstrip() for line in lines if "cycle" in line] == [
+        "regenerate  cycle 3  waited 0.50 s",
+        "regenerate(again)  cycle 3  waited 0.50 s",
+    ]
