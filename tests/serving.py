@@ -89,6 +89,7 @@ class Server:
         content: bytes | None = None,
         told: int | None = None,
         chunked: bool = False,
+        chunks: int | None = None,
         length: bool = True,
         total: str | None = None,
         at_most: int | None = None,
@@ -98,6 +99,7 @@ class Server:
         """Answer as a server should, except for what the options say.
 
         cut: bytes of the body that are sent before the connection breaks. told: the Content-Length that is claimed.
+        chunks: of one byte each, behind which a chunked body ends as one does.
         at_most: bytes of a range that are given. extra: what is sent behind the body.
         """
         data = server.objects.get(request.path) if content is None else content
@@ -125,7 +127,7 @@ class Server:
             head.append(f"Content-Length: {stop - start if told is None else told}")
         body = data[start:stop]
         if chunked:
-            body = b"".join(b"%x\r\n%s\r\n" % (1, body[i : i + 1]) for i in range(len(body))) + b"0\r\n\r\n"
+            body = b"".join(b"%x\r\n%s\r\n" % (1, body[i : i + 1]) for i in range(len(body))[:chunks]) + b"0\r\n\r\n"
         writer.write("\r\n".join([f"HTTP/1.1 {status}", *head, "Connection: close", "", ""]).encode())
         writer.write(body[:cut] + extra)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from streamline.choices import Fork
 from streamline.ending.agreement import NAME, Agreement
-from streamline.ending.rounds import Rounds
+from streamline.ending.rounds import Rounds, opened
 from streamline.errors import RanksError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
 from streamline.session import Session
@@ -111,6 +111,7 @@ class _Ending:
         self._session, self._demand = session, demand
         self._left = agreement.left
         self._over = False
+        self._nth = opened(agreement)
         self._padded = agreement.padded
         self._begin_again = agreement.again
         self._pass: Flow[Any] | None = None
@@ -125,7 +126,7 @@ class _Ending:
     async def lists(self) -> Lists[Any]:
         """Yield what this rank gives."""
         agreement = self._agreement
-        rounds = None if agreement.store is None else Rounds(agreement, self._session)
+        rounds = None if agreement.store is None else Rounds(agreement, self._session, self._nth)
         held: Chunk[Any] | None = None
         given = have = 0
         may, last = (0, False) if self._left is None else (self._left, True)

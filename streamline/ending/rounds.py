@@ -27,7 +27,7 @@ from streamline.gate import resting
 from streamline.rank_files import some
 from streamline.session import Session
 
-__all__ = ["Rounds", "far"]
+__all__ = ["Rounds", "far", "opened"]
 
 R = TypeVar("R")
 
@@ -51,15 +51,19 @@ def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
 
 
 class Rounds:
-    """One stream's rounds. Used by one task, in the event loop; the store is asked in a thread."""
+    """One stream's rounds. Used by one task, in the event loop; the store is asked in a thread.
 
-    def __init__(self, agreement: Agreement, session: Session) -> None:
+    Args:
+      nth: of this rank's streams of this kind: `opened`.
+    """
+
+    def __init__(self, agreement: Agreement, session: Session, nth: int) -> None:
         assert agreement.store is not None
         self._store = own_connection(agreement.store)
         self._rank, self._ranks = agreement.rank.rank, agreement.rank.world_size
         self._ends = agreement.ends
         self._session = session
-        self._key = f"streamline/{agreement.key}/{_nth(agreement.store, agreement.key, self._rank)}"
+        self._key = f"streamline/{agreement.key}/{nth}"
         self._round = 0
 
     async def next(self, have: int, over: bool) -> tuple[int, bool]:
@@ -139,9 +143,13 @@ class Rounds:
         return found
 
 
-def _nth(store: Store, key: str, rank: int) -> int:
-    """Return how many streams of this key a rank has begun before: all ranks begin the same ones, in the same order."""
+def opened(agreement: Agreement) -> int:
+    """Return how many streams of this kind a rank has opened before: all ranks open the same ones, in the same order.
+
+    To be called when one is opened: whether its first item is asked for before it is left may differ between ranks.
+    """
     with _opening:
-        counts = _opened.setdefault(store, {})
-        counts[key, rank] = counts.get((key, rank), -1) + 1
-        return counts[key, rank]
+        counts = _opened.setdefault(agreement.store, {}) if agreement.store is not None else {}
+        key = agreement.key, agreement.rank.rank
+        counts[key] = counts.get(key, -1) + 1
+        return counts[key]

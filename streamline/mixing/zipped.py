@@ -59,17 +59,18 @@ class Zip(Several[tuple[Any, ...]]):
             for at, (name, flow) in enumerate(flows):
                 while not held[at].items:
                     chunk = await flow.pull(want if at == 0 else max(len(held[0].items), 1))
+                    if chunk is None or not chunk.items:  # what it has dropped on the way to its next item
+                        parts[name] = Reference.to(flow.state)
+                        yield Chunk((), (), SeveralState(self.name, {}, dict(parts)))
                     if chunk is None:
                         await self._ended(at, flows, held)
                         return
                     held[at] = chunk
-                    if not chunk.items and chunk.after is not None:
-                        parts[name] = Reference.to(chunk.after)
             count = min(len(chunk.items) for chunk in held)
             columns = {name: chunk.states for (name, _), chunk in zip(flows, held, strict=True)}
             rows = list(zip(*(chunk.items[:count] for chunk in held), strict=True))
             yield Chunk(rows, _Rows(self.name, columns))
-            parts = {name: chunk.part(0, count).behind for (name, _), chunk in zip(flows, held, strict=True)}
+            parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
             want = demand.want
             await pace.breathe()

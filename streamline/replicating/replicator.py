@@ -22,6 +22,7 @@ from streamline.replicating.taps import PlanTap, Tap, check_source, tap_of
 from streamline.runnable import Runnable
 from streamline.snapshot import Snapshot
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, Live, live_of
+from streamline.transforms.repeat import Repeat
 
 __all__ = ["StreamReplicator"]
 
@@ -240,6 +241,11 @@ class StreamReplicator(Generic[T]):
                 f"StreamReplicator.{what}: {self._source.plan.source} is read once, and its journal lets go of what "
                 "the replicator has read: read each replica through replicator.pipeline(r), whose snapshots hold it"
             )
+        if (chooser := _repeated_chooser(self._source)) is not None:
+            raise PlanError(
+                f"StreamReplicator.{what}: .repeat goes through what {chooser} has chosen anew in each pass, so items "
+                "that wait for a replica could not be read again: move .repeat before .shard"
+            )
 
     # Leaving ---------------------------------------------------------------------------------------------------------
 
@@ -286,3 +292,15 @@ def _chooser(pipe: Runnable[Any]) -> str | None:
     plan = pipe.plan
     found = [str(stage) for stage in (*plan.worker, *plan.after) if stage.chooses]
     return found[0] if found else "the best-effort merge" if plan.merge.chooses else None
+
+
+def _repeated_chooser(pipe: Runnable[Any]) -> str | None:
+    """Return what chooses an order under a `.repeat`, whose passes keep no choices; None: nothing."""
+    plan, chooser = pipe.plan, None
+    for at, stage in enumerate((*plan.worker, *plan.after)):
+        if at == len(plan.worker) and plan.merge.chooses:
+            chooser = "the best-effort merge"
+        if isinstance(stage, Repeat) and chooser is not None:
+            return chooser
+        chooser = str(stage) if stage.chooses else chooser
+    return None

@@ -1,4 +1,4 @@
-"""Random pipelines, for hypothesis: every stage, in every order that a plan allows.
+"""Random pipelines, for hypothesis: every stage, over every source that can be read again, wherever a plan allows it.
 
 Where the order of items is open (behind an unordered map or a best-effort merge), only stages follow for which the
 multiset of what comes out doesn't depend on it: so that comparing multisets proves something.
@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import anyio.lowlevel
 from hypothesis import strategies as st
 
 from streamline.errors import PlanError
+from streamline.mixing.mix import Stop
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode
+from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
+from streamline.start import from_iterable, mix
+from streamline.start import zip as side_by_side
 from streamline.testing.sources import Script
-from streamline.testing.steps import DICE, UNBATCH, Step, steps, steps_before, transfers
+from streamline.testing.steps import DICE, UNBATCH, Step, one_number, steps, steps_before, transfers
 
 __all__ = ["DICE", "Composition", "compositions", "continued", "pipelines"]
+
+KINDS = ("items", "iterable", "async iterable", "data set", "mix", "zip", "script")
+"""Sources."""
 
 MOST_ITEMS = 100
 """Items that may come out of one, about: checking a resume at each of them takes time in the square."""
@@ -88,7 +95,7 @@ def compositions(
     choosing: bool | None = None,
     most: int = 24,
     stages: int = 4,
-    kinds: Sequence[str] = ("items", "iterable", "async iterable", "script"),
+    kinds: Sequence[str] = KINDS,
     more: st.SearchStrategy[Step] | None = None,
 ) -> Composition:
     """Random pipelines with how they are written.
@@ -101,7 +108,8 @@ def compositions(
       more: steps to choose from beside all stages.
     """
     step = steps() if more is None else st.one_of(steps(), more)
-    made = draw(_scripts(most) if draw(st.sampled_from(kinds)) == "script" else _sources(most, kinds))
+    kind = draw(st.sampled_from(kinds))
+    made = draw({"script": _scripts(most), "mix": _mixtures(most), "zip": _zips(most)}.get(kind, _sources(most, kind)))
     return draw(continued(made, choosing=choosing, stages=stages, step=step))
 
 
@@ -150,16 +158,56 @@ def _scripts(draw: st.DrawFn, most: int) -> Composition:
 
 
 @st.composite
-def _sources(draw: st.DrawFn, most: int, kinds: Sequence[str]) -> Composition:
+def _mixtures(draw: st.DrawFn, most: int) -> Composition:
+    """Several pipelines mixed, by weights that change."""
+    parts = draw(_parts(most))
+    names = list(parts)
+    weight = st.fixed_dictionaries(dict.fromkeys(names, st.sampled_from([0, 1, 1, 5.5])))
+    drawn = weight.map(lambda found: found if any(found.values()) else dict.fromkeys(names, 1))
+    schedule = [(0, draw(drawn)), *((start, draw(drawn)) for start in draw(st.sampled_from([[], [5]])))]
+    seed, stop = draw(st.integers(0, 9)), draw(st.sampled_from(["all", "all", "first"]))
+    pipe = mix({name: part.pipeline for name, part in parts.items()}, schedule, seed=seed, stop=cast("Stop", stop))
+    shards = draw(st.sampled_from([0, 1, 3]))
+    text = f"mix of {parts}, {schedule}, seed={seed}, stop={stop}" + f".shard({shards})" * bool(shards)
+    return Composition(pipe.shard(shards) if shards else pipe, text, sum(part.most for part in parts.values()))
+
+
+@st.composite
+def _zips(draw: st.DrawFn, most: int) -> Composition:
+    """Several pipelines side by side."""
+    parts = draw(_parts(most))
+    pipe = side_by_side(*(part.pipeline for part in parts.values())).map(one_number)
+    return Composition(
+        pipe, f"zip of {list(parts.values())}.map(one_number)", max(part.most for part in parts.values())
+    )
+
+
+@st.composite
+def _parts(draw: st.DrawFn, most: int) -> dict[str, Composition]:
+    found = {}
+    for at in range(draw(st.integers(1, 3))):
+        length = draw(st.integers(0, most // 2))
+        items = range(100 * at, 100 * at + length)
+        source = (
+            Items(name="items", items=items) if draw(st.booleans()) else IterableSource(name="it", factory=_of(items))
+        )
+        part = Composition(Pipeline(source), f"{items}", length)
+        found["abc"[at]] = part.with_steps(draw(st.lists(steps(), max_size=2)), choosing=False)
+    return found
+
+
+@st.composite
+def _sources(draw: st.DrawFn, most: int, kind: str) -> Composition:
     """Sources that are split, with what may stand before the shard."""
-    kind = draw(st.sampled_from([kind for kind in kinds if kind != "script"]))
     length, shards, drop = draw(st.integers(0, most)), draw(st.integers(1, 9)), draw(st.booleans())
     mode: Mode | None = None
     if kind == "items":
         pipe: Pipeline[Any] = Pipeline(Items(name="items", items=range(length)))
         mode = draw(st.sampled_from(["interleaved", "contiguous"]))
+    elif kind == "data set":
+        pipe = from_iterable(StreamDataset(_of(range(length))))
     else:
-        factory = _asynchronously(length) if kind == "async iterable" else (lambda: range(length))
+        factory = _asynchronously(length) if kind == "async iterable" else _of(range(length))
         pipe = Pipeline(IterableSource(name="iterable", factory=factory))
     made = Composition(pipe, f"{kind} of {length}", length)
     made = made.with_steps(draw(st.lists(steps_before(kind == "items"), max_size=3)))
@@ -168,6 +216,10 @@ def _sources(draw: st.DrawFn, most: int, kinds: Sequence[str]) -> Composition:
     except PlanError:
         return made
     return Composition(sharded, f"{made.text}.shard({shards}, {mode}, drop_remainder={drop})", made.most)
+
+
+def _of(items: range) -> Callable[[], range]:
+    return lambda: items
 
 
 def _asynchronously(length: int) -> Callable[[], AsyncIterator[int]]:

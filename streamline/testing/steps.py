@@ -15,7 +15,7 @@ from streamline.pipeline import Pipeline
 from streamline.testing.devices import to_elsewhere
 from streamline.transforms.custom import stage
 
-__all__ = ["DICE", "UNBATCH", "Step", "steps", "steps_before", "transfers"]
+__all__ = ["DICE", "UNBATCH", "Step", "one_number", "steps", "steps_before", "transfers"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ def each(fn: Callable[[int], int], item: Any) -> Any:
 
 def number(item: Any) -> int:
     return sum(map(number, item)) if isinstance(item, list) else int(item)
+
+
+def one_number(row: tuple[Any, ...]) -> int:
+    """Return what tells a row of a zip from others."""
+    return sum(number(item) * 1009**at for at, item in enumerate(row))
 
 
 def plus(item: Any) -> Any:

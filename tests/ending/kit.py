@@ -18,8 +18,10 @@ class MemoryStore:
         self._lock = threading.Lock()
         self.values: dict[str, bytes] = {}
         self.calls = 0
+        self.called = threading.Event()
 
     def set(self, key: str, value: str) -> None:
+        self.called.set()
         with self._lock:
             self.calls += 1
             self.values[key] = value.encode()

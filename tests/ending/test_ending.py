@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.ending.flow import _Leaving
+from streamline.ending.rounds import far
 from streamline.errors import PlanError, PlanTypeError, RanksError
+from streamline.states import Counted, trimmed
 from streamline.testing.devices import to_elsewhere
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples
@@ -88,7 +91,10 @@ def test_ranks_that_become_more_or_fewer_end_together_too(
     ends = sl.Ends(policy, MemoryStore())
     found: list[Any] = []
     snapshot: sl.Snapshot | None = None
-    for ranks in data.draw(st.lists(st.sampled_from([1, 2, 3, 8]), min_size=1, max_size=3), "ranks"):
+    several = [
+        ranks for ranks in (1, 2, 3, 8) if policy == "drop" or all(of_rank(pipe, r, ranks) for r in range(ranks))
+    ]
+    for ranks in data.draw(st.lists(st.sampled_from(several), min_size=1, max_size=3), "ranks"):  # else it is refused
         given = together(pipe, ranks, ends, data.draw(st.integers(0, 3), "most"), snapshot)
         assert len({len(items) for items, _, _, _ in given}) == 1
         found += [item for items, padded, _, _ in given for item, again in zip(items, padded, strict=True) if not again]
@@ -96,6 +102,26 @@ def test_ranks_that_become_more_or_fewer_end_together_too(
     rest, _, _, _ = together(pipe, 1, ends, None, snapshot)[0]
     expected = of_rank(pipe, 0, 1)
     assert Counter(found + rest) == Counter(expected)
+
+
+def test_ranks_go_on_as_long_as_one_that_counts_has_more() -> None:
+    """▲ Of those with the fewest items, under "drop"; of all, under "pad"."""
+    assert far("drop", [(3, True), (5, False)]) == (3, True)
+    assert far("drop", [(3, False), (3, True)]) == (3, True)
+    assert far("drop", [(3, False), (5, True)]) == (3, False)
+    assert far("pad", [(3, True), (5, False)]) == (5, False)
+    assert far("pad", [(3, True), (5, True)]) == (5, True)
+
+
+def test_a_rank_that_has_many_lists_more_is_padded_up_to_its_end() -> None:
+    pipe = sl.from_items(range(1400)).shard(2).filter(lambda item: item % 2 == 1 or item < 20)
+    few, many = [*range(0, 20, 2)], [*range(1, 1400, 2)]
+    (mine, padding, *_), (others, *_) = together(pipe, 2, sl.Ends("pad", MemoryStore()))
+    assert others == many
+    assert mine == (few * 70)[: len(many)]
+    assert padding == [at >= len(few) for at in range(len(many))]
+    (mine, *_), (others, *_) = together(pipe, 2, sl.Ends("drop", MemoryStore()))
+    assert (mine, others) == (few, many[: len(few)])
 
 
 @pytest.mark.parametrize("policy", ["drop", "pad"])
@@ -391,3 +417,36 @@ def test_ranks_end_together_before_what_goes_to_a_device(policy: Literal["drop",
         for transferred in (pipe.transfer("host"), to_elsewhere(pipe)):
             assert together(transferred, 2, sl.Ends(policy, store=store)) == whole
         assert len({len(items) for items, *_ in whole}) == 1
+
+
+def test_a_stream_that_one_rank_left_before_its_first_item_is_one_that_it_opened() -> None:
+    """▲ It had asked for nothing yet: its next stream waited for ever for a rank that was one stream further on."""
+    store, pipe = MemoryStore(), TEN.filter(kept)
+
+    def opened(rank: int) -> sl.Opened[int]:
+        return pipe.open(rank=rank, world_size=2, ends=sl.Ends("drop", store, timeout_s=3))
+
+    async def rest(rank: int, found: list[Any]) -> None:
+        async with opened(rank) as stream:
+            found += [item async for item in stream]
+
+    async def work() -> list[list[Any]]:
+        found: list[list[Any]] = [[], []]
+        async with opened(0) as asking, opened(1), anyio.create_task_group() as group:
+            group.start_soon(anext, asking)
+            await anyio.to_thread.run_sync(store.called.wait)
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            for rank in range(2):
+                group.start_soon(rest, rank, found[rank])
+        return found
+
+    assert anyio.run(work) == [[0, 2, 4], [5, 7, 9]]
+
+
+def test_a_part_of_the_states_behind_a_list_is_that_part() -> None:
+    """▲ As a list is cut where it crosses to another process: what is left behind each item stays the same."""
+    column = _Leaving({"policy": "drop", "left": 9}, Counted("items", 1))
+    states = [column[index].json() for index in range(6)]
+    assert [state["ends"]["left"] for state in states] == [8, 7, 6, 5, 4, 3]
+    assert [trimmed(column, 2, 3)[index].json() for index in range(3)] == states[2:5]

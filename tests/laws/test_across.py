@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from streamline.pipeline import Pipeline
 from streamline.resuming.inspection import report
 from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying
-from streamline.testing.steps import steps
+from streamline.testing.steps import Step, steps
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
@@ -162,6 +163,55 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
             describe(ranks[0][2].pipeline, snapshot)
         for whole, parts, made in ranks:
             insist(whole, parts, made.chooses)
+
+
+@examples(10)
+@given(
+    st.integers(0, 40),
+    st.integers(1, 3),
+    st.lists(st.one_of(steps(), failing_steps()), max_size=3),
+    st.lists(st.one_of(steps(), failing_steps()), max_size=2),
+    seeds,
+    backends,
+)
+def test_pipelines_that_begin_with_replicas_are_exact_with_skipped_items(
+    length: int, shards: int, before: list[Step], behind: list[Step], seed: int, backend: Backend
+) -> None:
+    """Each generation has a replicator of its own, which deals the stream from its start again."""
+    DICE.seed(seed)
+    dice = Random(seed)
+
+    def made(replicator: sl.StreamReplicator[int], r: int, kept: Path) -> Composition:
+        source = replicator.pipeline(r, journal=kept if seed % 2 else None)
+        with_before = Composition(source.shard(shards), "", length).with_steps(_not_take(before))
+        return Composition(with_before.pipeline.merge(), "", with_before.most).with_steps(_not_take(behind))
+
+    with TemporaryDirectory() as folder:
+        paths = [(Path(folder, f"whole{r}"), Path(folder, f"parts{r}")) for r in range(2)]
+        for path in chain(*paths):
+            path.mkdir()
+        runs = [
+            (Runs(whole / "letters.jsonl"), Runs(parts / "letters.jsonl", backend=backend)) for whole, parts in paths
+        ]
+        snapshots: list[sl.Snapshot | None] = [None, None]
+        for generation in range(4):
+            stream = sl.from_items(range(length)).shard(3).shuffle(window=4)
+            with sl.StreamReplicator(stream, 2, capacity=length + 1) as replicator:
+                readers = [made(replicator, r, path[generation > 0] / "journal") for r, path in enumerate(paths)]
+                for r, (composition, (whole, parts)) in enumerate(zip(readers, runs, strict=True)):
+                    if generation == 0:
+                        whole.part(composition.pipeline, None, None)
+                        continue
+                    most = None if generation == 3 else dice.randrange(len(whole.items) // 2 + 2)
+                    snapshot = parts.part(composition.pipeline, snapshots[r], most)
+                    snapshots[r] = sl.Snapshot.from_json(snapshot.to_json())
+                    describe(composition.pipeline, snapshot)
+        for whole, parts in runs:
+            insist(whole, parts, composition.chooses)
+
+
+def _not_take(steps: list[Step]) -> list[Step]:
+    return [step for step in steps if not step.text.startswith(".take")]
 
 
 @examples(20)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.errors import DataError, PlanError, PlanTypeError
+from streamline.errors import DataError, PlanError, PlanTypeError, TooManyErrors
 from streamline.pipeline import Pipeline
 from streamline.testing import check_resume
 from streamline.testing.compositions import DICE, Composition
@@ -61,6 +61,54 @@ def test_it_ends_with_the_shortest_or_says_which_has_ended_first() -> None:
                 next(stream)
         with pytest.raises(DataError, match=words):
             list(sl.zip(numbers(one), numbers(other), strict=True).open(resume=snapshot).sync_stream())
+
+
+def picky(item: int) -> int:
+    if item % 5 == 4:
+        raise ValueError(item)
+    return item
+
+
+def refuse(item: int) -> int:
+    raise ValueError(item)
+
+
+@pytest.mark.parametrize("stop", range(9))
+def test_items_that_a_part_left_out_behind_the_last_tuple_are_counted_too_also_over_a_resume(stop: int) -> None:
+    pipe = sl.zip(numbers(10).map(picky), numbers(10, 100).map(picky))
+    with pipe.open(on_error="skip", max_errors=None) as stream:
+        first = list(islice(stream, stop))
+        snapshot = stream.snapshot()
+    with pipe.open(resume=snapshot, on_error="skip", max_errors=None) as stream:
+        assert len(first + list(stream)) == 8
+        assert dict(stream.errors.stages) == {"0/picky": 2, "1/picky": 1}  # part 0 ends it
+
+
+def test_a_part_of_which_everything_is_left_out_is_no_empty_one() -> None:
+    for pipe in (sl.zip(numbers(9).map(refuse), numbers(9)), sl.zip(numbers(9), numbers(3).repeat().map(refuse))):
+        with pipe.open(on_error="skip", max_errors=5) as stream, pytest.raises(TooManyErrors, match="/refuse"):
+            list(stream)
+
+
+def test_what_a_part_drops_is_not_read_again_by_a_resume() -> None:
+    asked: list[int] = []
+
+    def late(item: int) -> bool:
+        asked.append(item)
+        return item >= 2000
+
+    pipe = sl.zip(numbers(3000).filter(late), numbers(10))
+    with pipe.open() as stream:
+        next(stream)
+        snapshot = stream.snapshot()
+    assert snapshot.worker_states[0]["zip"]["of"]["0"]["0/items"] == 2001
+    only = sl.zip(numbers(2000).filter(late), numbers(10))
+    with only.open() as stream:
+        assert list(stream) == []
+        snapshot = stream.snapshot()
+    asked.clear()
+    assert list(only.open(resume=snapshot).sync_stream()) == []
+    assert asked == []
 
 
 def test_an_endless_part_waits_for_the_others() -> None:

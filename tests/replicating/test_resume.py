@@ -165,6 +165,13 @@ def test_states_that_do_not_fit_are_refused() -> None:
         live.state_dict()
 
 
+@pytest.mark.parametrize("kind", ["best_effort", "unordered"])
+def test_passes_over_what_chooses_have_no_state_and_the_way_out_is_said(kind: str) -> None:
+    replicator = sl.StreamReplicator(PIPES[kind].repeat(2), 2)
+    with pytest.raises(PlanError, match=r"chosen anew in each pass.*: move \.repeat before \.shard"):
+        replicator.state_dict()
+
+
 async def _feed() -> Any:
     for item in range(LENGTH):
         yield item

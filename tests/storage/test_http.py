@@ -55,6 +55,20 @@ async def test_any_bytes_can_be_read(
     assert await read(storage, url, start, stop) == DATA[start:stop]
 
 
+@pytest.mark.parametrize("chunks", [0, 1, 7])
+async def test_a_part_that_ends_properly_before_what_its_header_told_is_gone_on_with(
+    storage: HttpStorage, server: Any, url: str, chunks: int
+) -> None:
+    """In chunks, only Content-Range says how much there is to come."""
+    server.script = [server.faulty(chunked=True, chunks=chunks)]
+    assert await read(storage, url, 3, 30) == DATA[3:30]
+    assert [request.start for request in server.requests] == [3, 3 + chunks]
+    server.script = [server.faulty(chunked=True, chunks=0)] * 9
+    with pytest.raises(ReadError, match="failed 4 times in a row at byte 3: the body ended at byte 3, expected 30"):
+        await read(storage, url, 3, 30)
+    server.script.clear()
+
+
 @pytest.mark.parametrize("cut", range(len(DATA)))
 @pytest.mark.parametrize("etag", ['"v1"', 'W/"v1"', None])
 async def test_a_connection_cut_after_any_byte_resumes_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,19 @@ def test_a_failure_comes_at_its_batch_and_spoils_no_other(
     device.until(1e9)
     assert same([arrived(batch) for batch in got], sent)
     assert not device.buffers
+
+
+def test_a_buffer_of_which_nobody_knows_when_it_is_read_is_kept_until_the_close() -> None:
+    """The device reads it, though the point behind its copy couldn't be made: freed, it might be another batch's."""
+    device = FakeDevice(copy_s=10, failing={"mark": 0})
+    mover = RingMover(device, 2)
+    with pytest.raises(MemoryError, match="mark"):
+        mover.move(np.zeros(8, np.uint8))
+    device.pending.clear()  # which holds the memory, too
+    gc.collect()
+    assert device.buffers == 1
+    mover.close()
+    assert device.buffers == 0
 
 
 @pytest.mark.parametrize("taken", range(5))

@@ -98,3 +98,8 @@ def test_a_live_source_has_no_second_pass() -> None:
 
     with pytest.raises(PlanError, match=r"\.cache keeps a pass for the next one, and from_stream has only one"):
         sl.from_stream(feed).cache()
+
+
+def test_two_caches_of_one_pipeline_keep_their_own() -> None:
+    pipe = sl.from_items(range(4)).map(str).cache().map(int).repeat(2).cache().repeat(2)
+    assert list(pipe) == [0, 1, 2, 3] * 4

@@ -371,6 +371,25 @@ def test_spilled_cycles_keep_the_laws(tmp_path: Path, block: int | None, monkeyp
         check_resume(made(numbers(13).map(erratic, concurrency=3, ordered=False)).flat_map(lambda n: [n, n]))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_cycle_is_durable_before_its_first_item_is_handed_out(
+    overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut keeps what was synced, file and name: nothing else that a test can kill would notice."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with numbers(6).regenerate(2, spill=tmp_path, overlap=overlap).open() as stream:
+        for at, _ in enumerate(stream):
+            assert sum(path.startswith(f"{tmp_path}/") for path in synced) > at // 2
+            assert synced.count(str(tmp_path)) > at // 2
+
+
 def test_the_rows_that_a_cycle_had_no_room_for_are_in_its_file(tmp_path: Path) -> None:
     def block(number: int) -> Any:
         return np.arange(7) * 1000 + model(number)[1]
