@@ -266,6 +266,10 @@ class Inbox(Flow[T]):
         return min(self._most, len(self._packet.items))
 
     @property
+    def at_once(self) -> bool:
+        return self.ready > 0 or super().at_once
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to see: no item, no progress, no end."""
         packet, channel = self._packet, self._channel

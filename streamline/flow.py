@@ -126,6 +126,11 @@ class Flow(ABC, Generic[T]):
             self.meter.count(chunk.items)
         return chunk
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the next pull neither waits nor calls anybody's function, so that no item need be handed on first."""
+        return self._rest is not None
+
     def release(self) -> None:
         """Say that the items returned so far have been dealt with, without asking for more."""
 
@@ -276,7 +281,12 @@ class ListsFlow(Flow[T]):
       lists: the generator, not started.
       demand: where the generator reads how many items are wanted.
       opened: flows to close behind it.
+
+    Attributes:
+      instant: nothing in here waits or calls anybody's function, ever.
     """
+
+    instant = False
 
     def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
         skips = demand.skips
@@ -285,6 +295,10 @@ class ListsFlow(Flow[T]):
         self._demand = demand
         self._opened = opened
         self.meter = demand.meter
+
+    @property
+    def at_once(self) -> bool:
+        return self.instant or super().at_once
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         self._demand.want = limit

@@ -75,7 +75,9 @@ class Items(Source[T]):
         index = part.index or Whole(len(self.items))
         positions = positions_of(index, site.shard, site.num_shards, part)
         demand = self.demand(site, state)
-        return ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+        flow = ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+        flow.instant = type(self.items) in PLAIN
+        return flow
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         positions = positions_of(part.index or Whole(len(self.items)), shard, num_shards, part)
