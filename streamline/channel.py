@@ -291,8 +291,11 @@ class Inbox(Flow[T]):
         """Return up to `limit` items that are here, or progress; None if there is neither."""
         count = min(limit, self.ready)
         packet, first = self._packet, self._position
-        items = packet.items[:count]
-        del packet.items[:count]  # what was taken is the taker's: nothing here refers to it any more
+        if count == len(packet.items):
+            items, packet.items = packet.items, []
+        else:
+            items = packet.items[:count]
+            del packet.items[:count]  # what was taken is the taker's: nothing here refers to it any more
         after = None if packet.items else packet.after
         if not count and after is None:
             return None

@@ -116,8 +116,21 @@ class Flow(ABC, Generic[T]):
         Asking again says that the items of the last list have been dealt with.
         """
         chunk, self._rest = self._rest, None
-        if chunk is None and (chunk := await self._fetch(limit)) is None:
-            return None
+        if chunk is None:
+            if self._failure is not None:
+                raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
+            if self._ended:
+                return None
+            try:
+                chunk = await self._next(limit)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as failure:
+                self._failure, self._trace = failure, failure.__traceback__
+                raise
+            if chunk is None:
+                self._ended = True
+                return None
         if len(chunk.items) > limit:
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
@@ -147,21 +160,6 @@ class Flow(ABC, Generic[T]):
             if chunk.items:
                 return chunk.items[0]
         raise StopAsyncIteration
-
-    async def _fetch(self, limit: int) -> Chunk[T] | None:
-        if self._failure is not None:
-            raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
-        if self._ended:
-            return None
-        try:
-            chunk = await self._next(limit)
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as failure:
-            self._failure, self._trace = failure, failure.__traceback__
-            raise
-        self._ended = chunk is None
-        return chunk
 
     @abstractmethod
     async def _next(self, limit: int) -> Chunk[T] | None:
@@ -308,7 +306,7 @@ class ListsFlow(Flow[T]):
             # The generator is dead now: without this, the next pull would look like an end.
             self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
             raise
-        return chunk if chunk is None or self._demand.skips is None else chunk.counting(self._demand.skips)
+        return chunk if self._demand.skips is None or chunk is None else chunk.counting(self._demand.skips)
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -60,6 +60,7 @@ class MergeFlow(Flow[T]):
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
+        self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
         self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
@@ -82,14 +83,17 @@ class MergeFlow(Flow[T]):
         return [(worker, self._inboxes[worker].state) for worker in waited]
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        for inbox in self._inboxes:
-            inbox.start()
+        if not self._started:
+            self._started = True
+            for inbox in self._inboxes:
+                inbox.start()
         self.release()
         while self._active:
-            if not all(self._inboxes[worker].idle for worker in self._active):
-                chunk = self._rounds(limit) or self._steps(limit)
-                if chunk is not None:
-                    return chunk
+            chunk = self._rounds(limit)
+            if chunk is None and not all(self._inboxes[worker].idle for worker in self._active):
+                chunk = self._steps(limit)
+            if chunk is not None:
+                return chunk
             if self._active:
                 await self._wait_told()
         return None
@@ -114,10 +118,10 @@ class MergeFlow(Flow[T]):
         ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
         if not ready or self._replay:
             return None
-        rounds = min(limit // len(ready), min(ready.values()), self._rounds_of(ready))
+        rounds = min(limit // len(ready), *ready.values(), self._rounds_of(ready))
         if rounds < 1:
             return None
-        order = sorted(ready, key=self._distance)
+        order = sorted(ready, key=self._distance) if len(ready) > 1 else list(ready)
         taking = Taking[T](self._now())
         items: list[Any] = [None] * (rounds * len(order))
         for at, worker in enumerate(order):
@@ -232,6 +236,9 @@ class StrictMerge(MergeFlow[T]):
     def _rounds_of(self, ready: Collection[int]) -> int:
         if len(ready) < len(self._active):
             return 0
+        if len(ready) == 1:
+            self._next_worker = self._active[0]
+            return LIST_ITEMS
         self._next_worker = self._smallest()
         lowest = self._produced[self._next_worker]
         level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
@@ -283,7 +290,7 @@ class BestEffortMerge(MergeFlow[T]):
         """No more are passed over than may be, and nobody gets too far ahead of the slowest."""
         if len(self._active) - len(ready) > self._skips:
             return 0
-        if len(self._active) == len(ready) and self._level():
+        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
             return LIST_ITEMS
         slowest = min([self._produced[worker] for worker in self._active])
         return slowest + self._max_lead - max([self._produced[worker] for worker in ready])

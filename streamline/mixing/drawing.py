@@ -147,7 +147,7 @@ class Drawing:
         count = int(min(BLOCK, room - self._n))
         bounds = np.cumsum(list(weights.values()))
         numbers = self._numbers.of(self._now.seed, self._n, count) * bounds[-1]
-        picks = np.minimum(np.searchsorted(bounds, numbers, side="right"), len(bounds) - 1)
+        picks = bounds[:-1].searchsorted(numbers, "right")  # a number may have been rounded up to the last bound
         return np.array([self._number[name] for name in weights])[picks]
 
     async def _reach(self, drawn: Picks, most: int) -> int:
