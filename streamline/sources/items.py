@@ -157,7 +157,8 @@ def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: l
     """Append what is at these indices; a slice at once, where it is one."""
     if isinstance(indices, range):
         found.extend(items[indices.start : indices.stop : indices.step])
-    pace.apply(items.__getitem__, indices, len(found), found)
+    if len(found) < len(indices):
+        pace.apply(items.__getitem__, indices, len(found), found)
 
 
 class _AtIndex(At):
