@@ -134,7 +134,8 @@ class Flow(ABC, Generic[T]):
         if len(chunk.items) > limit:
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
-        self._behind = chunk.behind
+        after = chunk.after
+        self._behind = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
         if self.meter is not None:
             self.meter.count(chunk.items)
         return chunk

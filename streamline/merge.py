@@ -122,11 +122,14 @@ class MergeFlow(Flow[T]):
         if rounds < 1:
             return None
         order = sorted(ready, key=self._distance) if len(ready) > 1 else list(ready)
-        taking = Taking[T](self._now())
-        items: list[Any] = [None] * (rounds * len(order))
+        taking = Taking(self._now())
+        items: list[Any] = [] if len(order) == 1 else [None] * (rounds * len(order))
         for at, worker in enumerate(order):
             chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
-            items[at :: len(order)] = chunk.items
+            if items:
+                items[at :: len(order)] = chunk.items
+            else:
+                items = cast("list[T]", chunk.items)
             self._references[worker] = taking.add(worker, chunk)
             self._produced[worker] += rounds
         taking.picks = order * rounds
@@ -135,7 +138,7 @@ class MergeFlow(Flow[T]):
 
     def _steps(self, limit: int) -> Chunk[T] | None:
         """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
-        taking = Taking[T](self._now())
+        taking = Taking(self._now())
         picks = taking.picks
         self._left = {}
         repeating = bool(self._replay)
@@ -159,7 +162,7 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking)
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
-    def _take_picked(self, taking: Taking[T]) -> list[T]:
+    def _take_picked(self, taking: Taking) -> list[T]:
         """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
         queues: dict[int, Iterator[T]] = {}
         for worker in set(taking.picks):
@@ -168,20 +171,20 @@ class MergeFlow(Flow[T]):
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in taking.picks]
 
-    def _chunk_of(self, items: list[T], taking: Taking[T]) -> Chunk[T]:
+    def _chunk_of(self, items: list[T], taking: Taking) -> Chunk[T]:
         """Log the choices, and return what was taken as a chunk."""
         if items and self.choosing and taking.before.number >= self._log.planned:
             taking.log = self._log.later = Log(taking.before.number, taking.picks, self._log.planned)
             self._log = taking.log
         return Chunk(items, taking, self._now() if taking.progressed else None)
 
-    def _choose(self, taking: Taking[T]) -> int | None:
+    def _choose(self, taking: Taking) -> int | None:
         """Return the worker to take the next item from, which has one; None if it isn't there yet."""
         if self._replay:
             return self._replay[-1] if self._look(self._replay[-1], taking) else None
         return self._pick(taking)
 
-    def _look(self, worker: int, taking: Taking[T]) -> bool:
+    def _look(self, worker: int, taking: Taking) -> bool:
         """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
         left = self._left.get(worker)
         if left is None:
@@ -195,7 +198,7 @@ class MergeFlow(Flow[T]):
                         self.on_ended(worker, self._produced[worker])
         return left > 0
 
-    def _adopt_progress(self, worker: int, taking: Taking[T]) -> None:
+    def _adopt_progress(self, worker: int, taking: Taking) -> None:
         inbox = self._inboxes[worker]
         if not inbox.ready and (chunk := inbox.take(0)) is not None:
             self._references[worker] = Reference.to(chunk.end)
@@ -218,7 +221,7 @@ class MergeFlow(Flow[T]):
         """
 
     @abstractmethod
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
 
     @abstractmethod
@@ -244,7 +247,7 @@ class StrictMerge(MergeFlow[T]):
         level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
         return LIST_ITEMS if level else 0
 
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         while self._active:
             worker = self._smallest()
             if self._look(worker, taking):
@@ -308,7 +311,7 @@ class BestEffortMerge(MergeFlow[T]):
                 return True  # the slowest are one further now, and whoever comes may be so too
         return True
 
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         active, produced = self._active, self._produced
         count = len(active)
         while count:

@@ -6,15 +6,13 @@ before it. The states of a merged list are worked out from its choices when one 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from streamline.choices import Stretch
 from streamline.flow import Chunk
 from streamline.states import Json, Reference, State, States, Tally, Tree
 
 __all__ = ["Log", "MergeState", "Taking"]
-
-T = TypeVar("T")
 
 
 class Log(Stretch):
@@ -91,7 +89,7 @@ class MergeState(State):
         return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item
 
 
-class Taking(Generic[T]):
+class Taking:
     """What one pull takes from the workers; also the column of the states behind its items, made when read."""
 
     __slots__ = ("_columns", "before", "log", "picks", "progressed")
@@ -103,7 +101,7 @@ class Taking(Generic[T]):
         self.progressed = False
         self._columns: dict[int, States] = {}
 
-    def add(self, worker: int, chunk: Chunk[T]) -> Reference:
+    def add(self, worker: int, chunk: Chunk[Any]) -> Reference:
         """Take note of all items of `worker` in here, and return the worker's state behind them."""
         self._columns[worker] = chunk.states
         if chunk.after is not None:

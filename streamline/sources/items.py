@@ -22,7 +22,7 @@ from streamline.states import At, Counted, Json, Tree
 
 __all__ = ["Indexable", "Items"]
 
-PLAIN = (range, list, tuple)
+PLAIN: tuple[object, ...] = (range, list, tuple)
 """What takes no time to read, and runs no code of the user's; a slice of it is what its indices say."""
 
 T = TypeVar("T")
