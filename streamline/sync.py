@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 from time import perf_counter
@@ -125,7 +126,7 @@ class SyncStream(Running[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Return what goes through the lists without a line of Python an item; it takes from them as `next` does."""
-        turns = list[Iterator[T] | None]([None])  # the last is next; None is the end
+        turns = deque[Iterator[T] | None]([None])  # the last is next; None is the end
         turns.append(_Edges(self, turns))
         return chain.from_iterable(iter(turns.pop, None))
 
@@ -202,13 +203,14 @@ class _Edges(Generic[T]):
     What is raised in here ends no iterator: the next `next` comes here again.
 
     Args:
-      turns: where the loop goes next; a list that is at hand is put there.
+      turns: where the loop goes next; a list that is at hand is put there. They hold this, and not the other way round,
+        too: a loop that is left would hold its stream until the collector comes by.
     """
 
     __slots__ = ("_stream", "_turns")
 
-    def __init__(self, stream: SyncStream[T], turns: list[Iterator[T] | None]) -> None:
-        self._stream, self._turns = stream, turns
+    def __init__(self, stream: SyncStream[T], turns: deque[Iterator[T] | None]) -> None:
+        self._stream, self._turns = stream, weakref.ref(turns)
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -216,9 +218,9 @@ class _Edges(Generic[T]):
     def __next__(self) -> T:
         stream = self._stream
         stream._wait_list()
-        hand = stream._hand
-        if len(hand.rest) > 1:
-            self._turns[1:] = self, hand.many
+        hand, turns = stream._hand, self._turns()
+        if len(hand.rest) > 1 and turns is not None:
+            turns.extend((self, hand.many))
             raise StopIteration
         return stream._next_edge()
 
