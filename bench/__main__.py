@@ -70,7 +70,7 @@ INTRODUCTION = """\
 
 Written by `python -m bench --write`. Each case has its own process; rounds are interleaved A B C A B C, one warm-up and
 {rounds} measured; every run's items are verified. Targets are ratios within one run, because ratios move less
-between machines than rates do; a ratio is the median of the rounds' own ratios.
+between machines than rates do; a ratio is the median of the rounds' own ratios. Each table says where it was measured.
 """
 
 
@@ -84,8 +84,8 @@ def main() -> None:
     if arguments.write and arguments.smoke:
         parser.error("--write takes a measured run, not --smoke")
     options = harness.options_of(arguments)
-    header = report.header(options.use_uvloop)
-    print(header)
+    versions = report.versions()
+    print(report.where(options.use_uvloop), versions, sep="\n")
     names = arguments.names or NAMES
     tables, sound = harness.run([suite for name in names if name in SUITES for suite in SUITES[name]], options)
     if SERVED in names and Nginx.missing():
@@ -100,7 +100,7 @@ def main() -> None:
         tables, sound = f"{tables}\n{counts}", sound and exact
     if arguments.write and sound:
         before = PAGE.read_text(encoding="utf-8") if arguments.names else ""
-        text = "\n".join([INTRODUCTION.format(rounds=options.rounds), header, tables])
+        text = "\n".join([INTRODUCTION.format(rounds=options.rounds), versions, tables])
         PAGE.write_text(report.updated(before, text), encoding="utf-8")
     sys.exit(not sound)
 

@@ -187,11 +187,11 @@ def run(suites: Sequence[Suite], options: Options) -> tuple[str, bool]:
     Returns:
       The Markdown that was printed, and whether every case ran and was right (a missed target is not a failure).
     """
-    sections, sound = [], True
+    sections, sound, where = [], True, report.where(options.use_uvloop)
     for suite in suites:
         results = smoke(suite, options) if options.smoke else measure(suite, options)
         sound = sound and not any(result.failed for result in results.values())
-        sections.append(report.checklist(suite, results) if options.smoke else report.table(suite, results))
+        sections.append(report.checklist(suite, results) if options.smoke else report.table(suite, results, where))
         print(sections[-1], flush=True)
     return "\n".join(sections), sound
 
@@ -215,6 +215,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
 def main(suites: Sequence[Suite]) -> None:
     """Be the command line of one benchmark file; exit with 1 where a case failed."""
     options = options_of(parser().parse_args())
-    print(report.header(options.use_uvloop))
+    print(report.where(options.use_uvloop), report.versions(), sep="\n")
     _, sound = run(suites, options)
     sys.exit(not sound)

@@ -31,22 +31,25 @@ LIBRARIES = (
 DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 
-def header(use_uvloop: bool) -> str:
-    """Describe what the figures belong to: the machine, the loop, the versions."""
+def versions() -> str:
+    """Return the libraries that are measured."""
+    return ", ".join(f"{name} {_version(name)}" for name in LIBRARIES) + ".\n"
+
+
+def where(use_uvloop: bool) -> str:
+    """Describe what the figures of a table belong to: the machine, the interpreter, the loop."""
     loop = "uvloop" if use_uvloop else "asyncio"
-    versions = ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
     return (
         f"{_cpu_model()}, {_usable_cores()} cores, {platform.system()} {platform.release()}, "
-        f"{platform.python_implementation()} {platform.python_version()}; async cases on {loop}.\n"
-        f"{versions}.\n"
+        f"{platform.python_implementation()} {platform.python_version()}, {loop}"
     )
 
 
-def table(suite: Suite, results: Mapping[str, Result]) -> str:
+def table(suite: Suite, results: Mapping[str, Result], where: str) -> str:
     """Return a suite's figures, one row per case, with its targets judged within this run."""
     lines = [
         f"## {suite.question}\n",
-        *([f"{suite.note}\n"] if suite.note else []),
+        f"{suite.note} ({where}.)\n" if suite.note else f"({where}.)\n",
         f"| case | {suite.unit} (median, min{DASH}max) | {TIMES} floor | target | met |",
         "|---|---:|---:|---|---|",
         *(_row(suite, case, results) for case in suite.cases),

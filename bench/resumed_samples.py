@@ -249,7 +249,7 @@ def run(smoke: bool) -> tuple[str, bool]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="fewer samples, and no peers")
-    print(report.header(use_uvloop=True))
+    print(report.where(use_uvloop=True), report.versions(), sep="\n")
     text, sound = run(parser.parse_args().smoke)
     print(text)
     sys.exit(not sound)

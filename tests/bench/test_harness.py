@@ -63,7 +63,9 @@ def test_every_case_gets_its_row_whatever_became_of_it() -> None:
     assert "expected 100 items" in results["short"].problem
     assert results["dead"].problem == "failed: its process died with exit code 3"
     assert results["absent"] == Result(problem="not installed: no_such_module")
-    rows = report.table(subject, results).splitlines()[-len(cases) :]
+    text = report.table(subject, results, "Some machine")
+    assert "(Some machine.)" in text
+    rows = text.splitlines()[-len(cases) :]
     assert [row.split(" | ")[0] for row in rows] == ["| right", "| async", "| short", "| dead", "| absent"]
     assert "not measured" in rows[2]
 
@@ -110,7 +112,7 @@ def test_a_target_is_judged_within_its_run(target: Target, verdict: str) -> None
         "mine": Result((40, 50, 60)),
     }
 
-    assert report.table(subject, results).splitlines()[-1].endswith(f"| {verdict} |")
+    assert report.table(subject, results, "").splitlines()[-1].endswith(f"| {verdict} |")
 
 
 def test_a_target_that_refers_to_no_case_is_refused() -> None:

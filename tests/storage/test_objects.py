@@ -3,13 +3,14 @@
 import asyncio
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
 import pytest
 
 from streamline.errors import PlanError, ReadError
+from streamline.storage import objects
 from streamline.storage.access import Access
 from streamline.storage.finding import find
 from streamline.storage.objects import ObjectStorage
@@ -156,6 +157,31 @@ async def test_a_missing_bucket_says_so(storage: ObjectStorage, bucket: Bucket) 
     for ask in (storage.list("s3://nobody/*"), storage.list("s3://nobody/**"), all_of(storage, "s3://nobody/a")):
         with pytest.raises(ReadError, match=r"s3://nobody.*NoSuchBucket.*there is no such bucket"):
             await ask
+
+
+class Refusing:
+    """A store that refuses, and holds on to its errors, as obstore's threads do until they are asked again."""
+
+    def __init__(self) -> None:
+        self.kept: list[Exception] = []
+
+    async def _refuse(self, *asked: Any, **options: Any) -> Any:
+        self.kept.append(FileNotFoundError("404 Not Found"))
+        raise self.kept[-1]
+
+    get_async = head_async = list_with_delimiter_async = _refuse
+
+
+@pytest.mark.parametrize("ask", ["read", "stat", "list", "_exists"])
+async def test_an_error_that_the_client_keeps_has_no_frames(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold on to the store, and its connection."""
+    store = Refusing()
+    monkeypatch.setattr(objects, "open_store", lambda *which: store)
+    storage = ObjectStorage()
+    with suppress(ReadError):
+        await getattr(storage, ask)("s3://bucket/a", *([0, 1] if ask == "read" else []))
+    await storage.aclose()
+    assert [error.__traceback__ for error in store.kept] == [None]
 
 
 async def test_reading_may_be_cancelled_anywhere(bucket: Bucket, storage: ObjectStorage) -> None:
