@@ -148,8 +148,8 @@ class Drawing:
         bounds = np.cumsum(list(weights.values()))
         numbers = self._numbers.of(self._now.seed, self._n, count) * bounds[-1]
         picks = bounds[:-1].searchsorted(numbers, "right")  # a number may have been rounded up to the last bound
-        numbered: Picks = np.array([self._number[name] for name in weights], np.intp)
-        return numbered[picks]
+        drawn: Picks = np.array([self._number[name] for name in weights])[picks]
+        return drawn
 
     async def _reach(self, drawn: Picks, most: int) -> int:
         """Return how many of these draws can be served from what is at hand, and from what is there for the asking.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -268,21 +267,22 @@ def test_a_failing_component_fails_in_its_turn() -> None:
     assert "in map(b/fail)" in error.value.__notes__[0]
 
 
-def test_no_item_waits_for_one_of_another_component_that_comes_later() -> None:
-    taken = threading.Event()
+async def test_no_item_waits_for_one_of_another_component_that_comes_later() -> None:
+    taken = anyio.Event()
 
-    def wait(item: int) -> int:
-        assert taken.wait(10), "the items before it wait for it"
+    async def wait(item: int) -> int:
+        await taken.wait()
         return item
 
-    parts: dict[str, Pipeline[int]] = {"a": numbers(90), "b": numbers(90, 1000).map(wait)}
-    whole = list(sl.mix({"a": numbers(90), "b": numbers(90, 1000)}))
+    weights = {"a": 9.0, "b": 1.0}
+    whole = list(sl.mix({"a": numbers(90), "b": numbers(90, 1000)}, weights))
     before = next(at for at, item in enumerate(whole) if item >= 1000)
     assert before > 0
-    with sl.mix(parts).open() as stream:
-        assert [next(stream) for _ in range(before)] == whole[:before]
+    async with sl.mix({"a": numbers(90), "b": numbers(90, 1000).map(wait)}, weights).open() as stream:
+        with anyio.fail_after(10):
+            assert [await anext(stream) for _ in range(before)] == whole[:before]
         taken.set()
-        assert list(stream) == whole[before:]
+        assert [item async for item in stream] == whole[before:]
 
 
 async def test_a_list_goes_beyond_the_end_of_a_components_list_where_more_is_there_for_the_asking() -> None:
