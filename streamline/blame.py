@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 from asyncio import CancelledError
 
 import anyio
@@ -17,6 +18,9 @@ from streamline.states import State
 __all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "stage_name"]
 
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
+
+INLINED = re.compile(r"<(list|set|dict)comp>\.")
+"""In Python 3.11 they stand in the name of a function that they made; since 3.12 they are none themselves (PEP 709)."""
 
 
 def blame(
@@ -60,9 +64,12 @@ def stage_name(fn: object) -> str:
 
 
 def function_name(fn: object) -> str:
-    """Return how a function is fingerprinted: its qualified name, or its type's for a callable object."""
+    """Return how a function is fingerprinted: its qualified name, or its type's for a callable object.
+
+    The comprehensions that it was made in are left out, so that a newer Python resumes the snapshots of 3.11.
+    """
     name = getattr(fn, "__qualname__", None)
-    return name if isinstance(name, str) else type(fn).__qualname__
+    return INLINED.sub("", name) if isinstance(name, str) else type(fn).__qualname__
 
 
 def cancellation_requested(error: BaseException) -> bool:

@@ -69,7 +69,8 @@ class Cursor(Generic[T]):
     """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
 
     def __init__(self, begin: State) -> None:
-        self._begin_at(begin)
+        before = Reference.to(begin)
+        self._hand: Hand[T] = Hand(Chunk((), ()), 0, before, before)
 
     @property
     def count(self) -> int:
@@ -97,9 +98,9 @@ class Cursor(Generic[T]):
         return self._hand.before
 
     def _begin_at(self, begin: State) -> None:
-        """Say, before anything is taken, that the flow begins elsewhere than was said."""
+        """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
         before = Reference.to(begin)
-        self._hand: Hand[T] = Hand(Chunk((), ()), 0, before, before)
+        self._hand = Hand(Chunk((), ()), self.count, before, before)
 
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""

@@ -64,6 +64,10 @@ class DebugStream(Generic[T]):
         """Return the state of the run: what resumes right after the last item received, here or by `open`."""
         return self._runner.snapshot()
 
+    def reset_cache(self) -> None:
+        """Let go of what `.cache` keeps, as that of `open` does."""
+        self._runner.reset_cache()
+
     @property
     def errors(self) -> ErrorReport:
         """The items that were left out so far because of an error, up to the last item received."""
@@ -138,6 +142,10 @@ class _Runner(Generic[T]):
         if self._closed or (self._loop is not None and self._loop.is_running()):
             return self.stream.snapshot_now()
         return self._run(self.stream.snapshot)
+
+    def reset_cache(self) -> None:
+        """Reset it. Not started yet, it is then."""
+        self._run(self.stream.reset_cache)
 
     def close(self) -> None:
         """Close the stream, end what user code may have left in the loop, and close that."""

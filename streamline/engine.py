@@ -22,9 +22,10 @@ from streamline.gate import resting
 from streamline.meters.stage_meter import StageMeter
 from streamline.opening import Opening
 from streamline.pausing import FarGate
+from streamline.resuming.bound import caches_of
 from streamline.session import Session
 from streamline.states import State
-from streamline.tasks import Tasks, supervise
+from streamline.tasks import Job, Tasks, supervise
 from streamline.threads import hold_quietly, waker
 from streamline.watching.watchdog import Patience
 
@@ -55,7 +56,7 @@ class Engine(Generic[T]):
 
     def __init__(self, opening: Opening, session: Session) -> None:
         plan = opening.plan
-        self._opening = opening
+        self.opening = opening
         self._session = session
         self.far = FarGate(session.gate)
         self._most = min(plan.border_capacity, session.most_ahead or plan.border_capacity)
@@ -72,6 +73,9 @@ class Engine(Generic[T]):
         self._stop: anyio.Event | None = None
         self._stopped = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._again: anyio.Event | None = None
+        self._opened: Callable[[], Opening] = lambda: opening
+        self._job: Job | None = None
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
     def start(self) -> State:
@@ -106,6 +110,36 @@ class Engine(Generic[T]):
         if room is not None and self._wake is not None:
             self._room = None
             self._signal(room)
+
+    def reopen(self, opening: Callable[[], Opening]) -> State:
+        """Close the plan's flows, drop what is on its way, and begin at another opening of the same plan.
+
+        Args:
+          opening: makes it, while nothing runs.
+
+        Returns:
+          The state before the first item.
+        """
+        assert self._again is not None
+        self._opened = opening
+        self._signal(self._again)
+        begun = self._begun.get()
+        if isinstance(begun, BaseException):
+            raise begun
+        return begun
+
+    async def _reopen(self, tasks: Tasks) -> None:
+        """Begin again, whenever that is asked for."""
+        while self._again is not None:
+            await resting(self._again.wait())
+            self._again = anyio.Event()
+            if self._job is not None:
+                await tasks.stop(self._job)
+            while not self._border.empty():
+                self._border.get_nowait()
+            self._sent = self._dealt
+            self.opening = self._opened()
+            self._open(tasks)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""
@@ -144,16 +178,24 @@ class Engine(Generic[T]):
         await supervise(self._begin, self._stop, self._session)
 
     def _begin(self, tasks: Tasks) -> None:
+        if caches_of(self.opening.plan):
+            self._again = anyio.Event()
+            tasks.start(partial(self._reopen, tasks), "resets", lambda: None)
+        self._open(tasks)
+
+    def _open(self, tasks: Tasks) -> None:
+        """Open the plan, and let its lists cross."""
         try:
-            flow: Flow[T] = self._opening.flow(tasks)
+            flow: Flow[T] = self.opening.flow(tasks)
         except Exception as failure:  # out of the task group's reach, which would wrap it
             self._begun.put(failure)
             if self._stop is not None:
                 self._stop.set()
             return
-        self.far.begin(tasks)
+        if self._job is None:
+            self.far.begin(tasks)
         self._begun.put(flow.state)
-        tasks.start(partial(tasks.gate.moves, "border", partial(self._feed, flow)), "border", lambda: None)
+        self._job = tasks.start(partial(tasks.gate.moves, "border", partial(self._feed, flow)), "border", lambda: None)
 
     async def _feed(self, flow: Flow[T]) -> None:
         """Carry lists across the border, then the end or the failure."""

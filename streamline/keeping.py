@@ -32,19 +32,32 @@ class Keeping(Ordering[T]):
             check_int(".prefetch(bytes=)", bytes, 1)
         return self._same(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
 
-    def cache(self, *, max_bytes: int | None = None, name: str | None = None) -> Self:
-        """Keep one pass of what is before it in memory, and serve it in the passes behind: `.cache().repeat(3)`.
+    def cache(
+        self,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order: shuffle behind it. It lasts as long as the stream: one that
-        is opened anew (an epoch of a loader, too) draws anew. A resume draws again what was served of its pass.
+        All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle behind
+        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
+        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
+        resumes, read on in its files. See docs/regenerating.md.
 
         Args:
-          max_bytes: of the items in each worker, as `streamline.sizes.nbytes` counts them: a pass that is larger fails
-            with `CacheFull`. None: no bound.
+          path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
+            functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
+          max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass
+            that is larger fails with `CacheFull`. None: no bound.
         """
         if max_bytes is not None:
             check_int(".cache(max_bytes=)", max_bytes, 1)
-        return self._same(Cache(name=self._name(name, "cache"), max_bytes=max_bytes))
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise PlanTypeError(f".cache(path=) is the path of a folder, got {given(path)}")
+        folder = None if path is None else os.fspath(path)
+        return self._same(Cache(name=self._name(name, "cache"), max_bytes=max_bytes, path=folder))
 
     def regenerate(
         self,

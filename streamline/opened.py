@@ -25,6 +25,7 @@ from streamline.options import check_int, given
 from streamline.plan import Plan
 from streamline.ranks import Mesh, Rank, find_rank
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
+from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import fitted, refusal
 from streamline.session import MEMORY_BYTES, Session
@@ -105,6 +106,7 @@ class Unsettled:
             plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
             epoch = resume.epoch
         plan.source.check_split(plan.mode, plan.shard.num_shards)
+        plan = bound(plan, listing)
         skips = self.opening.policy.skips
         ending = agreed(plan, self.ends, self.opening.rank, epoch, resumed, skips=skips)
         return replace(

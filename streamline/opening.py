@@ -25,6 +25,7 @@ from streamline.meters.meter import Meters
 from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
+from streamline.resuming.bound import caches_of
 from streamline.resuming.fingerprint import Entry, fingerprint
 from streamline.session import MEMORY_BYTES, Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
@@ -89,7 +90,11 @@ class Opening:
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
         opener: Opener[Any] = _MergeOpener(
-            self.plan, self.backend, site, None if self.resume is None else self.resume.journal
+            self.plan,
+            self.backend,
+            site,
+            None if self.resume is None else self.resume.journal,
+            tasks.session.shares.setdefault(self.plan.merge.name, []),
         )
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
@@ -124,7 +129,8 @@ class Opening:
         before, rank, letters = self._skipped, self.rank, None
         if self.policy.dead_letters is not None:
             letters = Letters(self.policy.dead_letters, rank.rank, rank.world_size, self.epoch, before)
-        return Errors(self.policy, before, letters, merged_size(self.plan), meters)
+        told = any(cache.path is not None for cache in caches_of(self.plan))
+        return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
 
     @property
     def _skipped(self) -> dict[tuple[int, str], int]:

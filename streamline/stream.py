@@ -23,6 +23,7 @@ from streamline.flow import Chunk, Flow
 from streamline.opening import Opening
 from streamline.pace import Pace
 from streamline.pausing import QUIESCE_S, Pause, check_asked
+from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
 from streamline.session import Session
 from streamline.snapshot import Snapshot
@@ -59,6 +60,7 @@ class Stream(Running[T], AsyncCursor[T]):
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
+        self._tasks: Tasks | None = None
         self._closed = False
 
     async def start(self) -> Flow[T]:
@@ -76,7 +78,7 @@ class Stream(Running[T], AsyncCursor[T]):
             raise ClosedError("the stream is closed")
         self._supervisor = _Supervisor(self._session)
         weakref.finalize(self, self._supervisor.abandon).atexit = False
-        tasks = await self._supervisor.start()
+        tasks = self._tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
         self._call_soon = _call_soon()
@@ -120,6 +122,42 @@ class Stream(Running[T], AsyncCursor[T]):
     def snapshot_now(self) -> Snapshot:
         """Return the same, of a stream that has been started."""
         return self._snapshot(self._session.gate)
+
+    async def reset_cache(self) -> None:
+        """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
+
+        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
+        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
+        resume is: it takes what one takes, also of the pass that was begun.
+
+        Cancellation: the stream is closed; a resume of its snapshot may or may not be of a stream that was reset.
+
+        Raises:
+          PlanError: there is no `.cache`; ranks that find out on the way how they end together.
+          PausedError: the stream is paused.
+          ReadError: a folder can't be written.
+        """
+        check_asked(self._session.gate)
+        check_reset(self._opening)
+        if self._flow is None:
+            await self.start()
+        if self._closed:
+            reset_kept(self._opening)
+            return
+        going = Going(self._opening, self.snapshot_now(), begun=self.count > 0)
+        assert self._flow is not None
+        assert self._tasks is not None
+        try:
+            await self._flow.aclose()
+            self._opening = going.reset()
+            self._flow = self._opening.flow(self._tasks)
+        except BaseException:
+            await self.aclose()
+            raise
+        self._session.meters.gave(-self.at_hand)
+        self._forget()
+        self._begin_at(self._flow.state)
+        going.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
         """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

@@ -25,6 +25,7 @@ from streamline.gate import Event, Gate
 from streamline.opening import Opening
 from streamline.options import check_ago
 from streamline.pausing import QUIESCE_S, SyncPause, check_asked
+from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
 from streamline.session import Session
 from streamline.snapshot import Snapshot
@@ -84,6 +85,34 @@ class SyncStream(Running[T]):
         check_ago("snapshot(items_ago)", items_ago)
         with self._lock:
             return self._snapshot(self._gate, items_ago)
+
+    def reset_cache(self) -> None:
+        """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
+
+        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
+        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
+        resume is: it takes what one takes, also of the pass that was begun.
+
+        Raises:
+          PlanError: there is no `.cache`; ranks that find out on the way how they end together.
+          PausedError: the stream is paused.
+          ReadError: a folder can't be written.
+          ClosedError, or what it has failed with.
+        """
+        if self._failure is not None:
+            raise self._failure.with_traceback(self._trace)
+        check_asked(self._gate)
+        check_reset(self._opening)
+        if self._ended:
+            reset_kept(self._opening)
+            return
+        with self._lock:
+            self._session.meters.gave(-self.at_hand)
+            going = Going(self._opening, self._snapshot(self._gate), begun=self.count > 0)
+            self._forget()
+            self._begin_at(self._engine.reopen(going.reset))
+            self._opening = going.opening
+            going.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

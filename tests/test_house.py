@@ -41,6 +41,7 @@ FLOORS: list[set[str]] = [
     {"backends", "pictures", "resuming"},
     {"mixing"},
     {"opening"},
+    {"resetting"},
     {"running", "engine"},
     {"stream", "sync"},
     {"opened", "debug"},

@@ -117,7 +117,9 @@ def stages() -> None:
     assert_type(lines.flat_map(words), sl.Pipeline[str])
     assert_type(lines.flat_map(str.encode), sl.Pipeline[int])
     assert_type(lines.take(1).skip(1).repeat(2).prefetch(3, bytes=100), sl.Pipeline[str])
-    assert_type(lines.cache(max_bytes=9).regenerate(8, block=2, overlap=True, spill="dir/"), sl.Pipeline[str])
+    assert_type(
+        lines.cache(path="dir/", max_bytes=9).regenerate(8, block=2, overlap=True, spill="dir/"), sl.Pipeline[str]
+    )
     assert_type(lines.transfer("cuda", depth=3), sl.Pipeline[Any])
     assert_type(lines.merge(), sl.Pipeline[str])
     assert_type(lines.merge("best_effort", max_skips_per_round=1, max_lead=3), sl.Pipeline[str])

@@ -59,6 +59,8 @@ class Errors:
         letters: Letters | None = None,
         size: int = 1,
         meters: Meters | None = None,
+        *,
+        told: bool = False,
     ) -> None:
         self.policy = policy or Policy()
         self._letters = letters
@@ -69,7 +71,9 @@ class Errors:
         self._counting = False
         self._happened = 0  # written by the event loop's thread only
         self._counted = 0  # written by the consumer's only
-        self.goes_on = self._unjudged = bool(self._totals)
+        self.goes_on = bool(self._totals)
+        self._unjudged = self.goes_on or told
+        self._told = told
         self._last: deque[Failure] = deque(maxlen=LAST)
         self._failure: StreamlineError | None = None
         self._reported = False
@@ -126,7 +130,7 @@ class Errors:
             return
         try:
             tally = self._count(behind.get())
-            self._unjudged = False
+            self._unjudged = self._told
             if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
                 raise self._too_many()
         except StreamlineError as failure:

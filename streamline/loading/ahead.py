@@ -144,6 +144,11 @@ class Passes(Generic[T]):
         """Close what was opened ahead, and open nothing more so. From any thread."""
         with self._lock:
             self.ahead = False
+        self.forget_next()
+
+    def forget_next(self) -> None:
+        """Close what was opened ahead. From any thread."""
+        with self._lock:
             coming, self._next = self._next, None
         if coming is not None:
             coming.drop()

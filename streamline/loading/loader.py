@@ -25,6 +25,7 @@ from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
 from streamline.opening import Opening
 from streamline.options import check_ago, check_int
+from streamline.resetting import reset_from, reset_kept
 from streamline.snapshot import Snapshot
 
 __all__ = ["Loader"]
@@ -275,6 +276,17 @@ class Loader(Reports[T]):
         """Where the pipeline stands; None if it has never run."""
         run = self._now.run
         return self._loaded if run is None else run.snapshot
+
+    def reset_cache(self) -> None:
+        """Let go of what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
+        epochs, run = self._now
+        if run is not None and run.alive and (epochs.phase is Phase.RUNNING or not epochs.upcoming.fresh):
+            self._now = Now(epochs, run.reset())
+        elif self._loaded is not None and run is None:
+            self._loaded = reset_from(replace(self._opening, resume=self._loaded), self._loaded).resume
+        else:
+            reset_kept(self._opening)
+        self._passes.forget_next()
 
     # States ---------------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,11 @@ class Run(Generic[T]):
         self.stream.close()
         return replace(self, alive=False)
 
+    def reset(self) -> Run[T]:
+        """Let go of what its caches keep."""
+        self.stream.reset_cache()
+        return self if self.begin is None else replace(self, begin=self.stream.snapshot())
+
     @property
     def snapshot(self) -> Snapshot:
         """Where it stands."""

@@ -8,7 +8,7 @@ two components may have stages of the same name. State: what the kind of source 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -204,6 +204,13 @@ class Several(Source[T], ABC):
             f"{name}: {plan.source.reads_on(own['of'].get(name, {}).get(plan.source.name))}"
             for name, plan in self.components
         )
+
+    def bound(self, bind: Callable[[Plan], Plan]) -> Source[T]:
+        return replace(self, components=tuple((name, bind(plan)) for name, plan in self.components))
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return [plan for _, plan in self.components]
 
     def __str__(self) -> str:
         parts = [" → ".join(map(str, (plan.source, *_all(plan)))) for _, plan in self.components]

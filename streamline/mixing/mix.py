@@ -16,7 +16,7 @@ from streamline.mixing.components import Several
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
 from streamline.sources.base import Part
-from streamline.states import Tree
+from streamline.states import Json, Tree
 
 __all__ = ["Mix", "Stop"]
 
@@ -39,6 +39,9 @@ class Mix(Several[T]):
     @property
     def reread(self) -> str:
         return "draws on, by the number of items served"
+
+    def drawn(self) -> Json:
+        return {"draws": self.draws.json(), "stop": self.stop}
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own = {"n": 0, "ended": [], "taken": {}, "drawn": []} if state is None else state[self.name]

@@ -19,6 +19,9 @@ from streamline.opened import Begin, prepare
 from streamline.plan import Plan, Shard
 from streamline.session import Session
 from streamline.sources.items import Items
+from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
+from streamline.transforms.regenerate import Regenerate
 
 __all__ = ["Rehearsed", "pickles", "rehearse"]
 
@@ -96,7 +99,8 @@ def _who_fails(plan: Plan, records: Sequence[tuple[str, Any]]) -> tuple[str, ...
 def _run(plan: Plan, records: list[Any]) -> tuple[int, str | None]:
     """Return how many items came out, and what went wrong, if anything did."""
     source = Items(name=plan.source.name, items=records)
-    alone = replace(plan, source=source, before=(), shard=Shard(), sharded=True)
+    worker, after = (tuple(map(_unkept, section)) for section in (plan.worker, plan.after))
+    alone = replace(plan, source=source, before=(), shard=Shard(), sharded=True, worker=worker, after=after)
     opening = prepare(alone, Begin(rank=0, world_size=1), backend=Inline())
     outputs = 0
     with closing(DebugStream[Any](opening)) as stream:
@@ -106,6 +110,13 @@ def _run(plan: Plan, records: list[Any]) -> tuple[int, str | None]:
         except Exception as error:
             return outputs, _said(error)
     return outputs, None
+
+
+def _unkept(stage: Stage[Any, Any]) -> Stage[Any, Any]:
+    """Return a stage that writes nothing down."""
+    if isinstance(stage, Cache):
+        return replace(stage, path=None)
+    return replace(stage, spill=None) if isinstance(stage, Regenerate) else stage
 
 
 def _said(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -193,6 +193,19 @@ class Source(ABC, Generic[T]):
     def functions(self) -> dict[str, Any]:
         """Return the user's functions that are in no option, by argument: their code is compared at a resume."""
         return {}
+
+    def drawn(self) -> Json:
+        """Return what else decides on the items of a pass, as JSON, though a state survives any change of it."""
+        return None
+
+    def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
+        """Return this (resolved) source with `bind` done to the plans that it is made of."""
+        return self
+
+    @property
+    def plans(self) -> Sequence[Any]:
+        """The plans that it is made of."""
+        return ()
 
     def resumed(self, listing: Json) -> Source[T]:
         """Return this (resolved) source as it goes on with the data that a snapshot lists."""

@@ -1,24 +1,29 @@
-"""Keeping one pass of the upstream in memory, for the passes behind it: `.cache().repeat(3)` reads it once.
+"""Keeping one pass of the upstream, for the passes behind it: `.cache().repeat(3)` reads it once.
 
-What was drawn belongs to the running (`Session.shares`), one for each shard, and the next pass finds it there. A pass
-that was left before its end is drawn again, as it was. A running that is opened anew draws anew.
+In memory, what was drawn belongs to the running (`Session.shares`), one for each shard, and the next pass finds it
+there. A pass that was left before its end is drawn again, as it was. A running that is opened anew draws anew. On disk
+(`streamline.transforms.cache_disk`), it belongs to the folder.
 
 State: the upstream's at the start of that pass (a mark, `Since`), its epoch, and how many items were served
-of this pass. A resume has nothing in memory: it draws again what was served, and keeps it.
+of this pass; which drawing it is of, see `cache_course`. A resume has nothing in memory: it draws again what was
+served, and keeps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.errors import CacheFull, ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
 from streamline.sizes import nbytes
-from streamline.states import Json, Over, Since, State, States, Tree
+from streamline.states import Json, Since, Tree
 from streamline.transforms.base import Stage
+from streamline.transforms.cache_course import CacheState, Course, Place, ServedStates, gives_fewer
+from streamline.transforms.cache_disk import Keeping, open_on_disk
 
 __all__ = ["Cache"]
 
@@ -27,7 +32,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Cache(Stage[T, T]):
-    """Serves one pass of the upstream again and again, up to `max_bytes` of it (None: no bound) in each worker."""
+    """Serves one pass of the upstream again and again.
+
+    Attributes:
+      max_bytes: of it that are kept, in each worker; None: no bound.
+      path: of a folder to keep it in; None: in memory.
+      of: what is before it, as a digest: files are of this only. Of a plan that is opened, see `bound`.
+      chosen: whether what is before it chooses an order that another run would choose differently; likewise.
+    """
 
     survives: ClassVar[Mapping[str, str]] = {
         "added": "the items from here on are kept, and come again in the passes behind this one",
@@ -35,6 +47,9 @@ class Cache(Stage[T, T]):
     }
 
     max_bytes: int | None = None
+    path: str | None = None
+    of: str = "0" * 16
+    chosen: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -45,12 +60,13 @@ class Cache(Stage[T, T]):
 
     @classmethod
     def again(cls, own: Json) -> str | None:
-        if not own or not own["served"]:
-            return None
-        return f"draws the {own['served']:,} items of its pass again that were delivered, to keep them"
+        again = 0 if not own else own["served"] - own.get("kept", 0)
+        return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
     def holds(cls, own: Json) -> str | None:
+        if own and own["served"] and own.get("kept"):
+            return f"has served {own['served']:,} items of a pass that is in its files"
         return cls.again(own)
 
     @property
@@ -58,41 +74,53 @@ class Cache(Stage[T, T]):
         return True
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        site = upstream.site
         own = None if state is None else state.get(self.name)
-        shares, key = site.tasks.session.shares, f"cache {self.name} of shard {site.shard}"
-        before: _Kept[T] | None = shares.get(key) if state is None else None
+        site = upstream.site
+        course = Course.of(self.name, site, own)
+        if self.path is not None:
+            keeping = Keeping(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
+            run_over = partial(self.run_over, site=site, state=state, own=own)
+            return open_on_disk(keeping, run_over, course, upstream, state)
+        if own is not None and own.get("kept"):
+            raise ResumeError(
+                f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
+            )
+        before: _Kept[T] | None = course.kept if state is None else None
+        if before is not None and before.drawing < course.wanted(site.epoch):
+            before = None  # it was reset
         if before is not None and before.ended:
             kept = before
         elif before is not None:  # that pass was left before its end
-            kept = _Kept(self, before.opener, before.mark)
+            kept = _Kept(self, before.opener, before.mark, before.drawing)
         else:
             epoch = site.epoch if own is None else tuple(own["epoch"])
-            kept = _Kept(self, upstream.at(replace(site, epoch=epoch)), state)
-        shares[key] = kept
+            drawing = course.wanted(site.epoch) if own is None else own["drawing"] or 0
+            kept = _Kept(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
+        course.kept = kept
+        course.begin(site.epoch, kept.drawing)
+        place = course.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
         served, reading = 0 if own is None else own["served"], _Reading(kept)
         run = self.run_over(reading, site, state, own)
-        return ListsFlow(kept.state(served, kept.begin), self._serve(run, kept, served), run, reading)
+        begin = CacheState(place, served, Since(kept.begin, kept.begin))
+        return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
-    async def _serve(self, run: Run[T], kept: _Kept[T], served: int) -> Lists[T]:
+    async def _serve(self, run: Run[T], kept: _Kept[T], place: Place, served: int) -> Lists[T]:
         pace = Pace()
         while len(kept.items) < served:
             if await run.upstream.pull(served - len(kept.items)) is None:
-                raise ResumeError(
-                    f"{self} had served {served:,} items of a pass, and only {len(kept.items):,} of them can be drawn "
-                    "again: what is before it gives fewer than it did"
-                )
+                raise ResumeError(gives_fewer(str(self), served, len(kept.items)))
             await pace.breathe()
         if served:  # there may be no item behind these to say what was left out among them
-            yield Chunk((), (), kept.state(served, kept.now))
+            yield Chunk((), (), CacheState(place, served, Since(kept.begin, kept.now)))
         while True:
             if served < len(kept.items):
                 items: Sequence[T] = kept.items[served : served + run.want]
-                chunk = Chunk(items, _Served(self.name, kept, served, None))
+                chunk = Chunk(items, ServedStates(place, served, Since(kept.begin, kept.now)))
             elif (drawn := await run.upstream.pull(run.want)) is not None:
                 items = drawn.items
-                after = None if drawn.after is None else kept.state(served + len(items), drawn.after)
-                chunk = Chunk(items, _Served(self.name, kept, served, drawn.states), after)
+                behind = None if drawn.after is None else Since(kept.begin, drawn.after)
+                after = None if behind is None else CacheState(place, served + len(items), behind)
+                chunk = Chunk(items, ServedStates(place, served, kept.begin, drawn.states), after)
             else:
                 return
             served += len(items)
@@ -106,24 +134,22 @@ class _Kept(Generic[T]):
     Attributes:
       opener: of the upstream, in that pass.
       mark: where it is opened; None: at the beginning.
+      drawing: its number.
       begin: the upstream's state there; `now`: behind what was drawn.
       flow: the upstream, until it has been closed.
       ended: it is all here.
     """
 
-    def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None) -> None:
+    def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None, drawing: int) -> None:
         self.opener = opener
         self.mark = mark
+        self.drawing = drawing
         self.items: list[T] = []
         self.ended = False
         self.flow: Flow[T] = opener(mark)
         self.begin = self.now = self.flow.state
         self._stage = stage
         self._bytes = 0
-
-    def state(self, served: int, now: State) -> State:
-        """Return the stage's state behind so many items of a pass, when the upstream stood at `now`."""
-        return _state(self._stage.name, self.opener.site.epoch, self.begin, served, now)
 
     def keep(self, chunk: Chunk[T]) -> None:
         """Add what was drawn.
@@ -167,21 +193,3 @@ class _Reading(Flow[T]):
     async def aclose(self) -> None:
         await super().aclose()
         await self._kept.flow.aclose()
-
-
-def _state(name: str, epoch: tuple[int, ...], begin: State, served: int, now: State) -> State:
-    return Over(name, {"served": served, "epoch": list(epoch)}, Since(begin, now))
-
-
-class _Served:
-    """The states of a list: of items that were kept before, or as they were drawn. Nothing of what is kept."""
-
-    __slots__ = ("_begin", "_epoch", "_first", "_name", "_now", "_states")
-
-    def __init__(self, name: str, kept: _Kept[Any], first: int, states: States | None) -> None:
-        self._name, self._epoch, self._begin = name, kept.opener.site.epoch, kept.begin
-        self._first, self._states, self._now = first, states, kept.now
-
-    def __getitem__(self, index: int, /) -> State:
-        now = self._now if self._states is None else self._states[index]
-        return _state(self._name, self._epoch, self._begin, self._first + index + 1, now)

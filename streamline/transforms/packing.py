@@ -1,4 +1,4 @@
-"""Items as a form in JSON and the bytes of their arrays: what `.regenerate(spill=)` writes down. Never pickle.
+"""Items as a form in JSON and the bytes of their arrays: what is kept in files. Never pickle.
 
 A form is a value of JSON as it is, or a list that begins with its kind: an array, a NumPy number, bytes, and
 containers. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
@@ -14,13 +14,16 @@ import numpy as np
 from streamline.errors import DataError
 from streamline.states import Json
 
-__all__ = ["pack", "unpack"]
+__all__ = ["Read", "pack", "unpack"]
 
 Read = Callable[[memoryview], None]
 
 
-def pack(value: Any, buffers: list[memoryview]) -> Json:
+def pack(value: Any, buffers: list[memoryview], writer: str) -> Json:
     """Return the form of `value`, and add its bytes to `buffers`.
+
+    Args:
+      writer: who writes it down, as the user wrote it: ".cache(path=)".
 
     Raises:
       DataError: it is, or holds, something else than JSON's values, tuples, bytes and NumPy's arrays and numbers.
@@ -37,13 +40,13 @@ def pack(value: Any, buffers: list[memoryview]) -> Json:
         buffers.append(memoryview(value))
         return ["b", len(value)]
     if kind is list or kind is tuple:
-        return ["l" if kind is list else "t", [pack(part, buffers) for part in value]]
+        return ["l" if kind is list else "t", [pack(part, buffers, writer) for part in value]]
     if kind is dict and all(key is None or type(key) in (bool, int, float, str) for key in value):
-        return ["d", list(value), [pack(part, buffers) for part in value.values()]]
+        return ["d", list(value), [pack(part, buffers, writer) for part in value.values()]]
     what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else kind.__name__
     raise DataError(
-        f".regenerate(spill=) writes down numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of them; "
-        f"got {what}: turn it into one of them in a .map before .regenerate, and back behind it"
+        f"{writer} writes down numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of them; got {what}: "
+        f"turn it into one of them in a .map before {writer.partition('(')[0]}, and back behind it"
     )
 
 

@@ -6,40 +6,32 @@ items, overwrites nothing that another snapshot refers to.
 
 Which files may go, only saved snapshots tell: `Snapshot.save` (or `saved`) removes those of cycles before the one where
 it stands, except what the snapshot saved before it refers to. A run that never saves a snapshot keeps all.
-
-A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
-the CRC-32 of all that (4 bytes).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
-from zlib import crc32
+from typing import Any, NamedTuple
 
-from streamline.durable import write_parts
 from streamline.errors import ReadError, ResumeError
 from streamline.flow import Site
 from streamline.states import Json, Tree
-from streamline.threads import ThreadPool
+from streamline.threads import ThreadPool, in_thread
 from streamline.transforms.cycle import Names
-from streamline.transforms.packing import pack, unpack
+from streamline.transforms.packfile import DamagedError, packed, read_packed, whose, write_packed
+from streamline.transforms.packing import Read, pack, unpack
 
 __all__ = ["Found", "Spill", "SpillKeeper"]
 
-R = TypeVar("R")
-
 MAGIC = b"streamline cycle 1\n"
-_LENGTH = struct.Struct("<Q")
-_SUM = struct.Struct("<I")
+
+WRITER = ".regenerate(spill=)"
+
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+)\.epoch-(?P<epoch>[\d-]+)\.cycle-(?P<cycle>\d+)\.[0-9a-f]{16}\.cycle"
 )
@@ -79,7 +71,7 @@ class Spill:
           ReadError: the folder can't be written.
           DataError: the items can't be.
         """
-        await _in_thread(partial(_write, self._folder / name, kept), threads)
+        await in_thread(threads, partial(_write, self._folder / name, kept))
 
     async def read(self, name: str, threads: ThreadPool) -> Found:
         """Return the cycle in a file.
@@ -87,29 +79,16 @@ class Spill:
         Raises:
           ResumeError: it is not there, or damaged.
         """
-        return await _in_thread(partial(_read, self._folder / name), threads)
-
-
-async def _in_thread(work: Callable[[], R], threads: ThreadPool) -> R:
-    def call() -> tuple[R | None, BaseException | None]:
-        try:
-            return work(), None
-        except BaseException as error:
-            return None, error
-
-    result, error = await threads.run(call)
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
+        return await in_thread(threads, partial(_read, self._folder / name))
 
 
 def _write(path: Path, kept: Found) -> None:
     buffers: list[memoryview] = []
-    forms = [pack(item, buffers) for item in kept.items]
-    body = {"items": forms, "rest": pack(kept.rest, buffers), "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
-    header = json.dumps(body, separators=(",", ":")).encode()
+    forms = [pack(item, buffers, WRITER) for item in kept.items]
+    rest = pack(kept.rest, buffers, WRITER)
+    body = {"items": forms, "rest": rest, "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
     try:
-        write_parts(path, _summed([MAGIC, _LENGTH.pack(len(header)), header, *buffers]))
+        write_packed(path, packed(MAGIC, body, buffers))
     except OSError as error:
         raise ReadError(
             f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it can "
@@ -117,57 +96,22 @@ def _write(path: Path, kept: Found) -> None:
         ) from error
 
 
-def _summed(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    found = 0
-    for content in parts:
-        found = crc32(content, found)
-        yield content
-    yield _SUM.pack(found)
-
-
 def _read(path: Path) -> Found:
-    found = 0
+    def unpacked(body: Json, read: Read) -> Found:
+        items = [unpack(form, read) for form in body["items"]]
+        return Found(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
+
     try:
-        with path.open("rb") as file:
-
-            def read(buffer: memoryview) -> None:
-                nonlocal found
-                if file.readinto(buffer) != len(buffer):
-                    raise EOFError
-                found = crc32(buffer, found)
-
-            def some(size: int) -> bytearray:
-                content = bytearray(size)
-                read(memoryview(content))
-                return content
-
-            if some(len(MAGIC)) != MAGIC:
-                raise ValueError("it doesn't begin as such a file does")
-            (length,) = _LENGTH.unpack(some(_LENGTH.size))
-            if length > path.stat().st_size:
-                raise EOFError
-            body = json.loads(some(length))
-            items = [unpack(form, read) for form in body["items"]]
-            rest, expected = unpack(body["rest"], read), found
-            if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
-                raise ValueError("its checksum is another one")
-    except EOFError:
+        return read_packed(path, MAGIC, unpacked)
+    except DamagedError as error:
         raise ResumeError(
-            f"the snapshot's cycle in {path} is cut short: use a copy of it, or another snapshot"
-        ) from None
+            f"the snapshot's cycle in {path} {error}: use a copy of it, or another snapshot"
+        ) from error.__cause__
     except OSError as error:
         raise ResumeError(
             f"the snapshot's cycle can't be read from {path}: {error.strerror or error}. It is there until a snapshot "
             "behind it is saved, and another one behind that: resume a later one"
         ) from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ResumeError(f"{path} is damaged ({error}): use a copy of it, or another snapshot") from error
-    return Found(items, rest, body["of"], body["seed"], body["reuse"])
-
-
-def whose(name: str, shard: int, num_shards: int) -> str:
-    """Return how the files of one stage of one shard begin."""
-    return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
 
 
 class SpillKeeper:

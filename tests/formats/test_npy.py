@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
+from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, StreamlineError
 from streamline.formats import npy as npy_format
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
@@ -73,12 +73,21 @@ async def gathered(pipe: Pipeline[Any], **options: Any) -> list[Any]:
 async def gather(pipe: Pipeline[Any], into: list[Any], **options: Any) -> Any:
     """Read to the end or the failure, in a thread, so that the server has its turn; what came is in `into`."""
 
-    def plain() -> Any:
-        with pipe.open(**options) as stream:
-            into.extend(stream)  # what came before a failure stays
-        return stream.snapshot()
+    ends: list[Any] = []
 
-    return await anyio.to_thread.run_sync(plain)
+    def plain() -> None:
+        try:
+            with pipe.open(**options) as stream:
+                into.extend(stream)  # what came before a failure stays
+            ends.append(stream.snapshot())
+        except StreamlineError as error:
+            ends.append(error)  # raised in here, the idle thread and the loop might keep it: with frames, maps, files
+
+    await anyio.to_thread.run_sync(plain)
+    end = ends.pop()
+    if isinstance(end, StreamlineError):
+        raise end
+    return end
 
 
 @pytest.fixture

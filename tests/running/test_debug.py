@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import signal
 import subprocess
 import threading
@@ -316,8 +317,7 @@ def test_pdb_stops_in_user_code_and_goes_on(place: str, start_python: StartPytho
     assert process.returncode == 0
     before, _, behind = output.partition("(Pdb) ")
     assert before.count("got") == 2
-    assert "inspect(item" in behind or "inspect(items" in behind or "-> return item * 10" in behind
-    assert "script.py" in behind
+    assert re.search(r"script[.]py\(\d\)inspect\(\)", behind)  # its line: breakpoint() since 3.13, the next one before
     assert "for item in" in behind  # the loop at the bottom of the stack is seen
     assert behind.count("got") == 2
 

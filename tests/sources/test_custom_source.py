@@ -393,7 +393,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a coroutine": (lambda: sl.source(state=dict)(awaits), "awaits is none"),  # type: ignore[arg-type]
     "no state": (lambda: sl.source(state=dict)(nameless), r"nameless has no keyword state: async def nameless\("),
     "its name": (lambda: sl.source(state=dict)(named), "name= names the source where named is called"),
-    "a parameter missing": (lambda: rows(), r"rows\(\): missing a required argument: 'length'; it takes \(\*, state"),
+    "a parameter missing": (
+        lambda: rows(),
+        r"rows\(\): missing a required (keyword-only )?argument: 'length'; it takes \(\*, state",
+    ),
     "one unknown": (lambda: rows(length=1, size=2), r"unexpected keyword argument 'size'"),
     "one of ours": (lambda: rows(length=1, shard=2), r"streamline passes shard itself"),
     "our epoch": (lambda: epochs(epoch=2), r"streamline passes epoch itself"),

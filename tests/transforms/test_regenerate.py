@@ -456,7 +456,7 @@ def test_what_is_written_down_comes_back_as_it_was() -> None:
     ]  # fmt: skip
     for value in values:
         buffers: list[memoryview] = []
-        form = json.loads(json.dumps(pack(value, buffers)))
+        form = json.loads(json.dumps(pack(value, buffers, "")))
         rest = memoryview(b"".join(buffers))
 
         def read(buffer: memoryview) -> None:

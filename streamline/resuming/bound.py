@@ -1,0 +1,62 @@
+"""Caches on disk are of what is before them: a digest of it, made when a plan is opened, is in their files' names.
+
+In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's data, as
+a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from streamline.plan import Plan
+from streamline.resuming.fingerprint import Entry, fingerprint
+from streamline.states import Json
+from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
+
+__all__ = ["bound", "caches_of"]
+
+DIGEST_CHARS = 16
+
+
+def bound(plan: Plan, listing: Json = None) -> Plan:
+    """Return a plan whose caches on disk know what they are of.
+
+    Args:
+      plan: as it will run, its source resolved.
+      listing: of the data that it reads; None: what its source says.
+    """
+    plan = replace(plan, source=plan.source.bound(bound))
+    if all(cache.path is None for cache in _caches(plan)):
+        return plan
+    of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
+    of += [[fingerprint(part), part.source.drawn()] for part in plan.source.plans]
+    entries, chosen = fingerprint(plan), False
+    stages: dict[str, Stage[Any, Any]] = {}
+    for stage in (*plan.worker, None, *plan.after):
+        if stage is None:
+            chosen = chosen or plan.merge.chooses
+            continue
+        if isinstance(stage, Cache):
+            stages[stage.name] = replace(stage, of=_digest(entries, stage.name, of), chosen=chosen)
+        chosen = chosen or stage.chooses
+    worker, after = (tuple(stages.get(s.name, s) for s in section) for section in (plan.worker, plan.after))
+    return replace(plan, worker=worker, after=after)
+
+
+def caches_of(plan: Plan) -> list[Cache[Any]]:
+    """Return all caches of a plan, those of its source's components, too."""
+    return [cache for part in (plan, *plan.source.plans) for cache in _caches(part)]
+
+
+def _caches(plan: Plan) -> list[Cache[Any]]:
+    return [stage for stage in (*plan.worker, *plan.after) if isinstance(stage, Cache)]
+
+
+def _digest(entries: list[Entry], name: str, of: Json) -> str:
+    before = entries[: next(at for at, entry in enumerate(entries) if at and entry["name"] == name)]
+    text = json.dumps([before, of], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]

@@ -1,0 +1,182 @@
+"""How the passes of one cache follow one another: which drawing each is of, and the states that say so.
+
+What is kept is a *drawing*, and has a number. A reset is a line in a log: behind pass F, drawings from number d on are
+served. States carry the log, from the pass on that a resume goes back to: so a stage that reads again what was served
+before a reset finds the old drawing there, and the new one behind it, as the first time.
+
+Passes are told apart by their epoch (`Site.epoch`), which only grows in a running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from streamline.flow import Site
+from streamline.states import Json, Over, Since, State, States, Tree
+
+__all__ = ["CacheState", "Course", "Place", "ServedStates", "gives_fewer", "reset"]
+
+Pass = tuple[int, ...]
+Log = tuple[tuple[Pass, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What the states of a pass have in common; all but `name` is written down.
+
+    Attributes:
+      epoch: in which the items were drawn.
+      number: of the pass, its epoch; `known`, the last pass that was read before, or this one: passes up to there are
+        of the drawings that the log says.
+      log: of resets, up to this pass.
+      drawing: None: not settled yet, as nothing was read; `base` is that of the first pass of the running.
+      files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to
+        where the upstream's state is; and the block that is being drawn. None: of a cache in memory.
+    """
+
+    name: str
+    epoch: Pass
+    number: Pass
+    known: Pass
+    log: Log
+    drawing: int | None
+    base: int | None
+    files: tuple[str | None, int, str] | None = None
+
+
+class CacheState(Over):
+    """Behind some items of a pass, over the upstream's state."""
+
+    __slots__ = ("_place", "_served")
+
+    def __init__(self, place: Place, served: int, upstream: State) -> None:
+        super().__init__(place.name, None, upstream)
+        self._place, self._served = place, served
+
+    def json(self, until: State | None = None) -> Tree:
+        place, last = self._place, self if until is None else cast(CacheState, until.latest)
+        end = last._place
+        drawing = end.base if place.drawing is None else place.drawing
+        same = drawing == end.drawing
+        if same and end.files is not None and end.files[0] is not None:  # more is in files by then
+            place, tree = end, last.upstream.json()
+        else:
+            tree = self.upstream.json(last.upstream if same and until is not None else None)
+        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
+        own["pass"] = list(end.known)
+        if log := [[list(behind), number] for behind, number in end.log if behind >= self._place.number]:
+            own["resets"] = log
+        if place.files is not None:
+            own["tip"], own["kept"], own["next"] = place.files
+        tree[self.name] = own
+        return tree
+
+
+class ServedStates:
+    """The states of a list: of items that were kept before, all over `now`; or over a mark, and as they were drawn."""
+
+    __slots__ = ("_first", "_now", "_place", "_states")
+
+    def __init__(self, place: Place, first: int, now: State, states: States | None = None) -> None:
+        self._place, self._first, self._now, self._states = place, first, now, states
+
+    def __getitem__(self, index: int, /) -> State:
+        now = self._now if self._states is None else Since(self._now, self._states[index])
+        return CacheState(self._place, self._first + index + 1, now)
+
+
+def gives_fewer(stage: str, served: int, drawn: int) -> str:
+    """Say that what is before a cache has changed."""
+    return (
+        f"{stage} had served {served:,} items of a pass, and only {drawn:,} of them can be drawn again: what is before "
+        "it gives fewer than it did"
+    )
+
+
+@dataclass
+class Course:
+    """One cache of one shard in a running.
+
+    Attributes:
+      base: the drawing that its first pass was of.
+      log: of resets.
+      known: the last pass of which the log tells; behind it, a folder may know better.
+      drawn: the drawing that is kept, and the epoch that it was drawn in.
+      kept: what there is of it: its own business.
+    """
+
+    base: int | None = None
+    log: Log = ()
+    known: Pass | None = None
+    drawn: tuple[int, Pass] | None = None
+    kept: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, name: str, site: Site, own: Json) -> Course:
+        """Return the course of this running, or, where a state is given, the one that this goes on with."""
+        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
+        if own is not None:
+            log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
+            known = None if own["drawing"] is None else tuple(own["pass"])
+            shares[key] = cls(own["drawing"], log, known)
+        found: Course = shares.setdefault(key, cls())
+        return found
+
+    def wanted(self, number: Pass) -> int:
+        """Return the oldest drawing that may be served in a pass."""
+        return max([self.base or 0, *(drawing for behind, drawing in self.log if behind < number)])
+
+    def begin(self, number: Pass, drawing: int) -> None:
+        """A pass is of this drawing."""
+        if self.base is None:
+            self.base = drawing
+        elif drawing > self.wanted(number) and self.known is not None and self.known < number:
+            self.log = (*self.log, (self.known, drawing))
+        self.known = number if self.known is None else max(self.known, number)
+
+    def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> Place:
+        """Return what the states of a pass have in common."""
+        known = number if self.known is None else max(number, self.known)
+        return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base)
+
+
+def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:
+    """Return a state in which the passes of these caches that have not begun, in any shard, are of another drawing.
+
+    Args:
+      least: the number of that drawing, at least.
+      begun: whether anything was delivered: the pass in which the state is has begun.
+    """
+    owns = [(name, own) for name, own in _owns(tree, names) if own["drawing"] is not None]  # else nothing was read
+    last: dict[str, Json] = {}
+    for name, own in owns:
+        last[name] = max(own["pass"], last.get(name, []))
+
+    def changed(part: Json) -> Json:
+        if isinstance(part, list):
+            return [changed(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        return {
+            key: _reset(one, last[key], least, begun) if any(one is own for _, own in owns) else changed(one)
+            for key, one in part.items()
+        }
+
+    return changed(tree)
+
+
+def _owns(tree: Json, names: Collection[str]) -> Iterator[tuple[str, Tree]]:
+    """Yield the parts of the stages of these names, wherever in a state they are."""
+    for name, part in tree.items() if isinstance(tree, dict) else (("", part) for part in tree):
+        if name in names and isinstance(part, dict):
+            yield name, part
+        elif isinstance(part, dict | list):
+            yield from _owns(part, names)
+
+
+def _reset(own: Tree, last: Json, least: int, begun: bool) -> Tree:
+    log = own.get("resets", [])
+    number = max([least, 1 + own["drawing"], *(1 + drawn for _, drawn in log)])
+    return {**own, "pass": last, "resets": [*log, [last, number]]} if begun else {**own, "drawing": number}

@@ -1,0 +1,263 @@
+"""The files of `.cache(path=)`: blocks of a pass, each whole or not there, with a checksum, under a name of its own.
+
+A file's name says what it is of (the stage, the shard, a digest of what is before the stage), the drawing, how many
+items of the pass come up to its end, its own random id and that of the block before it, and whether it is the last. So
+the names alone tell which blocks make a pass, none is ever written twice, and two runs that draw the same pass beside
+one another write two chains of blocks, which may begin with the same ones. A chain counts from its first block on, as
+far as it goes: what a kill leaves is sound, and the next run goes on behind it.
+
+A reset is an empty file that says the number of the next drawing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamline.durable import write_parts
+from streamline.errors import CacheFull, ReadError
+from streamline.states import Json, Tree
+from streamline.transforms.packfile import DamagedError, packed, read_packed, size_of, whose, write_packed
+from streamline.transforms.packing import Read, pack, unpack
+
+__all__ = ["ROOT", "Block", "CacheFiles", "Found", "Held", "new_id", "whole"]
+
+MAGIC = b"streamline cached block 1\n"
+
+WRITER = ".cache(path=)"
+
+ROOT = "0" * 16
+"""What the first block has before it."""
+
+_NAME = re.compile(
+    r"(?P<whose>.+\.shard-\d+-of-\d+\.[0-9a-f]{16})\.drawing-(?P<drawing>\d+)\."
+    r"(?:reset|(?P<stop>\d+)\.(?P<before>[0-9a-f]{16})-(?P<id>[0-9a-f]{16})(?P<end>\.end)?\.cache)"
+)
+
+
+def new_id() -> str:
+    """Return the id of another block."""
+    return os.urandom(8).hex()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A file, as its name tells.
+
+    Attributes:
+      stop: items of the pass up to its end.
+      end: it is the last one.
+      nbytes: of the file.
+    """
+
+    path: Path
+    drawing: int
+    stop: int
+    before: str
+    id: str
+    end: bool
+    nbytes: int
+
+
+class Held(NamedTuple):
+    """What a block holds.
+
+    Attributes:
+      epoch: in which it was drawn.
+      state: of the upstream, behind it.
+    """
+
+    items: list[Any]
+    epoch: tuple[int, ...]
+    state: Tree
+
+
+class Found:
+    """What was found in a folder, of one stage and shard.
+
+    Attributes:
+      newest: the number of the newest drawing.
+    """
+
+    def __init__(self, blocks: Sequence[Block], newest: int) -> None:
+        self.newest = newest
+        self.blocks = {block.id: block for block in blocks}
+        self._behind: dict[str, list[Block]] = {}
+        for block in blocks:
+            self._behind.setdefault(block.before, []).append(block)
+
+    def chain(self, tip: str) -> list[Block] | None:
+        """Return the blocks up to this one; None: one of them isn't there."""
+        found: list[Block] = []
+        while tip != ROOT:
+            block = self.blocks.get(tip)
+            if block is None:
+                return None
+            found.append(block)
+            tip = block.before
+        return found[::-1]
+
+    def beyond(self, tip: str, drawing: int) -> list[Block]:
+        """Return the blocks behind this one: a whole pass if there is one, else as many as there are."""
+        ends, todo = list[Block](), [block for block in self._behind.get(tip, ()) if block.drawing == drawing]
+        while todo:
+            block = todo.pop()
+            todo += self._behind.get(block.id, ())
+            ends.append(block)
+        if not ends:
+            return []
+        best = max(ends, key=lambda block: (block.end, block.stop, block.id))
+        return self.between(tip, best)
+
+    def between(self, tip: str, last: Block) -> list[Block]:
+        """Return the blocks behind `tip`, up to this one."""
+        found = [last]
+        while found[-1].before != tip:
+            found.append(self.blocks[found[-1].before])
+        return found[::-1]
+
+
+class CacheFiles:
+    """The files of one stage in one shard. Calls block.
+
+    Args:
+      stage: as messages call it.
+      of: a digest of what is before it.
+      max_bytes: of the files of a pass; None: no bound.
+    """
+
+    def __init__(
+        self, folder: str, stage: str, name: str, of: str, shard: int, num_shards: int, max_bytes: int | None = None
+    ) -> None:
+        self._folder = Path(folder)
+        self._stage = stage
+        self._whose = f"{whose(name, shard, num_shards)}.{of}"
+        self._shard = shard
+        self._max_bytes = max_bytes
+
+    def look(self) -> Found:
+        """Return what is there.
+
+        Raises:
+          ReadError: the folder can't be read.
+        """
+        blocks, newest = list[Block](), 0
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    match = _NAME.fullmatch(entry.name)
+                    if match is None or match["whose"] != self._whose:
+                        continue
+                    drawing = int(match["drawing"])
+                    newest = max(newest, drawing)
+                    if match["id"] is not None:
+                        with suppress(FileNotFoundError):  # another run has just removed it
+                            size, end = entry.stat().st_size, match["end"] is not None
+                            path, stop = self._folder / entry.name, int(match["stop"])
+                            blocks.append(Block(path, drawing, stop, match["before"], match["id"], end, size))
+        except FileNotFoundError:
+            return Found((), 0)
+        except OSError as error:
+            raise ReadError(f"can't look into {self._folder}: {error.strerror or error}; {self._wants}") from error
+        return Found(blocks, newest)
+
+    def write(self, block: Block, held: Held, before_bytes: int) -> Block:
+        """Write a block, durably, and return it as it is on disk.
+
+        Args:
+          block: without a path and a size.
+          before_bytes: of the blocks before it.
+
+        Raises:
+          CacheFull: with those before, it is larger than may be kept.
+          ReadError: it can't be written.
+          DataError: the items can't be.
+        """
+        buffers: list[memoryview] = []
+        forms = [pack(item, buffers, WRITER) for item in held.items]
+        path = self._folder / (
+            f"{self._whose}.drawing-{block.drawing}.{block.stop:012}.{block.before}-{block.id}"
+            f"{'.end' if block.end else ''}.cache"
+        )
+        body = {"name": path.name, "items": forms, "epoch": held.epoch, "state": held.state}
+        parts = packed(MAGIC, body, buffers)
+        size = size_of(parts)
+        if self._max_bytes is not None and before_bytes + size > self._max_bytes:
+            raise CacheFull(
+                f"{self._stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
+                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self._max_bytes:,}. Raise it, "
+                "put "
+                ".cache before what makes items large, or leave it out: each pass is read anew then"
+            )
+        try:
+            write_packed(path, parts)
+        except OSError as error:
+            raise ReadError(f"can't keep a pass in {path}: {error.strerror or error}; {self._wants}") from error
+        return Block(path, block.drawing, block.stop, block.before, block.id, block.end, size)
+
+    @property
+    def _wants(self) -> str:
+        return "name a folder for .cache(path=) that can be written, with room for a pass of all shards"
+
+    def read(self, block: Block) -> Held:
+        """Return what a block holds.
+
+        Raises:
+          DamagedError: it isn't as it was written.
+          FileNotFoundError: it has been removed.
+          ReadError: it can't be read.
+        """
+
+        def unpacked(body: Json, read: Read) -> Held:
+            if body["name"] != block.path.name:
+                raise ValueError(f"it was written as {body['name']}")
+            return Held([unpack(form, read) for form in body["items"]], tuple(body["epoch"]), body["state"])
+
+        try:
+            return read_packed(block.path, MAGIC, unpacked)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ReadError(f"can't read {block.path} of {self._stage}: {error.strerror or error}") from error
+
+    def remove(self, blocks: Sequence[Block]) -> None:
+        """Remove files; those that can't be stay."""
+        for block in blocks:
+            with suppress(OSError):
+                block.path.unlink(missing_ok=True)
+
+    def remove_before(self, drawing: int) -> None:
+        """Remove the files of drawings before this one."""
+        with suppress(OSError):
+            for path in list(self._folder.iterdir()):
+                match = _NAME.fullmatch(path.name)
+                if match is not None and match["whose"] == self._whose and int(match["drawing"]) < drawing:
+                    path.unlink(missing_ok=True)
+
+    def reset(self, least: int = 0) -> int:
+        """Let passes that begin from now on be of another drawing, and return its number; `least` at least.
+
+        Raises:
+          ReadError: the folder can't be written.
+        """
+        number = max(least, self.look().newest + 1)
+        try:
+            write_parts(self._folder / f"{self._whose}.drawing-{number}.reset", ())
+        except OSError as error:
+            raise ReadError(f"can't reset {self._stage}: {error.strerror or error}; {self._wants}") from error
+        return number
+
+
+def whole(read: Callable[[], Held]) -> Held | str:
+    """Return what is read, or what is wrong with the file."""
+    try:
+        return read()
+    except FileNotFoundError:
+        return "is gone"
+    except DamagedError as error:
+        return f"{error}"

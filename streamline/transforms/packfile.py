@@ -1,0 +1,102 @@
+"""Files of packed items: whole or not there, with a checksum. What `.regenerate(spill=)` and `.cache(path=)` keep.
+
+A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
+the CRC-32 of all that (4 bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+from zlib import crc32
+
+from streamline.durable import write_parts
+from streamline.states import Json
+from streamline.transforms.packing import Read
+
+__all__ = ["DamagedError", "packed", "read_packed", "size_of", "whose", "write_packed"]
+
+R = TypeVar("R")
+
+Parts = list[bytes | memoryview]
+
+_LENGTH = struct.Struct("<Q")
+_SUM = struct.Struct("<I")
+
+
+class DamagedError(ValueError):
+    """A file isn't as it was written; the words say in what, behind its name: "is cut short"."""
+
+
+def whose(name: str, shard: int, num_shards: int) -> str:
+    """Return how the files of one stage of one shard begin."""
+    return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
+
+
+def packed(magic: bytes, body: Json, buffers: Sequence[memoryview]) -> Parts:
+    """Return a file's content but for its checksum: `body` has the forms that `pack` gave with the buffers."""
+    header = json.dumps(body, separators=(",", ":")).encode()
+    return [magic, _LENGTH.pack(len(header)), header, *buffers]
+
+
+def size_of(parts: Parts) -> int:
+    """Return the bytes of the file that these are written to."""
+    return sum(map(len, parts)) + _SUM.size
+
+
+def write_packed(path: Path, parts: Parts) -> None:
+    """Write it durably.
+
+    Raises:
+      OSError: as `streamline.durable.write_parts`.
+    """
+    write_parts(path, _summed(parts))
+
+
+def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
+    found = 0
+    for content in parts:
+        found = crc32(content, found)
+        yield content
+    yield _SUM.pack(found)
+
+
+def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -> R:
+    """Return what `unpacked` makes of a file's body; it unpacks all forms in it, in the order of their buffers.
+
+    Raises:
+      DamagedError: the file isn't as it was written.
+      OSError: it can't be read.
+    """
+    found = 0
+    with path.open("rb") as file:
+
+        def read(buffer: memoryview) -> None:
+            nonlocal found
+            if file.readinto(buffer) != len(buffer):
+                raise EOFError
+            found = crc32(buffer, found)
+
+        def some(size: int) -> bytearray:
+            content = bytearray(size)
+            read(memoryview(content))
+            return content
+
+        try:
+            if some(len(magic)) != magic:
+                raise ValueError("it doesn't begin as such a file does")
+            (length,) = _LENGTH.unpack(some(_LENGTH.size))
+            if length > path.stat().st_size:
+                raise EOFError
+            made, expected = unpacked(json.loads(some(length)), read), found
+            if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
+                raise ValueError("its checksum is another one")
+        except EOFError:
+            raise DamagedError("is cut short") from None
+        except (ValueError, KeyError, TypeError, IndexError, MemoryError) as error:
+            raise DamagedError(f"is damaged ({error})") from error
+    return made
