@@ -61,8 +61,7 @@ class Channel(Generic[T]):
         self.capacity = capacity
         self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
         self.by_list = by_list
-        self.held = 0
-        self.held_bytes = 0
+        self.held = self.held_bytes = 0
         self.finished = False
         self.gate = Gate()  # of the running that it belongs to, once that is known
         self.failed = False
@@ -188,14 +187,13 @@ class Channel(Generic[T]):
     async def _wait_freed(self) -> None:
         """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
         self._waiting = anyio.Event()
-        filler = self.filler
-        if filler is not None:
-            filler.wait_begins("wait_output", ROOM)
+        if self.filler is not None:
+            self.filler.wait_begins("wait_output", ROOM)
         try:
             await resting(self._waiting.wait())
         finally:
-            if filler is not None:
-                filler.wait_ends(ROOM)
+            if self.filler is not None:
+                self.filler.wait_ends(ROOM)
 
     def _packet(self) -> Packet[T]:
         if self.open is None:
@@ -224,8 +222,7 @@ class Inbox(Flow[T]):
         self._receive = receive
         self._packet: Packet[T] = Packet()
         self._position = 0
-        self._unreleased = 0
-        self._unreleased_bytes = 0
+        self._unreleased = self._unreleased_bytes = 0
         self.fit(channel.capacity)
         self._job: Feeder | None = None
         self._shut = False
@@ -266,12 +263,15 @@ class Inbox(Flow[T]):
         return min(self._most, len(self._packet.items))
 
     @property
+    def at_once(self) -> bool:
+        return self.ready > 0 or super().at_once
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to see: no item, no progress, no end."""
         packet, channel = self._packet, self._channel
-        if packet.items or packet.after is not None or packet.failure is not None or channel.open is not None:
-            return False
-        return not channel.finished and not self._shut
+        news = packet.items or packet.after is not None or packet.failure is not None or channel.open is not None
+        return not (news or channel.finished or self._shut)
 
     @property
     def hungry(self) -> bool:

@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Generic, TypeVar
 
 from streamline.flow import Chunk, Flow
 from streamline.states import Reference, State
 
-__all__ = ["AsyncCursor", "Cursor", "Reader"]
+__all__ = ["AsyncCursor", "Cursor", "Hand", "Reader"]
 
 T = TypeVar("T")
 
 
-class Cursor(Generic[T]):
-    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it.
+class Hand(Generic[T]):
+    """A list that is handed out item by item. One object, so that going on to another list is one step: a signal's
+    handler, or another thread, that asks for a state meanwhile finds either this list or that.
 
     An item that was taken is the taker's: nothing here refers to it any more.
+
+    Attributes:
+      rest: what was not taken yet, the next one last.
+      many: all but the last one, popped off `rest` without a line of Python. Whoever takes items takes them here, so
+        that nobody else's is ever out of step.
+      size: how many there were.
     """
 
+    __slots__ = ("_after", "_before", "_earlier", "_passed", "_states", "many", "rest", "size")
+
+    def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference) -> None:
+        self.rest = rest = list(chunk.items)
+        rest.reverse()
+        self.many: Iterator[T] = map(rest.pop, repeat(-1, len(rest) - 1))
+        self.size = len(rest)
+        self._states, self._after = chunk.states, chunk.after
+        self._passed, self._before, self._earlier = passed, before, earlier
+
+    @property
+    def count(self) -> int:
+        """How many items have been taken, those of earlier lists included."""
+        return self._passed + self.size - len(self.rest)
+
+    @property
+    def behind(self) -> Reference:
+        """The state right behind the last item taken."""
+        left = len(self.rest)
+        if not left and self._after is not None:
+            return Reference.to(self._after)
+        return Reference(self._states, self.size - left - 1) if left < self.size else self._before
+
+    @property
+    def before(self) -> Reference:
+        """The state right before the last item taken."""
+        taken = self.size - len(self.rest)
+        if taken > 1:
+            return Reference(self._states, taken - 2)
+        return self._before if taken else self._earlier
+
+    def then(self, chunk: Chunk[T]) -> Hand[T]:
+        """Return the list that comes next."""
+        return Hand(chunk, self.count, self.behind, self.before)
+
+
+class Cursor(Generic[T]):
+    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
+
     def __init__(self, begin: State) -> None:
-        self._before = self._earlier = Reference.to(begin)
-        self._chunk: Chunk[T] = Chunk((), ())
-        self._items: list[Any] = []
-        self._taken = 0
-        self._last = -1
-        self._passed = 0
+        before = Reference.to(begin)
+        self._hand: Hand[T] = Hand(Chunk((), ()), 0, before, before)
 
     @property
     def count(self) -> int:
         """How many items have been taken so far."""
-        return self._passed + self._taken
+        return self._hand.count
 
     @property
     def state(self) -> State:
@@ -40,51 +85,37 @@ class Cursor(Generic[T]):
     @property
     def at_hand(self) -> int:
         """Items of the list at hand that were not returned yet."""
-        return self._last + 1 - self._taken
+        return len(self._hand.rest)
 
     @property
     def behind(self) -> Reference:
         """The same as `state`, not made yet."""
-        if self._taken > self._last and self._chunk.after is not None:
-            return Reference.to(self._chunk.after)
-        return Reference(self._chunk.states, self._taken - 1) if self._taken else self._before
+        return self._hand.behind
 
     @property
     def before(self) -> Reference:
         """The state right before the last item returned; before any was, that of the beginning."""
-        if self._taken > 1:
-            return Reference(self._chunk.states, self._taken - 2)
-        return self._before if self._taken else self._earlier
+        return self._hand.before
 
     def _begin_at(self, begin: State) -> None:
-        """Say, before anything is taken, that the flow begins elsewhere than was said."""
-        self._before = self._earlier = Reference.to(begin)
+        """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
+        before = Reference.to(begin)
+        self._hand = Hand(Chunk((), ()), self.count, before, before)
 
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""
-        self._earlier = self.before
-        self._before = self.behind
-        self._passed += self._taken
-        self._items = list(chunk.items)
-        self._last = len(self._items) - 1
-        self._taken = 0
-        self._chunk = Chunk((), chunk.states, chunk.after)
+        self._hand = self._hand.then(chunk)
 
     def _forget(self) -> None:
         """Drop the items at hand; the state stays behind the last one returned."""
-        self._earlier = self.before
-        self._before = self.behind
-        self._passed += self._taken
-        self._chunk = Chunk((), ())
-        self._items = []
-        self._taken = 0
-        self._last = -1
+        hand = self._hand
+        self._load(Chunk((), ()))
+        deque(hand.many, 0)  # for whoever still takes from it
+        hand.rest.clear()
 
     def _take_last(self) -> T:
         """Return the last item of the list."""
-        self._taken += 1
-        item: T = self._items.pop()
-        return item
+        return self._hand.rest.pop()
 
 
 class AsyncCursor(Cursor[T], ABC):
@@ -94,32 +125,27 @@ class AsyncCursor(Cursor[T], ABC):
         return self
 
     async def __anext__(self) -> T:
-        taken = self._taken
-        if taken < self._last:
-            self._taken = taken + 1
-            item: T = self._items[taken]
-            self._items[taken] = None
+        for item in self._hand.many:
             return item
         return await self._anext_edge()
 
     async def _anext_edge(self) -> T:
         """Return the last item of the list, or pull another list first."""
-        while self._taken > self._last:
+        while not self._hand.rest:
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration
             self._load(chunk)
-        if self._taken < self._last:
-            return await self.__anext__()
+        for item in self._hand.many:
+            return item
         item = self._take_last()
         self._dealt_with()
         return item
 
     def take_rest(self) -> list[T]:
         """Return the items of the list at hand, as if each had been asked for."""
-        found: list[T] = self._items[self._taken :]
-        if found:
-            self._taken = self._last + 1
-            self._items = []
+        found = list(self._hand.many)
+        if self._hand.rest:
+            found.append(self._hand.rest.pop())
             self._dealt_with()
         return found
 

@@ -116,15 +116,34 @@ class Flow(ABC, Generic[T]):
         Asking again says that the items of the last list have been dealt with.
         """
         chunk, self._rest = self._rest, None
-        if chunk is None and (chunk := await self._fetch(limit)) is None:
-            return None
+        if chunk is None:
+            if self._failure is not None:
+                raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
+            if self._ended:
+                return None
+            try:
+                chunk = await self._next(limit)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as failure:
+                self._failure, self._trace = failure, failure.__traceback__
+                raise
+            if chunk is None:
+                self._ended = True
+                return None
         if len(chunk.items) > limit:
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
-        self._behind = chunk.behind
+        after = chunk.after
+        self._behind = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
         if self.meter is not None:
             self.meter.count(chunk.items)
         return chunk
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the next pull neither waits nor calls anybody's function, so that no item need be handed on first."""
+        return self._rest is not None
 
     def release(self) -> None:
         """Say that the items returned so far have been dealt with, without asking for more."""
@@ -142,21 +161,6 @@ class Flow(ABC, Generic[T]):
             if chunk.items:
                 return chunk.items[0]
         raise StopAsyncIteration
-
-    async def _fetch(self, limit: int) -> Chunk[T] | None:
-        if self._failure is not None:
-            raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
-        if self._ended:
-            return None
-        try:
-            chunk = await self._next(limit)
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as failure:
-            self._failure, self._trace = failure, failure.__traceback__
-            raise
-        self._ended = chunk is None
-        return chunk
 
     @abstractmethod
     async def _next(self, limit: int) -> Chunk[T] | None:
@@ -276,7 +280,12 @@ class ListsFlow(Flow[T]):
       lists: the generator, not started.
       demand: where the generator reads how many items are wanted.
       opened: flows to close behind it.
+
+    Attributes:
+      instant: nothing in here waits or calls anybody's function, ever.
     """
+
+    instant = False
 
     def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
         skips = demand.skips
@@ -286,6 +295,10 @@ class ListsFlow(Flow[T]):
         self._opened = opened
         self.meter = demand.meter
 
+    @property
+    def at_once(self) -> bool:
+        return self.instant or super().at_once
+
     async def _next(self, limit: int) -> Chunk[T] | None:
         self._demand.want = limit
         try:
@@ -294,7 +307,7 @@ class ListsFlow(Flow[T]):
             # The generator is dead now: without this, the next pull would look like an end.
             self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
             raise
-        return chunk if chunk is None or self._demand.skips is None else chunk.counting(self._demand.skips)
+        return chunk if self._demand.skips is None or chunk is None else chunk.counting(self._demand.skips)
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -60,6 +60,7 @@ class MergeFlow(Flow[T]):
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
+        self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
         self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
@@ -82,14 +83,17 @@ class MergeFlow(Flow[T]):
         return [(worker, self._inboxes[worker].state) for worker in waited]
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        for inbox in self._inboxes:
-            inbox.start()
+        if not self._started:
+            self._started = True
+            for inbox in self._inboxes:
+                inbox.start()
         self.release()
         while self._active:
-            if not all(self._inboxes[worker].idle for worker in self._active):
-                chunk = self._rounds(limit) or self._steps(limit)
-                if chunk is not None:
-                    return chunk
+            chunk = self._rounds(limit)
+            if chunk is None and not all(self._inboxes[worker].idle for worker in self._active):
+                chunk = self._steps(limit)
+            if chunk is not None:
+                return chunk
             if self._active:
                 await self._wait_told()
         return None
@@ -114,15 +118,18 @@ class MergeFlow(Flow[T]):
         ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
         if not ready or self._replay:
             return None
-        rounds = min(limit // len(ready), min(ready.values()), self._rounds_of(ready))
+        rounds = min(limit // len(ready), *ready.values(), self._rounds_of(ready))
         if rounds < 1:
             return None
-        order = sorted(ready, key=self._distance)
-        taking = Taking[T](self._now())
-        items: list[Any] = [None] * (rounds * len(order))
+        order = sorted(ready, key=self._distance) if len(ready) > 1 else list(ready)
+        taking = Taking(self._now())
+        items: list[Any] = [] if len(order) == 1 else [None] * (rounds * len(order))
         for at, worker in enumerate(order):
             chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
-            items[at :: len(order)] = chunk.items
+            if items:
+                items[at :: len(order)] = chunk.items
+            else:
+                items = cast("list[T]", chunk.items)
             self._references[worker] = taking.add(worker, chunk)
             self._produced[worker] += rounds
         taking.picks = order * rounds
@@ -131,7 +138,7 @@ class MergeFlow(Flow[T]):
 
     def _steps(self, limit: int) -> Chunk[T] | None:
         """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
-        taking = Taking[T](self._now())
+        taking = Taking(self._now())
         picks = taking.picks
         self._left = {}
         repeating = bool(self._replay)
@@ -155,7 +162,7 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking)
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
-    def _take_picked(self, taking: Taking[T]) -> list[T]:
+    def _take_picked(self, taking: Taking) -> list[T]:
         """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
         queues: dict[int, Iterator[T]] = {}
         for worker in set(taking.picks):
@@ -164,20 +171,20 @@ class MergeFlow(Flow[T]):
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in taking.picks]
 
-    def _chunk_of(self, items: list[T], taking: Taking[T]) -> Chunk[T]:
+    def _chunk_of(self, items: list[T], taking: Taking) -> Chunk[T]:
         """Log the choices, and return what was taken as a chunk."""
         if items and self.choosing and taking.before.number >= self._log.planned:
             taking.log = self._log.later = Log(taking.before.number, taking.picks, self._log.planned)
             self._log = taking.log
         return Chunk(items, taking, self._now() if taking.progressed else None)
 
-    def _choose(self, taking: Taking[T]) -> int | None:
+    def _choose(self, taking: Taking) -> int | None:
         """Return the worker to take the next item from, which has one; None if it isn't there yet."""
         if self._replay:
             return self._replay[-1] if self._look(self._replay[-1], taking) else None
         return self._pick(taking)
 
-    def _look(self, worker: int, taking: Taking[T]) -> bool:
+    def _look(self, worker: int, taking: Taking) -> bool:
         """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
         left = self._left.get(worker)
         if left is None:
@@ -191,7 +198,7 @@ class MergeFlow(Flow[T]):
                         self.on_ended(worker, self._produced[worker])
         return left > 0
 
-    def _adopt_progress(self, worker: int, taking: Taking[T]) -> None:
+    def _adopt_progress(self, worker: int, taking: Taking) -> None:
         inbox = self._inboxes[worker]
         if not inbox.ready and (chunk := inbox.take(0)) is not None:
             self._references[worker] = Reference.to(chunk.end)
@@ -214,7 +221,7 @@ class MergeFlow(Flow[T]):
         """
 
     @abstractmethod
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
 
     @abstractmethod
@@ -232,12 +239,15 @@ class StrictMerge(MergeFlow[T]):
     def _rounds_of(self, ready: Collection[int]) -> int:
         if len(ready) < len(self._active):
             return 0
+        if len(ready) == 1:
+            self._next_worker = self._active[0]
+            return LIST_ITEMS
         self._next_worker = self._smallest()
         lowest = self._produced[self._next_worker]
         level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
         return LIST_ITEMS if level else 0
 
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         while self._active:
             worker = self._smallest()
             if self._look(worker, taking):
@@ -283,7 +293,7 @@ class BestEffortMerge(MergeFlow[T]):
         """No more are passed over than may be, and nobody gets too far ahead of the slowest."""
         if len(self._active) - len(ready) > self._skips:
             return 0
-        if len(self._active) == len(ready) and self._level():
+        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
             return LIST_ITEMS
         slowest = min([self._produced[worker] for worker in self._active])
         return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
@@ -301,7 +311,7 @@ class BestEffortMerge(MergeFlow[T]):
                 return True  # the slowest are one further now, and whoever comes may be so too
         return True
 
-    def _pick(self, taking: Taking[T]) -> int | None:
+    def _pick(self, taking: Taking) -> int | None:
         active, produced = self._active, self._produced
         count = len(active)
         while count:

@@ -6,15 +6,13 @@ before it. The states of a merged list are worked out from its choices when one 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from streamline.choices import Stretch
 from streamline.flow import Chunk
-from streamline.states import Joined, Json, Reference, State, Tally, Tree
+from streamline.states import Json, Reference, State, States, Tally, Tree
 
 __all__ = ["Log", "MergeState", "Taking"]
-
-T = TypeVar("T")
 
 
 class Log(Stretch):
@@ -91,29 +89,24 @@ class MergeState(State):
         return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item
 
 
-class Taking(Generic[T]):
+class Taking:
     """What one pull takes from the workers; also the column of the states behind its items, made when read."""
 
-    __slots__ = ("_columns", "_counts", "before", "log", "picks", "progressed")
+    __slots__ = ("_columns", "before", "log", "picks", "progressed")
 
     def __init__(self, before: MergeState) -> None:
         self.before = before
         self.log = before.log
         self.picks: list[int] = []
         self.progressed = False
-        self._columns: dict[int, Joined] = {}
-        self._counts: dict[int, int] = {}
+        self._columns: dict[int, States] = {}
 
-    def add(self, worker: int, chunk: Chunk[T]) -> Reference:
-        """Take note of items of `worker`, and return the worker's state behind them."""
-        column = self._columns.setdefault(worker, Joined())
-        count = self._counts.get(worker, 0)
-        column.add(count, chunk.states)
-        self._counts[worker] = count = count + len(chunk.items)
-        if chunk.after is None:
-            return Reference(column, count - 1)
-        self.progressed = True
-        return Reference.to(chunk.after)
+    def add(self, worker: int, chunk: Chunk[Any]) -> Reference:
+        """Take note of all items of `worker` in here, and return the worker's state behind them."""
+        self._columns[worker] = chunk.states
+        if chunk.after is not None:
+            self.progressed = True
+        return chunk.behind
 
     def __getitem__(self, index: int, /) -> State:
         before = self.before

@@ -89,7 +89,8 @@ class Running(Cursor[T]):
         """Return the last item of the list; what goes to a device comes in lists of one."""
         arrived = self._session.arrived
         if arrived is not None:
-            self._items[-1] = arrived(self._items[-1])  # if this raises, the item isn't taken
+            rest = self._hand.rest
+            rest[-1] = arrived(rest[-1])  # if this raises, the item isn't taken
         return super()._take_last()
 
     def _snapshot(self, gate: Gate, items_ago: int = 0) -> Snapshot:

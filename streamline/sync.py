@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from time import perf_counter
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamline.engine import Engine
 from streamline.errors import ClosedError
@@ -142,8 +144,7 @@ class SyncStream(Running[T]):
           PausedError: it isn't there yet, and the stream is paused.
         """
         try:
-            while self._taken > self._last:
-                self._fetch()
+            self._wait_list()
         except StopIteration:
             return False
         except BaseException:
@@ -153,26 +154,29 @@ class SyncStream(Running[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        return self
+        """Return what goes through the lists without a line of Python an item; it takes from them as `next` does."""
+        turns = deque[Iterator[T] | None]([None])  # the last is next; None is the end
+        turns.append(_Edges(self, turns))
+        return chain.from_iterable(iter(turns.pop, None))
 
     def __next__(self) -> T:
-        taken = self._taken
-        if taken < self._last:
-            self._taken = taken + 1
-            item: T = self._items[taken]
-            self._items[taken] = None
+        for item in self._hand.many:
             return item
         return self._next_edge()
 
     def _next_edge(self) -> T:
         """Return the last item of the list, or fetch another list first."""
-        while self._taken > self._last:
-            self._fetch()
-        if self._taken < self._last:
-            return self.__next__()
+        self._wait_list()
+        for item in self._hand.many:
+            return item
         item = self._take_last()
-        self._engine.dealt_with(self._taken)
+        self._engine.dealt_with(self._hand.size)
         return item
+
+    def _wait_list(self) -> None:
+        """Fetch lists until there is an item at hand."""
+        while not self._hand.rest:
+            self._fetch()
 
     def _fetch(self) -> None:
         if self._failure is not None:
@@ -220,6 +224,34 @@ class SyncStream(Running[T]):
         except Exception as failure:
             return failure
         return None
+
+
+class _Edges(Generic[T]):
+    """What a loop goes to from one list to the next: the last item of each, and the wait for another.
+
+    What is raised in here ends no iterator: the next `next` comes here again.
+
+    Args:
+      turns: where the loop goes next; a list that is at hand is put there. They hold this, and not the other way round,
+        too: a loop that is left would hold its stream until the collector comes by.
+    """
+
+    __slots__ = ("_stream", "_turns")
+
+    def __init__(self, stream: SyncStream[T], turns: deque[Iterator[T] | None]) -> None:
+        self._stream, self._turns = stream, weakref.ref(turns)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        stream = self._stream
+        stream._wait_list()
+        hand, turns = stream._hand, self._turns()
+        if len(hand.rest) > 1 and turns is not None:
+            turns.extend((self, hand.many))
+            raise StopIteration
+        return stream._next_edge()
 
 
 def _end(engine: Engine[Any], session: Session) -> None:

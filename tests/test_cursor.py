@@ -131,3 +131,23 @@ async def test_what_was_taken_is_counted_across_lists() -> None:
     assert reader.count == 3
     reader._forget()
     assert reader.count == 3
+
+
+async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -> None:
+    reader = Reader(Listed((range(5), None), ("b", None)))
+    assert await anext(reader) == 0
+    hand = reader._hand
+    many = hand.many
+    reader._forget()
+    assert list(many) == []
+    assert (hand.rest, reader.at_hand, place(reader)) == ([], 0, 1)
+    assert await anext(reader) == "b"
+
+
+async def test_a_list_that_is_taken_whole_counts_as_one_taken_item_by_item() -> None:
+    flow = Listed((range(5), 9), ("b", None))
+    reader = Reader(flow)
+    assert await anext(reader) == 0
+    assert (reader.take_rest(), reader.take_rest()) == ([1, 2, 3, 4], [])
+    assert (reader.count, place(reader), flow.released) == (5, 9, 1)
+    assert (await anext(reader), reader.count, place(reader)) == ("b", 6, 10)

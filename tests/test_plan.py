@@ -164,3 +164,5 @@ def test_where_items_are_batches_fewer_are_held() -> None:
     assert Plan.capacity(512, items().batch(32).batch(4).stages) == 4
     assert Plan.capacity(512, items().batch(10_000).stages) == 2
     assert items().batch(32).plan.border_capacity == BORDER_ITEMS // 32
+    assert Plan.capacity(512, items().regenerate(10_240, block=256).stages) == 16, "4096 rows"
+    assert Plan.capacity(512, items().regenerate(10_000).stages) == 512

@@ -1,27 +1,35 @@
 """One running of a mixture in one worker: a list of draws, and the items for them.
 
 Of each component a list is at hand. They are served in the order of the draws, as far as they go; then another list
-is waited for, of the component that is drawn next.
+is waited for, of the component that is drawn next. Those whose items are there for the asking are asked before, so
+that lists are long.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from streamline.errors import ResumeError
 from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, Site
 from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import BLOCK, Draws, Numbers, Span
-from streamline.mixing.told import PassOf, Stand, Told
+from streamline.mixing.told import PassOf, Told
 from streamline.pace import Pace
-from streamline.states import Json, Reference, State, States, Tree
+from streamline.states import Joined, Json, Reference, State, States, Tree
 
 __all__ = ["Drawing"]
+
+Picks: TypeAlias = "npt.NDArray[np.intp]"
+"""For each of some items, the number of its component."""
+
+NOTHING: Picks = np.empty(0, np.intp)
+EMPTY = iter(())
 
 
 class MixState(SeveralState):
@@ -55,10 +63,7 @@ class Drawing:
       stop: "first" or "all".
       own: the mixture's part of the state.
       flows: of the components, by name.
-      passes: tells in which pass they are, of those that are repeated.
-
-    Attributes:
-      told: what is counted.
+      passes: tells the pass that a component is in, of those that are repeated.
 
     Raises:
       ResumeError: items will be read again of a component that there is no more.
@@ -74,15 +79,13 @@ class Drawing:
         flows: Mapping[str, Flow[Any]],
         passes: Mapping[str, PassOf],
     ) -> None:
-        self._name, self._stop, self._site, self._flows = name, stop, site, flows
+        self._name, self._stop, self._site = name, stop, site
         self._n: int = own["n"]
         self._ended = frozenset(one for one in own["ended"] if one in flows)
-        self._taken = {one: int(own["taken"].get(one, 0)) for one in flows}
+        self._hands = [_Hand(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
+        self._number = {one: number for number, one in enumerate(flows)}
         self._spans: tuple[Span, ...] = (*((one["until"], Draws.of(one)) for one in own["drawn"]), (math.inf, draws))
-        self._parts = {one: Reference.to(flow.state) for one, flow in flows.items()}
-        self._at_hand: dict[str, _Hand] = {}
         self._numbers = Numbers(site)
-        self.told = Told(self._stand, self._spans, site, passes)
         for _, before in self._spans[:-1]:
             gone = sorted({one for one in before.names if one not in flows})
             if gone:
@@ -90,45 +93,42 @@ class Drawing:
                     f"a stage behind {name!r} goes back to items of {', '.join(map(repr, gone))}, which is no "
                     "component any more: keep it, with weight 0, until a snapshot behind them"
                 )
+        self._behind = self._made_behind()
+        self._told = Told(self.state, self._spans, site, passes)
 
     @property
-    def state(self) -> State:
+    def state(self) -> MixState:
         """The state behind what was served."""
-        return self._behind(self._n, self._taken, self._parts)
-
-    @property
-    def _stand(self) -> Stand:
-        return Stand(self._n, self._taken, self._parts, self._ended)
+        return _Drawn(self._behind, self._n, self._hands, NOTHING).behind(0)
 
     async def lists(self, demand: Demand) -> Lists[Any]:
         """Yield items until those that there is weight for have ended; or the first of them."""
         pace = Pace()
-        for flow in self._flows.values():
-            flow.reader = demand.meter
+        for hand in self._hands:
+            hand.flow.reader = demand.meter
         if demand.meter is not None:
-            demand.meter.tells(self.told.details)
+            demand.meter.tells(self._told.details)
         while weights := self._weights():
-            names, picks = self._draw(weights)
-            at = 0
+            picks, at = self._draw(weights), 0
             while at < len(picks):
-                name = names[picks[at]]
-                if name in self._at_hand:
-                    chunk = self._serve(names, picks, at, min(demand.want, LIST_ITEMS))
-                    at += len(chunk.items)
-                    self.told.now = self._stand
+                most = min(demand.want, LIST_ITEMS)
+                drawn = picks[at : at + most]
+                if count := await self._reach(drawn, most):
+                    at += count
+                    chunk = self._serve(drawn[:count])
+                    self._told.now = chunk.behind
                     yield chunk
                     del chunk
                     await pace.breathe()
-                elif (ahead := await self._flows[name].pull(min(demand.want, LIST_ITEMS))) is None:
+                    continue
+                name, hand = list(self._number)[drawn[0]], self._hands[drawn[0]]
+                if not await hand.pull(most):
                     self._ended |= {name}
-                    self._parts[name] = Reference.to(self._flows[name].state)
-                    self.told.now = self._stand
+                    self._behind = self._made_behind()
+                    self._told.now = Reference.to(self.state)
                     yield Chunk((), (), self.state)
                     break
-                elif ahead.items:
-                    self._at_hand[name] = _Hand(ahead)
-                elif ahead.after is not None:
-                    self._parts[name] = Reference.to(ahead.after)
+                if not hand.items:
                     yield Chunk((), (), self.state)
 
     def _weights(self) -> dict[str, float]:
@@ -139,7 +139,7 @@ class Drawing:
         if self._stop == "first" and self._ended:
             return {}
         for weights in self._now.onward(self._served):
-            left = {name: weight for name, weight in weights if weight and name in self._flows}
+            left = {name: weight for name, weight in weights if weight and name in self._number}
             if left := {name: weight for name, weight in left.items() if name not in self._ended}:
                 return left
         return {}
@@ -153,110 +153,151 @@ class Drawing:
         """Items that all workers have served, as a strict merge takes them in turn."""
         return self._n * self._site.num_shards + self._site.shard
 
-    def _draw(self, weights: Mapping[str, float]) -> tuple[list[str], list[int]]:
-        """Return the components by name, and for the next items which of these it is."""
+    def _draw(self, weights: Mapping[str, float]) -> Picks:
+        """Return for the next items which component each comes from, by number."""
         change = self._now.change(self._served) - self._site.shard
         room = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
         count = int(min(BLOCK, room - self._n))
         bounds = np.cumsum(list(weights.values()))
         numbers = self._numbers.of(self._now.seed, self._n, count) * bounds[-1]
-        picks: list[int] = np.minimum(np.searchsorted(bounds, numbers, side="right"), len(bounds) - 1).tolist()
-        return list(weights), picks
+        picks = bounds[:-1].searchsorted(numbers, "right")  # a number may have been rounded up to the last bound
+        drawn: Picks = np.array([self._number[name] for name in weights])[picks]
+        return drawn
 
-    def _serve(self, names: Sequence[str], drawn: Sequence[int], at: int, most: int) -> Chunk[Any]:
-        """Return items for the draws from `at` on, as far as they are at hand."""
-        hands = [self._at_hand.get(name) for name in names]
-        left = [0 if hand is None else len(hand) for hand in hands]
-        picks = drawn[at : at + most]
-        counts = Counter(picks)
-        if any(left[pick] < count for pick, count in counts.items()):
-            picks = picks[: _reach(picks, left)]
-            counts = Counter(picks)
-        rest = [iter(()) if hand is None else hand.rest for hand in hands]
-        items = [next(rest[pick]) for pick in picks]
-        columns = {name: (hand.states, hand.start) for name, hand in zip(names, hands, strict=True) if hand is not None}
-        column = _Drawn(self._behind, self._n, self._taken, self._parts, names, picks, columns)
-        taken, parts = dict(self._taken), dict(self._parts)
-        for pick, count in counts.items():
-            name, hand = names[pick], hands[pick]
-            assert hand is not None
-            taken[name] += count
-            parts[name] = hand.take(count)
-            if not len(hand):
-                del self._at_hand[name]
-        self._n, self._taken, self._parts = self._n + len(picks), taken, parts
-        return Chunk(items, column)
+    async def _reach(self, drawn: Picks, most: int) -> int:
+        """Return how many of these draws can be served from what is at hand, and from what is there for the asking.
 
-    @property
-    def _behind(self) -> _Behind:
-        return _Behind(self._name, tuple(sorted(self._ended)), self._spans)
+        Whatever has to be waited for, or calls a function of the user's, is asked for when it is drawn next and not
+        before: no item waits for another one that comes later.
+        """
+        reach = len(drawn)
+        for number, count in enumerate(self._counts(drawn)):
+            hand = self._hands[number]
+            while len(hand.items) < count and hand.flow.at_once:
+                try:
+                    if not await hand.pull(most):
+                        break
+                except Exception:  # it comes again when its item is due
+                    break
+            if len(hand.items) < count:
+                reach = min(reach, int(np.flatnonzero(drawn == number)[len(hand.items)]))
+        return reach
 
+    def _counts(self, drawn: Picks) -> list[int]:
+        counts: list[int] = np.bincount(drawn, minlength=len(self._hands)).tolist()
+        return counts
 
-def _reach(picks: Sequence[int], left: list[int]) -> int:
-    """Return how many of the draws can be served, if there is so much left of each component."""
-    for at, pick in enumerate(picks):
-        if not left[pick]:
-            return at
-        left[pick] -= 1
-    return len(picks)
+    def _serve(self, drawn: Picks) -> Chunk[Any]:
+        """Return items for draws that are all at hand."""
+        column = _Drawn(self._behind, self._n, self._hands, drawn)
+        counts = self._counts(drawn)
+        parts = [iter(hand.take(count)) if count else EMPTY for hand, count in zip(self._hands, counts, strict=True)]
+        self._n += len(drawn)
+        return Chunk([next(parts[pick]) for pick in drawn.tolist()], column)
+
+    def _made_behind(self) -> _Behind:
+        before = {name: self._hands[number].before for name, number in self._number.items()}
+        return _Behind(self._name, tuple(sorted(self._ended)), self._spans, before)
 
 
 class _Hand:
-    """Items of one component that came together."""
+    """What is at hand of one component.
 
-    __slots__ = ("_count", "after", "rest", "start", "states")
+    Attributes:
+      before: items of it that were served before this running.
+      served: items of it that were served in this running.
+      ground: what its states are made of, see `_Ground`.
+    """
 
-    def __init__(self, chunk: Chunk[Any]) -> None:
-        self.rest, self._count = iter(chunk.items), len(chunk.items)
-        self.states, self.after, self.start = chunk.states, chunk.after, 0
+    __slots__ = ("_after", "_lists", "before", "flow", "ground", "items", "served")
 
-    def __len__(self) -> int:
-        return self._count - self.start
+    def __init__(self, flow: Flow[Any], before: int) -> None:
+        self.flow, self.before, self.served = flow, before, 0
+        self.items: list[Any] = []
+        self.ground: _Ground = (0, Reference.to(flow.state), ())
+        self._lists: list[tuple[int, States]] = []
+        self._after: State | None = None
 
-    def take(self, count: int) -> Reference:
-        """Let `count` items go, and return the component's state behind them."""
-        self.start += count
-        if not len(self) and self.after is not None:
-            return Reference.to(self.after)
-        return Reference(self.states, self.start - 1)
+    def take(self, count: int) -> list[Any]:
+        """Return the next `count` items; nothing here refers to them any more."""
+        taken = self.items[:count]
+        del self.items[:count]
+        self.served += count
+        if not self.items and self._after is not None:
+            self.ground = (self.served, Reference.to(self._after), ())
+            self._after = None
+        return taken
+
+    async def pull(self, most: int) -> bool:
+        """Get more items, so that there are up to `most`, or progress; False at the end."""
+        chunk = await self.flow.pull(most - len(self.items))
+        if chunk is None:
+            if not self.items:
+                self.ground = (self.served, Reference.to(self.flow.state), ())
+            return False
+        end = self.served + len(self.items)
+        if chunk.items:
+            part = part_of(self.ground, self.served)
+            self._lists = [one for one, after in pairwise([*self._lists, (end, ())]) if after[0] > self.served]
+            self._lists.append((end, chunk.states))
+            column = Joined()
+            for start, states in self._lists:
+                column.add(start, states)
+            self.items.extend(chunk.items)
+            self.ground = (self.served, part, column)
+            self._after = chunk.after
+        elif chunk.after is not None and self.items:
+            self._after = chunk.after
+        elif chunk.after is not None:
+            self.ground = (self.served, Reference.to(chunk.after), ())
+        return True
+
+
+_Ground: TypeAlias = tuple[int, Reference, States]
+"""A number of items served, the component's state behind them, and the states behind the items that follow, by the
+number of items served before each."""
+
+
+def part_of(ground: _Ground, served: int) -> Reference:
+    """Return a component's state behind so many items served."""
+    floor, part, column = ground
+    return part if served == floor else Reference(column, served - 1)
 
 
 class _Behind:
-    """Makes states; holds nothing that runs, so that columns can be sent."""
+    """Makes states; holds nothing that runs, so that columns can be sent.
 
-    __slots__ = ("_ended", "_name", "_spans")
+    Args:
+      before: items that were served of each component before this running.
+    """
 
-    def __init__(self, name: str, ended: tuple[str, ...], spans: tuple[Span, ...]) -> None:
-        self._name, self._ended, self._spans = name, ended, spans
+    __slots__ = ("_before", "_ended", "_name", "_spans")
 
-    def __call__(self, n: int, taken: Mapping[str, int], parts: Mapping[str, Reference]) -> State:
-        own = {"n": n, "ended": list(self._ended), "taken": dict(taken)}
-        return MixState(self._name, own, dict(parts), tuple(span for span in self._spans if span[0] > n))
+    def __init__(self, name: str, ended: tuple[str, ...], spans: tuple[Span, ...], before: Mapping[str, int]) -> None:
+        self._name, self._ended, self._spans, self._before = name, ended, spans, before
+
+    def __call__(self, n: int, served: Sequence[int], grounds: Sequence[_Ground]) -> MixState:
+        taken = {name: before + more for (name, before), more in zip(self._before.items(), served, strict=True)}
+        parts = {name: part_of(*one) for name, one in zip(taken, zip(grounds, served, strict=True), strict=True)}
+        own = {"n": n, "ended": list(self._ended), "taken": taken}
+        return MixState(self._name, own, parts, tuple(span for span in self._spans if span[0] > n))
 
 
 class _Drawn:
-    """The states behind the items of one list."""
+    """The states behind the items of one list: made of where the components stood before it, and of its draws."""
 
-    __slots__ = ("_behind", "_columns", "_n", "_names", "_parts", "_picks", "_taken")
+    __slots__ = ("_behind", "_drawn", "_grounds", "_n", "_served")
 
-    def __init__(
-        self,
-        behind: _Behind,
-        n: int,
-        taken: Mapping[str, int],
-        parts: Mapping[str, Reference],
-        names: Sequence[str],
-        picks: Sequence[int],
-        columns: Mapping[str, tuple[States, int]],
-    ) -> None:
-        self._behind, self._n, self._taken, self._parts = behind, n, taken, parts
-        self._names, self._picks, self._columns = names, picks, columns
+    def __init__(self, behind: _Behind, n: int, hands: Sequence[_Hand], drawn: Picks) -> None:
+        self._behind, self._n, self._drawn = behind, n, drawn
+        self._grounds = [hand.ground for hand in hands]
+        self._served = [hand.served for hand in hands]
 
     def __getitem__(self, index: int, /) -> State:
-        taken, parts = dict(self._taken), dict(self._parts)
-        for pick, count in Counter(self._picks[: index + 1]).items():
-            name = self._names[pick]
-            states, start = self._columns[name]
-            taken[name] += count
-            parts[name] = Reference(states, start + count - 1)
-        return self._behind(self._n + index + 1, taken, parts)
+        return self.behind(index + 1)
+
+    def behind(self, count: int) -> MixState:
+        """Return the state behind so many items of the list."""
+        counts = np.bincount(self._drawn[:count], minlength=len(self._served)).tolist()
+        served = [before + more for before, more in zip(self._served, counts, strict=True)]
+        return self._behind(self._n + count, served, self._grounds)

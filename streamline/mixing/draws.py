@@ -67,14 +67,17 @@ class Numbers:
         self._where = [site.num_shards, site.shard, *site.epoch]
         self._last: tuple[int, int] = (-1, -1)
         self._block: npt.NDArray[np.float64] = np.empty(0)
+        self._generator = np.random.Generator(np.random.Philox(key=0))
 
     def of(self, seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
         """Return the numbers of 1 to `count` items from `first` on: as far as they are drawn together."""
         block, start = divmod(first, BLOCK)
         if self._last != (seed, block):
-            key = np.random.SeedSequence([seed, *self._where]).generate_state(2, np.uint64)
-            philox = np.random.Philox(key=key, counter=block * (BLOCK // 4))  # it counts by fours
-            self._block, self._last = np.random.Generator(philox).random(BLOCK), (seed, block)
+            if self._last != (seed, block - 1):  # else they come next; to make a generator takes as long as a block
+                key = np.random.SeedSequence([seed, *self._where]).generate_state(2, np.uint64)
+                philox = np.random.Philox(key=key, counter=block * (BLOCK // 4))  # it counts by fours
+                self._generator = np.random.Generator(philox)
+            self._block, self._last = self._generator.random(BLOCK), (seed, block)
         return self._block[start : start + count]
 
 

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from streamline.flow import Site
 from streamline.meters.details import Detail, Details
+from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import Span
 from streamline.plan import Plan
 from streamline.sources.items import positions_of
 from streamline.states import Reference, State, Tally
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["PassOf", "Stand", "Told", "pass_of"]
+__all__ = ["PassOf", "Told", "pass_of"]
 
 PassOf = Callable[[State], int]
-
-
-class Stand(NamedTuple):
-    """Where a mixture stands.
-
-    Attributes:
-      n: items served by this worker.
-      taken: of those, by component.
-      parts: where each component stands.
-      ended: components that have.
-    """
-
-    n: int
-    taken: Mapping[str, int]
-    parts: Mapping[str, Reference]
-    ended: Collection[str]
 
 
 class Told:
     """Tells the mixture's meter. Once a list, `now` is replaced; all else is done when somebody asks.
 
     Args:
-      now: where the mixture was opened.
+      begin: where the mixture was opened.
       spans: by what items are drawn, and up to which number.
       passes: tells the pass that a state of a component is in, of those that are repeated.
+
+    Attributes:
+      now: where it stands.
     """
 
     __slots__ = ("_before", "_passes", "_site", "_spans", "now")
 
-    def __init__(self, now: Stand, spans: Sequence[Span], site: Site, passes: Mapping[str, PassOf]) -> None:
-        self.now = now
-        self._before = now.taken
+    def __init__(self, begin: SeveralState, spans: Sequence[Span], site: Site, passes: Mapping[str, PassOf]) -> None:
+        self.now = Reference.to(begin)
+        self._before = begin.own["taken"]
         self._spans = spans
         self._site = site.shard, site.num_shards
         self._passes = passes
 
     def details(self) -> Details:
         """Tell of each component, by name."""
-        n, taken, parts, ended = self.now
+        state: Any = self.now.get()
+        n, taken, ended, parts = state.own["n"], state.own["taken"], state.own["ended"], state.parts
         shard, num_shards = self._site
         draws = next(draws for until, draws in self._spans if until > n)
         weights = dict(next(draws.onward(n * num_shards + shard)))

@@ -22,6 +22,9 @@ from streamline.states import At, Counted, Json, Tree
 
 __all__ = ["Indexable", "Items"]
 
+PLAIN: tuple[object, ...] = (range, list, tuple)
+"""What takes no time to read, and runs no code of the user's; a slice of it is what its indices say."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -72,7 +75,9 @@ class Items(Source[T]):
         index = part.index or Whole(len(self.items))
         positions = positions_of(index, site.shard, site.num_shards, part)
         demand = self.demand(site, state)
-        return ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+        flow = ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+        flow.instant = type(self.items) in PLAIN
+        return flow
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         positions = positions_of(part.index or Whole(len(self.items)), shard, num_shards, part)
@@ -125,6 +130,8 @@ class Items(Source[T]):
         if isinstance(self.items, _TakesLists):
             return lambda indices, pace, found: self._read_list(indices, found, meter)
         getitem: Callable[[int], T] = self.items.__getitem__
+        if type(self.items) in PLAIN:
+            return lambda indices, pace, found: _read_plain(cast("Sequence[T]", self.items), indices, pace, found)
         return lambda indices, pace, found: pace.apply(getitem, indices, 0, found)
 
     def _read_list(self, indices: Sequence[int], found: list[T], meter: StageMeter | None) -> None:
@@ -144,6 +151,14 @@ class Items(Source[T]):
             asked = list(indices) if isinstance(error, PlanError) else [indices[0]]  # see `_read_list`
             return Call(self.items.__getitems__, asked)
         return Call(self.items.__getitem__, indices[0])
+
+
+def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: list[T]) -> None:
+    """Append what is at these indices; a slice at once, where it is one."""
+    if isinstance(indices, range):
+        found.extend(items[indices.start : indices.stop : indices.step])
+    if len(found) < len(indices):
+        pace.apply(items.__getitem__, indices, len(found), found)
 
 
 class _AtIndex(At):

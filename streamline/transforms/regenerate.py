@@ -28,6 +28,9 @@ T = TypeVar("T")
 TOGETHER_ROWS = 4096
 """Rows that are gathered together at the most, if a block is no larger: the consumer may want only one block."""
 
+ROWS_AN_ITEM = 8
+"""Rows that count as one item in a channel: where one holds 512 items, that is as many as are gathered together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Regenerate(Stage[T, T]):
@@ -88,6 +91,10 @@ class Regenerate(Stage[T, T]):
     @property
     def in_flight(self) -> int:
         return 2 * self.size if self.overlap else self.size
+
+    @property
+    def bulk(self) -> int:
+        return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)

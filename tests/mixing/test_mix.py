@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError
+from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.mixing.draws import BLOCK, Numbers
 from streamline.pipeline import Pipeline
+from streamline.sources.base import Part
+from streamline.tasks import Tasks
 from streamline.testing import check_resume, oracle
 from streamline.testing.compositions import DICE, Composition, continued
 from streamline.testing.steps import steps
@@ -261,6 +265,48 @@ def test_a_failing_component_fails_in_its_turn() -> None:
         with pytest.raises(ValueError, match="no") as error:
             next(stream)
     assert "in map(b/fail)" in error.value.__notes__[0]
+
+
+async def test_no_item_waits_for_one_of_another_component_that_comes_later() -> None:
+    taken = anyio.Event()
+
+    async def wait(item: int) -> int:
+        await taken.wait()
+        return item
+
+    weights = {"a": 9.0, "b": 1.0}
+    whole = list(sl.mix({"a": numbers(90), "b": numbers(90, 1000)}, weights))
+    before = next(at for at, item in enumerate(whole) if item >= 1000)
+    assert before > 0
+    async with sl.mix({"a": numbers(90), "b": numbers(90, 1000).map(wait)}, weights).open() as stream:
+        with anyio.fail_after(10):
+            assert [await anext(stream) for _ in range(before)] == whole[:before]
+        taken.set()
+        assert [item async for item in stream] == whole[before:]
+
+
+async def test_a_list_goes_beyond_the_end_of_a_components_list_where_more_is_there_for_the_asking() -> None:
+    pipe = sl.mix({str(at): numbers(5000, at * 5000) for at in range(8)})
+    async with anyio.create_task_group() as group:
+        flow = pipe.plan.source.open(Site(Tasks(group)), Part(mode="custom"))
+        lengths = [len(chunk.items) async for chunk in pulled(flow)]
+        await flow.aclose()
+    assert sum(lengths) == 8 * 5000
+    full = lengths[: 30_000 // LIST_ITEMS]
+    assert full == [LIST_ITEMS] * len(full), "a list ended where a component's did"
+
+
+async def pulled(flow: Flow[int]) -> AsyncIterator[Chunk[int]]:
+    while (chunk := await flow.pull()) is not None:
+        yield chunk
+
+
+def test_numbers_are_the_same_whether_they_are_asked_for_in_turn_or_not() -> None:
+    site = Site(cast(Tasks, None), 1, 3)
+    in_turn, blocks = Numbers(site), range(5)
+    asked = [in_turn.of(7, block * BLOCK, BLOCK).tolist() for block in blocks]
+    assert asked == [Numbers(site).of(7, block * BLOCK, BLOCK).tolist() for block in blocks]
+    assert [in_turn.of(7, block * BLOCK, BLOCK).tolist() for block in (3, 4, 1)] == [asked[at] for at in (3, 4, 1)]
 
 
 class Record:

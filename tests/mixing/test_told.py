@@ -13,8 +13,9 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.flow import Flow, Site
 from streamline.meters.figures import StageStats
+from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import draws_of
-from streamline.mixing.told import Stand, Told, pass_of
+from streamline.mixing.told import Told, pass_of
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
 from streamline.states import State
@@ -194,6 +195,7 @@ def test_weights_are_those_of_the_next_item() -> None:
     new = draws_of([(0, {"a": 1, "b": 0}), (6, {"a": 0.25, "b": 3})], "ab", 0)
     weights = []
     for n in range(5):
-        one = Told(Stand(n, {"a": 0, "b": 0}, {}, ()), [(2, old), (math.inf, new)], Site(None, 1, 2), {})  # type: ignore[arg-type]
+        state = SeveralState("mix", {"n": n, "taken": {"a": 0, "b": 0}, "ended": []}, {})
+        one = Told(state, [(2, old), (math.inf, new)], Site(None, 1, 2), {})  # type: ignore[arg-type]
         weights.append(tuple(detail.value for detail in one.details() if detail.name == "weight"))
     assert weights == [(5, 5), (5, 5), (1, 0), (0.25, 3), (0.25, 3)]
