@@ -26,6 +26,9 @@ T = TypeVar("T")
 LEAVE_S = 3.0
 """How long what a test has ended may take to be gone: under 1 s is promised, and this machine is shared and noisy."""
 
+COLLECT_S = 0.02
+"""Seconds that a look at what a test may have left should take; behind a longer one, what is there is frozen."""
+
 OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
 
@@ -57,12 +60,14 @@ def no_leaks(_warm_up: None) -> Iterator[None]:
     before = {name: look() for name, look in LOOKS.items()}
     modules = len(sys.modules)
     yield
+    begun = time.perf_counter()
     gc.collect()  # an unclosed channel or file warns here, and a warning is an error
+    collecting_s = time.perf_counter() - begun
     for name, look in LOOKS.items():
         left = _until_gone(lambda look=look, name=name: look() - before[name])  # type: ignore[misc]
         assert not left, f"the test left {name}: {left}"
-    if len(sys.modules) > modules:
-        gc.freeze()  # what was imported stays, too: looking at pyarrow and moto costs 20 ms a test
+    if len(sys.modules) > modules or collecting_s > COLLECT_S:
+        gc.freeze()  # what was imported stays, too, and what pytest keeps of thousands of tests: 0.3 s each in the end
 
 
 def _until_gone(look: Callable[[], set[T]]) -> set[T]:

@@ -80,7 +80,10 @@ class Transfer(Stage[Any, Any]):
 
     async def lists(self, run: Run[Any]) -> Lists[Any]:
         """Make batches in place of the device's: no task, and no channel."""
-        async with aclosing(results(run, self._mover().move, str(self))) as parts:
+        mover = self._mover()
+        if run.meter is not None and mover.tells is not None:
+            run.meter.tells(mover.tells)
+        async with aclosing(results(run, mover.move, str(self))) as parts:
             async for chunk, moved in parts:
                 yield Chunk(moved, chunk.states, chunk.after)
                 del chunk, moved
