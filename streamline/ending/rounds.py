@@ -42,7 +42,7 @@ _opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.
 _opening = threading.Lock()
 
 
-class _Failed(Exception):
+class _RankFailedError(Exception):
     """What a rank that has failed has said: its number, and why."""
 
 
@@ -146,7 +146,7 @@ class Rounds:
         if self._store.check([f"{key}/agreed"]):
             return self._store.get(f"{key}/agreed")
         if self._store.check([self._failed]):
-            raise _Failed(self._store.get(self._failed).decode())
+            raise _RankFailedError(self._store.get(self._failed).decode())
         return None
 
     def _missing(self, key: str) -> list[int]:
@@ -167,11 +167,11 @@ class Rounds:
                 return error
 
         found = await resting(self._session.threads.run(asked))
-        if isinstance(found, _Failed):
+        if isinstance(found, _RankFailedError):
             rank, _, said = str(found).partition(" ")
             raise RanksError(
-                f'ends="{self._ends.policy}": rank {rank} of {self._ranks} has failed, so that rank {self._rank} can\'t '
-                f"end together with it: {said}"
+                f'ends="{self._ends.policy}": rank {rank} of {self._ranks} has failed, so that rank {self._rank} '
+                f"can't end together with it: {said}"
             )
         if isinstance(found, Exception):
             raise RanksError(
