@@ -102,6 +102,8 @@ class Keeping(Ordering[T]):
                     f".regenerate({size}, block={block}) would end each cycle with a block of {size % block} rows: "
                     "make size a multiple of block"
                 )
+        if spill is not None and not isinstance(spill, str | os.PathLike):
+            raise PlanTypeError(f".regenerate(spill=) is the path of a folder, got {given(spill)}")
         folder = None if spill is None else os.fspath(spill)
         stage = Regenerate[T](
             name=self._name(name, "regenerate"), size=size, shuffle=shuffle, seed=seed, reuse=reuse, block=block,
