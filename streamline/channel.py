@@ -89,12 +89,15 @@ class Channel(Generic[T]):
             room = min(room, (room if self.by_list else 1) if free else 0)
         return room
 
-    async def wait_room(self) -> int:
-        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long.
+    @property
+    def room_at_once(self) -> int:
+        """The room, or 0 where `wait_room` waits: behind a whole list, a quarter of another one is worth a pull."""
+        few = self.held < LIST_ITEMS or self.held <= self.capacity * 3 // 4
+        return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
 
-        A channel that holds a whole list is full when there is no room for a quarter of another one.
-        """
-        if (room := self.room) >= (1 if self.held < LIST_ITEMS else LIST_ITEMS // 4):
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
+        if room := self.room_at_once:
             return room
         while self.held > self.capacity * 3 // 4 or self.room < 1:
             await self._wait_freed()
@@ -181,8 +184,7 @@ class Channel(Generic[T]):
         """Wait until an item of `size` bytes fits."""
         while self.held and self.held_bytes + size > self.capacity_bytes:
             await self._wait_freed()
-            if self.gate.holding:
-                await self.gate.passage()
+            await self.gate.passage()
 
     async def _wait_freed(self) -> None:
         """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
@@ -342,8 +344,7 @@ class Inbox(Flow[T]):
 
     async def passage(self) -> None:
         """Wait while items must not move."""
-        if self._channel.gate.holding:
-            await self._channel.gate.passage()
+        await self._channel.gate.passage()
 
     def release(self) -> None:
         if self._unreleased and not self.keeps:
@@ -382,8 +383,7 @@ class Inbox(Flow[T]):
         while (chunk := self.take(limit)) is None:
             if self.over:
                 return None
-            reader = self.reader
-            if reader is not None:
+            if (reader := self.reader) is not None:
                 reader.wait_begins("wait_input")
             try:
                 await self.wait()

@@ -30,6 +30,10 @@ T = TypeVar("T")
 class Sink(Protocol[T]):
     """Where items leave a task: a channel, or what stands for one whose other end is elsewhere."""
 
+    @property
+    def room_at_once(self) -> int:
+        """How many items may be sent without waiting; 0 where that is too few to be worth a pull."""
+
     async def wait_room(self) -> int:
         """Wait until there is room, and return how many items it is for."""
 
@@ -93,7 +97,10 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
     async def pump() -> None:
         pace = Pace()
         while True:
-            room = await channel.wait_room()
+            room = channel.room_at_once
+            if room < 1:
+                room = await channel.wait_room()
+                pace.begin()  # its reader had a turn
             if gate.holding:
                 await gate.passage()
             chunk = await flow.pull(min(room, LIST_ITEMS))

@@ -67,6 +67,10 @@ class Pace:
         self._meter = meter
         self._since = perf_counter()
 
+    def begin(self) -> None:
+        """Begin a slice: whoever waited has given way."""
+        self._since = perf_counter()
+
     async def breathe(self, after_s: float = SLICE_S) -> None:
         """Give way if the last time is a slice ago, and wait while items must not move."""
         if perf_counter() - self._since > after_s:

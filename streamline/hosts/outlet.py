@@ -94,9 +94,14 @@ class Outlet(Generic[T]):
             by_size = int((self._size - self._held_bytes) / self._item_bytes)
         return min(self._capacity - self._held, by_size, 1 if self.one_by_one else self._most)
 
+    @property
+    def room_at_once(self) -> int:
+        """The room that is there without waiting, or 0."""
+        return max(0, self.room)
+
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; behind a full border, for a quarter of it: lists are to be long."""
-        if (room := self.room) >= 1:
+        if room := self.room_at_once:
             return room
         while self._held > self._capacity * 3 // 4 or self.room < 1:
             await self._wait_freed()

@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+import streamline.pace
 from streamline.channel import Channel, Inbox
+from streamline.driver import drive
 from streamline.errors import ClosedError
-from streamline.flow import Chunk
+from streamline.flow import Chunk, Flow
+from streamline.pace import HANDOVER_S
 from streamline.states import At, Counted
 from tests.running.kit import AsyncTest
 
@@ -292,5 +296,81 @@ def test_random_sends_receives_and_cancellations_keep_every_item_and_its_state(r
                     break
         assert got == list(range(200))
         channel.abandon()
+
+    run(test)
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pace's clock goes on by most of a slice a pull; what gives way is taken down."""
+    seen: list[str] = []
+    real = anyio.lowlevel.checkpoint
+    monkeypatch.setattr(streamline.pace, "perf_counter", lambda: seen.count("pull") * 0.75 * HANDOVER_S)
+
+    async def checkpoint() -> None:
+        seen.append("gives way")
+        await real()
+
+    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    return seen
+
+
+class Ticking(Flow[int]):
+    """Gives a list of one item a pull, ten in all."""
+
+    def __init__(self, ticks: list[str]) -> None:
+        super().__init__(BEGIN)
+        self._ticks = ticks
+
+    async def _next(self, limit: int) -> Chunk[int] | None:
+        if self._ticks.count("pull") == 10:
+            return None
+        self._ticks.append("pull")
+        return Chunk([1], Counted("items", self._ticks.count("pull")))
+
+
+def test_a_driver_that_waited_for_room_has_given_way(run: Run, ticks: list[str]) -> None:
+    async def test() -> None:
+        channel: Channel[int] = Channel(BEGIN, 1)
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive, Ticking(ticks), channel, channel.gate)
+            while await channel.inbox.pull() is not None:
+                pass
+        assert ticks == ["pull"] * 10
+        channel.abandon()
+
+    run(test)
+
+
+@pytest.mark.parametrize(("capacity", "held"), [(100, 0), (2000, 1000)])
+def test_a_driver_that_finds_room_gives_way_when_its_slice_is_over(
+    run: Run, ticks: list[str], capacity: int, held: int
+) -> None:
+    async def test() -> None:
+        channel: Channel[int] = Channel(BEGIN, capacity, 10**6)  # behind a list, one by one: little room, no wait
+        for _ in range(held):
+            channel.admit(0, (BEGIN,), 1)
+        await drive(Ticking(ticks), channel, channel.gate)
+        assert ticks == ["pull", "pull", "gives way"] * 5
+        channel.abandon()
+
+    run(test)
+
+
+@pytest.mark.parametrize("bytes_", [None, 10**6])
+@pytest.mark.parametrize("capacity", [1, 8, 255, 256, 300, 342, 512, 2000])
+def test_there_is_room_at_once_exactly_where_waiting_for_it_takes_no_time(
+    run: Run, capacity: int, bytes_: int | None
+) -> None:
+    async def test() -> None:
+        for held in range(0, capacity + 1, max(1, capacity // 30)):
+            channel: Channel[int] = Channel(BEGIN, capacity, bytes_)
+            channel.reserve(held)
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                room = await channel.wait_room()
+                assert room == channel.room_at_once == channel.room
+            assert scope.cancelled_caught == (channel.room_at_once == 0)
+            channel.abandon()
 
     run(test)
