@@ -147,7 +147,7 @@ class MergeFlow(Flow[T]):
         try:
             while len(picks) < limit and self._active and repeating == bool(self._replay):
                 worker = self._choose(taking)
-                if worker is None:
+                if worker is None or (self.held is not None and taking.progressed):  # which states in here don't know
                     break
                 picks.append(worker)
                 self._left[worker] -= 1
