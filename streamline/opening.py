@@ -301,7 +301,7 @@ class _MergeOpener:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         else:
             if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
-                merge.held = Held()
+                merge.held = Held()  # of a live source the journal would grow meanwhile
             if not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
                 _tell_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
