@@ -26,7 +26,7 @@ from streamline.channel import Inbox
 from streamline.errors import PlanError
 from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.gate import resting
-from streamline.merge_state import Log, MergeState, Taking
+from streamline.merge_state import Held, Log, MergeState, Taking
 from streamline.options import check_int
 from streamline.states import Json, Reference, State
 
@@ -46,9 +46,11 @@ class MergeFlow(Flow[T]):
     Attributes:
       on_wait: told which workers the merge waits for, each time that it does, and behind it that it waits for none.
       on_ended: told of a worker that has ended, and how many items it gave in all.
+      held: what waits for its worker's turn; None: all progress counts as soon as it is seen.
     """
 
     choosing = False
+    held: Held | None = None
 
     def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None) -> None:
         self._name = name
@@ -90,7 +92,7 @@ class MergeFlow(Flow[T]):
         self.release()
         while self._active:
             chunk = self._rounds(limit)
-            if chunk is None and not all(self._inboxes[worker].idle for worker in self._active):
+            if chunk is None and (self.held or not all(self._inboxes[worker].idle for worker in self._active)):
                 chunk = self._steps(limit)
             if chunk is not None:
                 return chunk
@@ -130,7 +132,7 @@ class MergeFlow(Flow[T]):
                 items[at :: len(order)] = chunk.items
             else:
                 items = cast("list[T]", chunk.items)
-            self._references[worker] = taking.add(worker, chunk)
+            self._references[worker] = taking.add(worker, chunk, self.held)
             self._produced[worker] += rounds
         taking.picks = order * rounds
         self._next_worker = (order[-1] + 1) % len(inboxes)
@@ -145,7 +147,7 @@ class MergeFlow(Flow[T]):
         try:
             while len(picks) < limit and self._active and repeating == bool(self._replay):
                 worker = self._choose(taking)
-                if worker is None:
+                if worker is None or (self.held is not None and taking.progressed):  # which states in here don't know
                     break
                 picks.append(worker)
                 self._left[worker] -= 1
@@ -154,12 +156,12 @@ class MergeFlow(Flow[T]):
                 if repeating:
                     self._replay.pop()
         except BaseException:
-            if not picks:
+            if not picks and not taking.progressed:
                 raise  # else it comes again, behind them
         items = self._take_picked(taking)
         if not items:
             for worker in self._active:
-                self._adopt_progress(worker, taking)
+                self._adopt_progress(worker, taking, its_turn=False)
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
     def _take_picked(self, taking: Taking) -> list[T]:
@@ -167,7 +169,7 @@ class MergeFlow(Flow[T]):
         queues: dict[int, Iterator[T]] = {}
         for worker in set(taking.picks):
             chunk = cast("Chunk[T]", self._inboxes[worker].take(taking.picks.count(worker)))
-            self._references[worker] = taking.add(worker, chunk)
+            self._references[worker] = taking.add(worker, chunk, self.held)
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in taking.picks]
 
@@ -191,17 +193,20 @@ class MergeFlow(Flow[T]):
             inbox = self._inboxes[worker]
             left = self._left[worker] = inbox.ready
             if not left:
-                self._adopt_progress(worker, taking)
+                self._adopt_progress(worker, taking, its_turn=True)
                 if inbox.over:
                     self._active.remove(worker)
                     if self.on_ended is not None:
                         self.on_ended(worker, self._produced[worker])
         return left > 0
 
-    def _adopt_progress(self, worker: int, taking: Taking) -> None:
-        inbox = self._inboxes[worker]
-        if not inbox.ready and (chunk := inbox.take(0)) is not None:
-            self._references[worker] = Reference.to(chunk.end)
+    def _adopt_progress(self, worker: int, taking: Taking, *, its_turn: bool) -> None:
+        chunk = None if self._inboxes[worker].ready else self._inboxes[worker].take(0)
+        after = None if chunk is None else chunk.after
+        if self.held is not None:
+            after = self.held.sift(worker, after, None if its_turn else self._references[worker])
+        if after is not None:
+            self._references[worker] = Reference.to(after)
             taking.progressed = True
 
     def _distance(self, worker: int) -> tuple[bool, int]:

@@ -12,7 +12,7 @@ from streamline.choices import Stretch
 from streamline.flow import Chunk
 from streamline.states import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["Log", "MergeState", "Taking"]
+__all__ = ["Held", "Log", "MergeState", "Taking"]
 
 
 class Log(Stretch):
@@ -101,9 +101,14 @@ class Taking:
         self.progressed = False
         self._columns: dict[int, States] = {}
 
-    def add(self, worker: int, chunk: Chunk[Any]) -> Reference:
+    def add(self, worker: int, chunk: Chunk[Any], held: Held | None) -> Reference:
         """Take note of all items of `worker` in here, and return the worker's state behind them."""
         self._columns[worker] = chunk.states
+        if held is not None:
+            last = Reference(chunk.states, len(chunk.items) - 1)
+            held.forget(worker)
+            if held.sift(worker, chunk.after, last) is None:
+                return last
         if chunk.after is not None:
             self.progressed = True
         return chunk.behind
@@ -119,3 +124,45 @@ class Taking:
             references[worker] = Reference(self._columns[worker], count - 1)
         next_worker = (self.picks[index] + 1) % len(produced)
         return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)
+
+
+class Held:
+    """Progress behind skipped items, until it is its worker's turn.
+
+    How many items are skipped up to an item of a strict merge shall not depend on how fast its workers are. So what a
+    worker skips behind its last item counts when the merge looks there for the next one. Progress without a skipped
+    item counts as soon as it is seen.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def forget(self, worker: int) -> None:
+        """`worker` gave an item, whose state is behind what was held of it."""
+        self._states.pop(worker, None)
+
+    def sift(self, worker: int, after: State | None, behind: Reference | None) -> State | None:
+        """Return the progress of `worker` that counts now, if there is any.
+
+        Args:
+          after: new progress, behind what is held; None: there is none.
+          behind: where the merge says that the worker stands; None: it is its turn, so all counts.
+        """
+        if behind is None:
+            held = self._states.pop(worker, None)
+            return held if after is None else after
+        if after is None or _skipped(after) == _skipped(behind.get()):
+            return after
+        self._states[worker] = after
+        return None
+
+
+def _skipped(state: State) -> dict[tuple[int, str], int]:
+    tally = Tally()
+    state.tally(tally)
+    return tally.skipped

@@ -21,6 +21,7 @@ from streamline.failing.skipping import Errors, counting_in, counts_in
 from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.merge import MergeFlow
+from streamline.merge_state import Held
 from streamline.meters.meter import Meters
 from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
@@ -298,8 +299,11 @@ class _MergeOpener:
         if feed is not None:
             feed.watch(inboxes)
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
-        elif not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
-            _tell_when_spent(inboxes, site.tasks.session)
+        else:
+            if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
+                merge.held = Held()  # of a live source the journal would grow meanwhile
+            if not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
+                _tell_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
 
