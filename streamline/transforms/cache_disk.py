@@ -132,6 +132,8 @@ class _Pass(Generic[T]):
                     await pace.breathe()
                 del items, part
             if self._chain and self._chain[-1].end:
+                if not self.served:  # a pass of no items, all of which may have been left out
+                    yield Chunk((), (), self.state(self.mark))
                 return
             if not self._keeps:
                 self._settle(None, self._drawn)
