@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.errors import CacheFull, DataError, PlanTypeError, ReadError, ResumeError
+from streamline.errors import CacheFull, DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing import check_resume, check_stage
+from streamline.transforms.cache_files import ROOT
 from tests.laws.stages import erratic
 
 
@@ -160,8 +161,10 @@ def test_every_state_is_exact_with_the_files_of_that_moment_and_without_any(tmp_
     with pipe.open() as stream:
         for item in stream:
             whole.append(item)
-            shutil.copytree(tmp_path / "cache", tmp_path / str(len(whole)), dirs_exist_ok=True)
+            shutil.copytree(tmp_path / "cache", tmp_path / str(len(whole)), ignore=shutil.ignore_patterns("*.tmp"))
             then.append(sl.Snapshot.from_json(stream.snapshot().to_json()))
+            if (tip := then[-1].worker_states[0]["cache"]["tip"]) != ROOT:  # its block is there before it is heard of
+                assert len(list((tmp_path / str(len(whole))).glob(f"*-{tip}.*"))) == 1
     for at, snapshot in enumerate(then, 1):
         for folder in (tmp_path / str(at), tmp_path / "nothing"):
             shutil.rmtree(tmp_path / "cache")
@@ -294,6 +297,11 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path: Path, monkeypatch: pytest
     wrong: Any = 3
     with pytest.raises(PlanTypeError, match=r"\.cache\(path=\) is the path of a folder"):
         sl.from_items(range(3)).cache(path=wrong)
+    for nowhere in ("", "s3://bucket/cache"):
+        with pytest.raises(PlanError, match=r"path of a folder of this machine, .* got "):
+            sl.from_items(range(3)).cache(path=nowhere)
+        with pytest.raises(PlanError, match=r"\.regenerate\(spill=\) is the path of a folder"):
+            sl.from_items(range(3)).regenerate(2, spill=nowhere)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -310,6 +318,16 @@ def test_a_look_before_the_run_writes_nothing(tmp_path: Path) -> None:
     pipe = sl.read_lines(str(data)).cache(path=tmp_path / "cache").regenerate(2, spill=tmp_path / "cycles")
     assert pipe.check().ok
     assert list(tmp_path.iterdir()) == [data]
+
+
+def test_what_was_left_out_of_a_pass_of_nothing_is_counted_by_later_runs(tmp_path: Path) -> None:
+    def refuse(item: int) -> int:
+        raise ValueError(item)
+
+    for _ in range(2):
+        with sl.from_items(range(3)).map(refuse).cache(path=tmp_path).open(on_error="skip") as stream:
+            assert list(stream) == []
+            assert stream.errors.total == 3
 
 
 def test_what_was_left_out_of_a_kept_pass_is_counted(tmp_path: Path) -> None:
