@@ -66,6 +66,8 @@ class CacheState(Over):
             tree = self.upstream.json(last.upstream if same and until is not None else None)
         own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
         own["pass"] = list(end.known)
+        if end.number == self._place.number and last._served > self._served:
+            own["reached"] = last._served
         if log := [[list(behind), number] for behind, number in end.log if behind >= self._place.number]:
             own["resets"] = log
         if place.files is not None:

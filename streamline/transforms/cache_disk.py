@@ -79,7 +79,7 @@ def open_on_disk(
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
         place = replace(place, files=(own.get("tip"), own.get("kept", 0), own.get("next", "")))
-    serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
+    serving = _Pass(keeping, run_over(flow), course, place, upstream, own or {"served": 0})
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
 
@@ -87,15 +87,16 @@ class _Pass(Generic[T]):
     """One pass.
 
     Attributes:
-      served: items handed out.
+      served: items handed out; `_reached`, up to where: a stage behind may go back, and remembers what it got.
       place: what states have in common.
       flow: the upstream, opened behind the blocks that there are, at `mark`.
     """
 
     def __init__(
-        self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], served: int
+        self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], own: Tree
     ) -> None:
-        self.run, self.served, self.place, self.flow = run, served, place, run.upstream
+        self.run, self.served, self.place, self.flow = run, own["served"], place, run.upstream
+        self._reached: int = own.get("reached", self.served)
         self.mark: State = self.flow.state
         self._keeping, self._course, self._upstream = keeping, course, upstream
         self._stands: str | None = None  # the block that the flow stands behind
@@ -169,7 +170,7 @@ class _Pass(Generic[T]):
         self._keeps = tip is not None and drawing >= found.newest
         self.place = replace(course.place(place.name, place.number, place.epoch, drawing), files=place.files)
         chain: list[Block] | None = None
-        if tip == ROOT and not self.served:
+        if tip == ROOT and not self._reached:
             chain = self._followed(found, drawing)
             if course.drawn is not None and course.drawn[0] == drawing:  # as it was, where there is no file of it yet
                 self._stands, self.place = LOST, replace(self.place, epoch=course.drawn[1])
@@ -193,9 +194,9 @@ class _Pass(Generic[T]):
 
     def _behind(self, found: Found, tip: str, following: str, drawing: int) -> list[Block]:
         """Return the blocks behind the one that a state refers to; `following` was being drawn there."""
-        if self.served > self._drawn and (known := found.blocks.get(following)) is not None:
+        if self._reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
-        if self.served > self._drawn and self._keeping.chosen:
+        if self._reached > self._drawn and self._keeping.chosen:
             return []  # others may have chosen another order
         return found.beyond(tip, drawing)
 
@@ -218,7 +219,7 @@ class _Pass(Generic[T]):
             await self._drop(chain, len(chain) - 1, held)
             chain = chain[:-1]
         self._chain, kept = chain, chain[-1].stop if chain else 0
-        if tip != begun and self.served > kept and self._keeping.chosen:
+        if tip != begun and max(self.served, self._reached) > kept and self._keeping.chosen:
             raise ResumeError(
                 f"{self._keeping.stage} can't go on in the middle of its pass: files of it in {self._keeping.path} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "

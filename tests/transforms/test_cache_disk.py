@@ -277,6 +277,40 @@ def test_two_runs_that_draw_side_by_side_leave_each_other_alone(tmp_path: Path) 
     assert list(pipe)[:22] in (found[0][:22], found[1][:22])
 
 
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("lost", [False, True], ids=["there", "lost"])
+def test_a_resume_is_of_its_own_run_of_two_that_chose(window: int, lost: bool, tmp_path: Path) -> None:
+    """A window goes back to items of which later ones were delivered; lost is the block that was being drawn."""
+    for stop in (1, 3, 10, 15, 19):
+        folder = tmp_path / str(stop)
+        pipe = sl.from_items(range(22)).map(erratic, concurrency=4, ordered=False).cache(path=folder)
+        pipe = pipe.shuffle(window=window) if window > 1 else pipe
+        with pipe.open() as one, pipe.open() as other:
+            ran = [[next(stream) for _ in range(stop)] for stream in (one, other)]
+            snapshots = [sl.Snapshot.from_json(stream.snapshot().to_json()) for stream in (one, other)]
+            assert all(sorted(items + list(stream)) == list(range(22)) for items, stream in zip(ran, (one, other), strict=True))
+        for items, snapshot in zip(ran, snapshots, strict=True):
+            (drawn,) = folder.glob(f"*-{snapshot.worker_states[0]['cache']['next']}.*")
+            elsewhere = drawn.rename(tmp_path / "lost") if lost else drawn
+            with pipe.open(resume=snapshot) as stream:
+                assert sorted(items + list(stream)) == list(range(22))
+            elsewhere.rename(drawn)  # the other may be behind it
+
+
+def test_damage_is_drawn_again_once_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read = Counter[int]()
+    pipe = sl.from_items(range(40)).map(counted(read)).cache(path=tmp_path)
+    list(pipe)
+    (damaged,) = tmp_path.glob("*.000000000008.*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert list(pipe) == list(range(40))
+    assert f"{damaged} is cut short: drawing it again, and what is behind it" in caplog.text
+    assert read == Counter([*range(40), *range(4, 40)])
+    for _ in range(3):
+        assert list(pipe) == list(range(40))
+    assert read.total() == 76
+
+
 def test_a_bound_holds_on_disk(tmp_path: Path) -> None:
     pipe = sl.from_items(range(100)).map(lambda n: np.zeros(1000, np.uint8))
     message = r"cache of shard 0 has files of [\d,]+ bytes, .* doesn't fit into max_bytes=20,000"
