@@ -115,5 +115,7 @@ def _folder(option: str, path: str | os.PathLike[str] | None) -> str | None:
         raise PlanTypeError(f"{option} is the path of a folder, got {given(path)}")
     folder = os.fspath(path)
     if not folder or "://" in folder:
-        raise PlanError(f"{option} is the path of a folder of this machine, or of a disk that it mounts, got {folder!r}")
+        raise PlanError(
+            f"{option} is the path of a folder of this machine, or of a disk that it mounts, got {folder!r}"
+        )
     return folder
