@@ -96,7 +96,7 @@ class _Pass(Generic[T]):
         self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], own: Tree
     ) -> None:
         self.run, self.served, self.place, self.flow = run, own["served"], place, run.upstream
-        self._reached: int = own.get("reached", self.served)
+        self._reached: int = own["reached"] if "reached" in own else self.served
         self.mark: State = self.flow.state
         self._keeping, self._course, self._upstream = keeping, course, upstream
         self._stands: str | None = None  # the block that the flow stands behind
