@@ -78,8 +78,9 @@ def open_on_disk(
     if own is None:  # in the middle of a pass, if the stage wasn't there before: the rest of it isn't a pass
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
-        place = replace(place, files=(own.get("tip"), own.get("kept", 0), own.get("next", "")))
-    serving = _Pass(keeping, run_over(flow), course, place, upstream, own or {"served": 0})
+        files = own.get("tip"), own.get("kept", 0), own.get("next", "")
+        place = replace(place, files=files, reached=own.get("reached", own["served"]))
+    serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
 
@@ -87,16 +88,15 @@ class _Pass(Generic[T]):
     """One pass.
 
     Attributes:
-      served: items handed out; `_reached`, up to where: a stage behind may go back, and remembers what it got.
+      served: items handed out.
       place: what states have in common.
       flow: the upstream, opened behind the blocks that there are, at `mark`.
     """
 
     def __init__(
-        self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], own: Tree
+        self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], served: int
     ) -> None:
-        self.run, self.served, self.place, self.flow = run, own["served"], place, run.upstream
-        self._reached: int = own["reached"] if "reached" in own else self.served
+        self.run, self.served, self.place, self.flow = run, served, place, run.upstream
         self.mark: State = self.flow.state
         self._keeping, self._course, self._upstream = keeping, course, upstream
         self._stands: str | None = None  # the block that the flow stands behind
@@ -168,9 +168,10 @@ class _Pass(Generic[T]):
                 drawing = max(drawing, found.newest)
         course.begin(place.number, drawing)
         self._keeps = tip is not None and drawing >= found.newest
-        self.place = replace(course.place(place.name, place.number, place.epoch, drawing), files=place.files)
+        now = course.place(place.name, place.number, place.epoch, drawing)
+        self.place = replace(now, files=place.files, reached=place.reached)
         chain: list[Block] | None = None
-        if tip == ROOT and not self._reached:
+        if tip == ROOT and not self.place.reached:
             chain = self._followed(found, drawing)
             if course.drawn is not None and course.drawn[0] == drawing:  # as it was, where there is no file of it yet
                 self._stands, self.place = LOST, replace(self.place, epoch=course.drawn[1])
@@ -194,9 +195,9 @@ class _Pass(Generic[T]):
 
     def _behind(self, found: Found, tip: str, following: str, drawing: int) -> list[Block]:
         """Return the blocks behind the one that a state refers to; `following` was being drawn there."""
-        if self._reached > self._drawn and (known := found.blocks.get(following)) is not None:
+        if self.place.reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
-        if self._reached > self._drawn and self._keeping.chosen:
+        if self.place.reached > self._drawn and self._keeping.chosen:
             return []  # others may have chosen another order
         return found.beyond(tip, drawing)
 
@@ -219,7 +220,7 @@ class _Pass(Generic[T]):
             await self._drop(chain, len(chain) - 1, held)
             chain = chain[:-1]
         self._chain, kept = chain, chain[-1].stop if chain else 0
-        if tip != begun and max(self.served, self._reached) > kept and self._keeping.chosen:
+        if tip != begun and max(self.served, self.place.reached) > kept and self._keeping.chosen:
             raise ResumeError(
                 f"{self._keeping.stage} can't go on in the middle of its pass: files of it in {self._keeping.path} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "
