@@ -16,6 +16,9 @@ __all__ = ["Mesh", "Rank", "find_rank"]
 
 logger = logging.getLogger(__name__)
 
+_said: Rank | None = None
+"""What the log says of this process: a loader looks again in each epoch."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -65,11 +68,15 @@ def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh
         for option, value in ((".open(rank=)", rank), (".open(world_size=)", world_size)):
             check_int(option, value, None)
         return _checked(Rank(rank, world_size, "given"))
+    global _said
     found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
     if found is None:
         return Rank(0, 1, "alone")
-    logger.info("rank %d of %d, found in %s", found.rank, found.world_size, found.found_in)
-    return _checked(found)
+    _checked(found)
+    if found != _said:
+        logger.info("rank %d of %d, found in %s", found.rank, found.world_size, found.found_in)
+        _said = found
+    return found
 
 
 def _checked(found: Rank) -> Rank:

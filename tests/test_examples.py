@@ -122,6 +122,11 @@ def test_every_example_is_expected() -> None:
     assert set(EXPECTED) >= NEED_TORCH
 
 
+def test_the_readme_links_every_example() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES if f"(examples/{path.name})" not in readme] == []
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in EXAMPLES if path.stem not in NEED_TORCH or find_spec("torch")],

@@ -144,11 +144,16 @@ def test_half_a_rank_is_refused(given: Any) -> None:
 
 
 def test_one_line_says_what_was_found(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """▲ One line, not one for each epoch of a loader; another one if something else is found."""
     world.torchrun(3, 8)
     with caplog.at_level(logging.INFO, "streamline"):
+        for _ in range(3):
+            assert find_rank() == Rank(3, 8, "RANK and WORLD_SIZE")
+        world.torch(1, 2)
         find_rank()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "rank 3 of 8, found in RANK and WORLD_SIZE")
+        ("INFO", "rank 3 of 8, found in RANK and WORLD_SIZE"),
+        ("INFO", "rank 1 of 2, found in torch.distributed"),
     ]
 
 

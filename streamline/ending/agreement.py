@@ -16,7 +16,7 @@ from typing import Any
 from streamline.ending.finding import store_of_torch
 from streamline.ending.length import all_known, left_on_ranks
 from streamline.ending.policy import Ends, Store
-from streamline.errors import PlanError
+from streamline.errors import PlanError, RanksError
 from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.snapshot import Snapshot
@@ -24,7 +24,7 @@ from streamline.sources.live import Live
 from streamline.states import Tree
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["NAME", "Agreement", "Resumed", "agreed"]
+__all__ = ["NAME", "Agreement", "Resumed", "agreed", "nothing_to_pad"]
 
 NAME = "ends"
 """The entry of a rank's state in which this is kept."""
@@ -86,6 +86,7 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
 
     Raises:
       PlanError: it can't be known beforehand, and there is no store; or padding of what can't be read again.
+      RanksError: a rank is known to have nothing to pad with; all ranks raise it.
     """
     if rank.world_size == 1 or ends.policy == "allow":
         return Agreement(ends=ends, rank=rank)
@@ -94,6 +95,8 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     own = _own(resumed, ends)
     padding: dict[str, Any] = {"padded": own.get("padded", 0), "again": own.get("again")}
     left = None if skips else _left(plan, rank, resumed, own)
+    if left is not None and resumed is None and ends.policy == "pad" and min(left.of_ranks) == 0 < max(left.of_ranks):
+        raise RanksError(nothing_to_pad(left.of_ranks.index(0), rank.world_size))
     if left is not None and (left.even or (count := _end(left.of_ranks, ends)) == math.inf):
         return Agreement(ends=ends, rank=rank)
     if left is not None:
@@ -103,6 +106,14 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     if store is None:
         raise PlanError(_nothing_to_talk_over(ends, rank, skips))
     return Agreement(ends=ends, rank=rank, store=store, key=_key(plan, ends, rank, epoch), **padding)
+
+
+def nothing_to_pad(rank: int, ranks: int) -> str:
+    """Return what to say of a rank without items where others have some."""
+    return (
+        f'ends="pad": rank {rank} of {ranks} has no items at all, and so none that it could give again: ends="drop", '
+        "or fewer ranks"
+    )
 
 
 def _own(resumed: Resumed | None, ends: Ends) -> Tree:

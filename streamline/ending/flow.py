@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamline.choices import Fork
-from streamline.ending.agreement import NAME, Agreement
+from streamline.ending.agreement import NAME, Agreement, nothing_to_pad
 from streamline.ending.rounds import Rounds, opened
 from streamline.errors import RanksError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
@@ -153,6 +153,10 @@ class _Ending:
                 given += len(chunk.items)
                 have = max(have, given)
                 yield chunk
+        except Exception as error:
+            if rounds is not None:
+                await rounds.fail(error)
+            raise
         finally:
             if self._pass is not None:
                 await self._pass.aclose()
@@ -187,10 +191,7 @@ class _Ending:
                 await self._pass.aclose()
                 self._pass = None
                 if not self._seen:
-                    raise RanksError(
-                        f'ends="pad": rank {self._agreement.rank.rank} of {self._agreement.rank.world_size} has no '
-                        'items at all, and so none that it could give again: ends="drop", or fewer ranks'
-                    )
+                    raise RanksError(nothing_to_pad(self._agreement.rank.rank, self._agreement.rank.world_size))
             elif chunk.items:
                 self._seen = True
                 own = {**self._own(), "padded": self._padded}

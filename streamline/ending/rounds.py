@@ -5,7 +5,8 @@ may go, and writes it down. A rank goes into the next round when it has given wh
 rounds as lists: one, where many items wait.
 
 Success: all ranks read the same numbers. Failure: a store that can't be reached, or a rank that says nothing for longer
-than a consumer is to wait, is a `RanksError`. Cancellation: nothing is left but a key or two in the store.
+than a consumer is to wait, is a `RanksError`; so is, at once, a rank that has failed and said so. Cancellation: nothing
+is left but a key or two in the store.
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ R = TypeVar("R")
 LOOKS_S = (0.0005, 0.05)
 """Pauses between two looks at a store, from the first to the longest: torch's can't be waited for and left in time."""
 
+SAID_CHARS = 2000
+"""Of a failure, what the other ranks are told."""
+
 _opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
 _opening = threading.Lock()
+
+
+class _RankFailedError(Exception):
+    """What a rank that has failed has said: its number, and why."""
 
 
 def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
@@ -64,19 +72,38 @@ class Rounds:
         self._ends = agreement.ends
         self._session = session
         self._key = f"streamline/{agreement.key}/{nth}"
+        self._failed = f"{self._key}/failed"
         self._round = 0
+        self._broken = False
 
     async def next(self, have: int, over: bool) -> tuple[int, bool]:
         """Say how many items this rank has, and return how many all may give, and whether that is all.
 
         Raises:
-          RanksError: a rank says nothing, or the store can't be reached.
+          RanksError: a rank says nothing, or that it has failed; or the store can't be reached.
         """
         key, self._round = f"{self._key}/{self._round}", self._round + 1
-        found = await self._call(partial(self._say, key, have, over))
-        if found is None:
-            found = await self._answer(key)
+        try:
+            found = await self._call(partial(self._say, key, have, over))
+            if found is None:
+                found = await self._answer(key)
+        except RanksError:
+            self._broken = True
+            raise
         return int(found[1:]), found[:1] == b"="
+
+    async def fail(self, error: Exception) -> None:
+        """Say that this rank gives nothing more, unless all know: else the others wait for it until their time is out.
+
+        What keeps it from being said is a note at the error.
+        """
+        if self._broken:
+            return
+        said = f"{self._rank} {type(error).__name__}: {error}"[:SAID_CHARS]
+        try:
+            await self._call(partial(self._store.set, self._failed, said))
+        except RanksError as failure:
+            error.add_note(f"the other ranks don't know of it: {failure}")
 
     def _say(self, key: str, have: int, over: bool) -> bytes | None:
         """Write down this rank's number; the last one to do so works out the answer, and returns it."""
@@ -116,7 +143,11 @@ class Rounds:
         return found
 
     def _look(self, key: str) -> bytes | None:
-        return self._store.get(f"{key}/agreed") if self._store.check([f"{key}/agreed"]) else None
+        if self._store.check([f"{key}/agreed"]):
+            return self._store.get(f"{key}/agreed")
+        if self._store.check([self._failed]):
+            raise _RankFailedError(self._store.get(self._failed).decode())
+        return None
 
     def _missing(self, key: str) -> list[int]:
         return [rank for rank in range(self._ranks) if not self._store.check([f"{key}/{rank}"])]
@@ -136,6 +167,12 @@ class Rounds:
                 return error
 
         found = await resting(self._session.threads.run(asked))
+        if isinstance(found, _RankFailedError):
+            rank, _, said = str(found).partition(" ")
+            raise RanksError(
+                f'ends="{self._ends.policy}": rank {rank} of {self._ranks} has failed, so that rank {self._rank} '
+                f"can't end together with it: {said}"
+            )
         if isinstance(found, Exception):
             raise RanksError(
                 f'ends="{self._ends.policy}": the store over which {self._ranks} ranks agree can\'t be asked: {found}'

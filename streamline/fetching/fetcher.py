@@ -14,6 +14,8 @@ from streamline.fetching.sharing import Lease
 from streamline.flow import Site
 from streamline.sharding import byte_range
 from streamline.storage.access import Access
+from streamline.storage.base import Storage
+from streamline.storage.cache import CachedStorage
 from streamline.storage.local import LocalStorage
 
 __all__ = ["Fetcher", "Whole"]
@@ -51,7 +53,7 @@ class Fetcher:
         """Return file `index`; those before it are not asked for any more."""
         part = self._parts[index]
         ahead = partial(self._stream, index) if self._sequential and not part.local else None
-        return File(part, self._lease.storages.of(part.path), self._crew, ahead, self._lease.notes)
+        return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
         """Return the files from `index` on that are there, whole: one at least, at most `most`, behind an error none.
@@ -87,6 +89,12 @@ class Fetcher:
                 await self._line.aclose()
         finally:
             await self._lease.aclose()
+
+    def _storage(self, part: FilePart) -> Storage:
+        storage = self._lease.storages.of(part.path)
+        if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
+            storage.told(part.found)  # it would ask for the size, to see whether all of the object has been read
+        return storage
 
     def _crew(self) -> Crew:
         return self._lease.crew(self._site.tasks)
@@ -144,7 +152,7 @@ class Fetcher:
     def _reading(self, index: int, start: int) -> Reading:
         part = self._parts[index]
         found, spans, eager = part.found, None, None
-        storage = self._lease.storages.of(part.path)
+        storage = self._storage(part)
         known = found.size and found.etag and (found.ranged or not hasattr(storage, "fetch"))
         if known and found.size and start < found.size:
             spans = parts([(start, found.size)], self._crew().budget.part_bytes)

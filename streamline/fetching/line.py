@@ -170,9 +170,10 @@ class Line:
         request = reading.requests[0]
         if not request.over or request.error is not None:
             return None
+        found = list(request.blocks)
         self._take(reading, request)
         self.readings.popleft()
-        return list(request.blocks)
+        return found
 
     @property
     def joins(self) -> bool:
@@ -217,6 +218,8 @@ class Line:
             return
         self._closed = True
         await self._crew.leave(self, list(self._owners))
+        for request in list(self._owners):
+            self._forget(request)
         self.account.close()
 
     # What requests say.
@@ -318,6 +321,7 @@ class Line:
         if self._owners.pop(request, None) is None:
             return
         self._begun -= 1
+        request.blocks.clear()  # the task that made it may keep it for long
         if not self._closed:
             self.account.give(request.charge)
 

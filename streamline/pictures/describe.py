@@ -26,8 +26,23 @@ WIDTH_CHARS = 110
 def max_in_flight(plan: Plan) -> int:
     """Return how many of the source's items a rank may have taken and not yet handed to the consumer.
 
-    Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers.
+    Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers; with
+    several, fewer workers, and the channel behind the flow that ends together with the others.
     """
+    return _held(plan, plan.shard.num_shards) + on_several_ranks(plan) + at_the_border(plan)
+
+
+def on_several_ranks(plan: Plan) -> int:
+    """Return how many more than on one rank that may be. Two have the most workers each."""
+    n = plan.shard.num_shards
+    if n == 1 or plan.after:  # there is only one rank; that channel is there anyway
+        return 0
+    channel = plan.end_capacity * math.prod(stage.gathers for stage in plan.worker)
+    return max(0, _held(plan, (n + 1) // 2) + channel - _held(plan, n))
+
+
+def _held(plan: Plan, workers: int) -> int:
+    """Return how many a rank with so many of the workers holds."""
     weight = 1
     # A list is read before anybody asks how many; of each file that is read in turn.
     held = READ_AHEAD_ITEMS + LIST_ITEMS * plan.shard.interleave if plan.source.waits else 0
@@ -39,13 +54,13 @@ def max_in_flight(plan: Plan) -> int:
         held += stage.in_flight * weight
         weight *= stage.gathers
     held += plan.worker_capacity(plan.shard.num_shards) * weight
-    held *= plan.shard.num_shards
+    held *= workers
     for stage in plan.after:
         held += stage.in_flight * weight
         weight *= stage.gathers
     if plan.after:
-        held += plan.capacity(READ_AHEAD_ITEMS, plan.worker + plan.after) * weight
-    return held + at_the_border(plan)
+        held += plan.end_capacity * weight
+    return held
 
 
 def at_the_border(plan: Plan) -> int:
@@ -75,9 +90,10 @@ def describe(plan: Plan) -> str:
     lines += _way(f"worker{f' x{n:,}' * (n > 1)}", parts.worker)
     lines += _way("rank", parts.after)
     lines.append(f"{'memory':<{LABEL_CHARS}}{_bytes(parts)}")
-    border = at_the_border(plan)
-    more = f"; in a quick plain loop {border:,} more" if border else ""
-    lines.append(f"at most {max_in_flight(plan) - border:,} items in flight{more}")
+    border, ranks = at_the_border(plan), on_several_ranks(plan)
+    more = f"; on several ranks {ranks:,} more" if ranks else ""
+    more += f"; in a quick plain loop {border:,} more" if border else ""
+    lines.append(f"at most {_held(plan, n):,} items in flight{more}")
     return "\n".join(lines)
 
 

@@ -54,7 +54,8 @@ class _Findings:
     notes: list[str] = field(default_factory=list)
 
     def problem(self, what: str, messages: Sequence[str]) -> None:
-        """Add problems of one kind: the first few, and how many more there are."""
+        """Add problems of one kind: the first few, and how many more there are; none that is there already."""
+        messages = [message for message in messages if all(message != one.message for one in self.problems)]
         self.problems += [Problem(what=what, message=message) for message in messages[:SHOWN]]
         if len(messages) > SHOWN:
             self.problems.append(Problem(what=what, message=f"… and {len(messages) - SHOWN:,} more"))

@@ -9,7 +9,7 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.options import check_int, check_seconds, given
 from streamline.sources.framing import FRAMINGS, Framing
 from streamline.storage.http_options import HttpOptions
-from streamline.storage.paths import is_url
+from streamline.storage.paths import check_user, is_url
 
 __all__ = ["GIVE_UP_S", "IDLE_TIMEOUT_S", "MAX_ITEM_BYTES", "EndlessRequest"]
 
@@ -58,6 +58,7 @@ class EndlessRequest:
                 f"stream_http(url) is one http(s) URL, got {self.url!r}: for another kind of feed write "
                 "from_stream(feed), for files read_lines and the like"
             )
+        check_user(self.url)
         if self.framing not in FRAMINGS:
             raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {given(self.framing)}")
         if self.http is not None and not isinstance(self.http, HttpOptions):

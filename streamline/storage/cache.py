@@ -173,12 +173,17 @@ class CachedStorage:
 
     async def stat(self, path: str) -> Found:
         """Return what the remote storage says."""
-        now, found = monotonic(), await self.remote.stat(path)
+        found = await self.remote.stat(path)
+        self.told(found)
+        return found
+
+    def told(self, found: Found) -> None:
+        """Take note of what the remote storage, or a listing, says of an object that is about to be read."""
+        now, path = monotonic(), found.path
         while self._versions and now - next(iter(self._versions.values()))[0] > VERSION_S:
             del self._versions[next(iter(self._versions))]
         self._versions.pop(path, None)
         self._versions[path] = (now, found)  # behind those that were asked for before
-        return found
 
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None

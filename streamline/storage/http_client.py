@@ -135,7 +135,7 @@ class HttpClient:
         path = url.find("/", url.find("://") + 3)
         server = url[:path] if path > 0 else url  # what a URL's host depends on
         try:
-            if server in self._servers:
+            if path > 0 and server in self._servers:
                 root, proxy = self._servers[server]
                 if "?" in url or "#" in url or ENCODED.fullmatch(url) is None:
                     return _url(url), proxy

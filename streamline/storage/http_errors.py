@@ -21,6 +21,9 @@ SECRET = re.compile(r"([?&][^=&#]*(?:sig|token|secret|password|credential|api-?_
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that isn't TLS, by its version."""
 
+TLS_ALERT = r"b'\x15\x03"
+"""How aiohttp shows the beginning of what servers that speak TLS say to plain HTTP (RFC 8446, 5.1 and 6)."""
+
 MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 """Name look-ups that failed, rather than having found no such name."""
 
@@ -51,6 +54,8 @@ def judged(url: str, error: Exception) -> TransientError:
         return _name(url, error)
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return _proxy(url, error)
+    if isinstance(error, aiohttp.ClientResponseError) and TLS_ALERT in error.message:
+        raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from error
     if isinstance(error, aiohttp.InvalidURL):
         raise ReadError(f"{url}: not a URL: {error}") from error
     return TransientError(_said(error))

@@ -11,7 +11,18 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError, ReadError
 
-__all__ = ["Paths", "braces", "bucket_of", "check_once", "given", "is_object", "is_url", "local_files", "size_of"]
+__all__ = [
+    "Paths",
+    "braces",
+    "bucket_of",
+    "check_once",
+    "check_user",
+    "given",
+    "is_object",
+    "is_url",
+    "local_files",
+    "size_of",
+]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -75,12 +86,21 @@ def _one(path: object) -> str:
     return text
 
 
-def _check_url(text: str) -> None:
+def check_user(text: str) -> None:
+    """Insist on a URL that names nobody.
+
+    Raises:
+      PlanError: there is a user, or a password, in it.
+    """
     if "@" in text and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
         raise PlanError(
             f"a URL with a user or a password in it would show them in every message and snapshot: write "
             f'{re.sub("//[^/?#]*@", "//", text)} and http=HttpOptions(auth=("user", "password"))'
         )
+
+
+def _check_url(text: str) -> None:
+    check_user(text)
     if "#" in text:
         raise PlanError(
             f"{text}: what is behind a # is never sent: leave it out, or write %23 if it belongs to the name"

@@ -195,9 +195,11 @@ def test_with_nothing_to_talk_over_an_unknown_end_is_refused_with_the_ways_out()
         TEN.filter(kept).open(rank=0, world_size=2)
 
 
-def test_a_rank_without_items_has_nothing_to_pad_with() -> None:
-    with pytest.raises(RanksError, match=r"rank 1 of 2 has no items at all"):
-        together(sl.from_items(range(1)).shard(2), 2, sl.Ends("pad"))
+def test_a_rank_without_items_has_nothing_to_pad_with_as_all_ranks_say() -> None:
+    """▲ The others gave their items, and waited for ever in their first step."""
+    for rank in range(3):
+        with pytest.raises(RanksError, match=r"rank 2 of 3 has no items at all"):
+            sl.from_items(range(2)).shard(3).open(rank=rank, world_size=3, ends="pad")
 
 
 def test_a_source_that_has_fewer_items_than_it_says_is_no_end() -> None:
@@ -300,6 +302,13 @@ def test_what_ends_can_not_be_is_refused(make: Any, error: type[Exception], mess
         make()
 
 
+def test_a_rank_whose_items_are_all_given_can_pad_behind_a_resume() -> None:
+    pipe = sl.from_items(range(3)).shard(2)
+    first = together(pipe, 2, sl.Ends("pad"), 1)
+    rest = together(pipe, 2, sl.Ends("pad"), None, sl.Snapshot.of_job([part for _, _, part, _ in first]))
+    assert [items for items, *_ in rest] == [[2], [1]]
+
+
 # Over a store -------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +319,69 @@ def test_a_rank_that_says_nothing_is_named() -> None:
         pytest.raises(RanksError, match=r"rank 0, 2, 3 of 4 has not said whether .*; rank 1 has waited 0.05 s"),
     ):
         next(stream)
+
+
+def failures_of(pipe: sl.Pipeline[Any], ends: sl.Ends) -> list[tuple[int, Exception]]:
+    """Return of each of three ranks how many items it gave before it failed, and how it did."""
+
+    def work(rank: int) -> tuple[int, Exception]:
+        given = 0
+        with pipe.open(rank=rank, world_size=3, ends=ends) as stream:
+            try:
+                for _ in stream:
+                    given += 1
+            except (RanksError, ValueError) as error:
+                return given, error
+        raise AssertionError(f"rank {rank} came to an end")
+
+    return on_ranks(3, work)
+
+
+def test_that_a_rank_has_nothing_to_pad_with_is_told_to_the_others() -> None:
+    """▲ They waited for it until their time was out, ten minutes."""
+    pipe = sl.from_items(range(9)).shard(3).filter(lambda item: item % 3 != 1)
+    failures = failures_of(pipe, sl.Ends("pad", MemoryStore()))
+    said = 'ends="pad": rank 1 of 3 has no items at all'
+    assert [given for given, _ in failures] == [3, 0, 3]
+    assert [type(error) for _, error in failures] == [RanksError] * 3
+    assert str(failures[1][1]).startswith(said)
+    for rank in (0, 2):
+        assert str(failures[rank][1]).startswith(
+            f'ends="pad": rank 1 of 3 has failed, so that rank {rank} can\'t end together with it: RanksError: {said}'
+        )
+
+
+def test_a_rank_that_fails_tells_the_others_why() -> None:
+    def check(item: int) -> int:
+        if item == 5:
+            raise ValueError("item 5")
+        return item
+
+    failures = failures_of(sl.from_items(range(3000)).shard(3).map(check).filter(bool), sl.Ends("drop", MemoryStore()))
+    assert failures[2][0] == 1
+    assert str(failures[2][1]) == "item 5"
+    for rank in (0, 1):
+        assert "rank 2 of 3 has failed" in str(failures[rank][1])
+        assert str(failures[rank][1]).endswith("ValueError: item 5")
+
+
+def test_a_failure_that_cannot_be_told_is_still_that_failure() -> None:
+    class Full(MemoryStore):
+        def set(self, key: str, value: str) -> None:
+            if key.endswith("failed"):
+                raise ConnectionError("connection reset")
+            super().set(key, value)
+
+    def broken(item: int) -> int:
+        raise ValueError(item)
+
+    pipe = sl.from_items(range(4)).shard(2).map(broken).filter(bool)
+    with (
+        pipe.open(rank=0, world_size=2, ends=sl.Ends("drop", Full())) as stream,
+        pytest.raises(ValueError, match="0") as failure,
+    ):
+        next(stream)
+    assert any("the other ranks don't know of it" in note for note in failure.value.__notes__)
 
 
 def test_time_passes_only_while_the_consumer_waits() -> None:

@@ -98,6 +98,27 @@ async def test_an_object_that_changes_between_two_parts_is_an_error(server: Any,
     assert '"v2"' in str(whole.failure)
 
 
+@pytest.mark.parametrize("missing", [None, "3"])
+async def test_what_was_read_or_given_up_is_held_by_no_request(
+    server: Any, read: Read, part_bytes: int, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks outlive what they have fetched: a request that one remembers would hold bytes beside the budget."""
+    made: list[Request] = []
+
+    def noted(*args: Any) -> Request:
+        made.append(Request(*args))
+        return made[-1]
+
+    monkeypatch.setattr("streamline.fetching.line.Request", noted)
+    server.objects = {f"{number}": b"x" * 40 for number in range(8)}
+    source = files(server, concurrency=8)
+    server.objects.pop(missing, None)
+    whole = await read(source, mode="file")
+    assert len(whole.items) == (8 if missing is None else int(missing))
+    assert len(made) >= 8
+    assert [request for request in made if request.blocks] == []
+
+
 async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Read) -> None:
     server.objects = {f"{number:02d}": b"x" for number in range(40)}
     now = most = 0

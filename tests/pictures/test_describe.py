@@ -53,6 +53,17 @@ def test_the_last_line_says_how_much_is_held() -> None:
     assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 512 + BORDER_ITEMS
 
 
+def test_the_channel_behind_ends_that_ranks_agree_on_is_counted() -> None:
+    """▲ Of three workers one rank runs two, and has that channel besides: more than all three on one rank."""
+    pipe = sl.from_items(range(10)).shard(3)
+    several = 2 * 341 + 512
+    assert pipe.max_in_flight == several + BORDER_ITEMS
+    more = f"; on several ranks {several - 3 * 341:,} more; in a quick plain loop 4,096 more"
+    assert repr(pipe).splitlines()[-1] == f"at most 1,023 items in flight{more}"
+    for other in (sl.from_items(range(10)), pipe.merge().map(tokenize), sl.from_items(range(10)).shard(4)):
+        assert "ranks" not in repr(other)
+
+
 def test_what_a_take_in_every_worker_gives_in_all_is_said() -> None:
     assert "take(count=100): up to 1,600 in all" in repr(sl.from_items(range(9)).shard(16).take(100))
     assert "in all" not in repr(sl.from_items(range(9)).shard(16).merge().take(100))
@@ -76,8 +87,8 @@ def test_that_every_worker_reads_everything_is_said() -> None:
     ],
 )
 def test_each_stage_adds_what_it_may_hold_in_every_worker(more: Any, by: int) -> None:
-    pipe = sl.from_items(range(10)).shard(3)
-    assert more(pipe).max_in_flight - pipe.max_in_flight == 3 * by
+    pipe = sl.from_items(range(10)).shard(4)
+    assert more(pipe).max_in_flight - pipe.max_in_flight == 4 * by
 
 
 def test_items_in_a_batch_count_each() -> None:

@@ -202,6 +202,7 @@ def test_one_file_that_cannot_be_split(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
     report = sl.read_jsonl(str(tmp_path / "a.jsonl.gz")).shard(4).check()
     assert "be split into 4 shards" in said(report)
+    assert len(report.problems) == 1
 
 
 def test_a_cache_dir_that_cannot_be_is_found_and_nothing_is_written(tmp_path: Path) -> None:

@@ -397,6 +397,7 @@ async def test_a_loop_that_stops_stops_the_server(server: Server) -> None:
     ("options", "error", "says"),
     [
         ({"url": "part.jsonl"}, PlanError, "one http"),
+        ({"url": "https://me:secret@x/feed"}, PlanError, r"write https://x/feed and http=HttpOptions\(auth="),
         ({"url": ["http://a/"]}, PlanTypeError, "one http"),
         ({"framing": "xml"}, PlanError, "one of lines, jsonl, sse, bytes, got str 'xml'"),
         ({"http": {}}, PlanTypeError, "HttpOptions"),

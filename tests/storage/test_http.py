@@ -342,6 +342,14 @@ async def test_a_url_of_a_known_server_is_what_it_is_of_another(path: str) -> No
     assert first[0].raw_path_qs == second[0].raw_path_qs
 
 
+async def test_a_url_without_a_path_is_the_servers_root_behind_others_too(
+    storage: HttpStorage, server: Any, url: str
+) -> None:
+    server.objects[""] = b"the root"
+    assert await read(storage, url) == DATA
+    assert await read(storage, server.base) == b"the root"
+
+
 async def test_credentials_in_a_url_are_sent_as_a_header(storage: HttpStorage, server: Any, url: str) -> None:
     assert await read(storage, url.replace("http://", "http://me:secret@")) == DATA
     assert server.requests[0].headers["authorization"].startswith("Basic ")

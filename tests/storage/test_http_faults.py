@@ -198,6 +198,14 @@ def test_garbage_is_no_answer(faults: Faults, data: bytes, times: int) -> None:
     assert times == 1 or error is not None
 
 
+def test_what_a_port_for_tls_says_to_plain_http_is_named(faults: Faults) -> None:
+    faults.script = [garbage(bytes.fromhex("15030300020246"))]  # an alert: protocol_version
+    found, error = records(faults.url("x.txt"))
+    assert found == []
+    assert "that port speaks TLS: is it an https:// URL?" in str(error)
+    assert len(faults.requests) == 1
+
+
 def test_a_server_that_never_answers_meets_the_deadline(faults: Faults) -> None:
     faults.script = [silence(0)] * 99
     found, error = records(faults.url("x.txt"), retries=99, timeout_s=0.05, deadline_s=0.2)

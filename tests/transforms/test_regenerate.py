@@ -283,6 +283,8 @@ def test_options_are_checked_where_they_are_written() -> None:
         pipe.regenerate(10, block=4)
     with pytest.raises(PlanTypeError, match=r"\.regenerate\(overlap=\) is True or False, got int 1"):
         pipe.regenerate(10, overlap=1)
+    with pytest.raises(PlanTypeError, match=r"\.regenerate\(spill=\) is the path of a folder, got int 3"):
+        pipe.regenerate(10, spill=3)
     with pytest.raises(PlanError, match=r"reuse"):
         pipe.regenerate(10, reuse=0)
     with pytest.raises(PlanError, match=r"`\.regenerate` before `\.shard\(2\)` would run 2 times"):
