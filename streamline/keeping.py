@@ -54,9 +54,7 @@ class Keeping(Ordering[T]):
         """
         if max_bytes is not None:
             check_int(".cache(max_bytes=)", max_bytes, 1)
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise PlanTypeError(f".cache(path=) is the path of a folder, got {given(path)}")
-        folder = None if path is None else os.fspath(path)
+        folder = _folder(".cache(path=)", path)
         return self._same(Cache(name=self._name(name, "cache"), max_bytes=max_bytes, path=folder))
 
     def regenerate(
@@ -102,11 +100,22 @@ class Keeping(Ordering[T]):
                     f".regenerate({size}, block={block}) would end each cycle with a block of {size % block} rows: "
                     "make size a multiple of block"
                 )
-        if spill is not None and not isinstance(spill, str | os.PathLike):
-            raise PlanTypeError(f".regenerate(spill=) is the path of a folder, got {given(spill)}")
-        folder = None if spill is None else os.fspath(spill)
         stage = Regenerate[T](
             name=self._name(name, "regenerate"), size=size, shuffle=shuffle, seed=seed, reuse=reuse, block=block,
-            overlap=overlap, spill=folder,
+            overlap=overlap, spill=_folder(".regenerate(spill=)", spill),
         )  # fmt: skip
         return self._same(stage)
+
+
+def _folder(option: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return it as a string, if it is the path of a folder of this machine."""
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike):
+        raise PlanTypeError(f"{option} is the path of a folder, got {given(path)}")
+    folder = os.fspath(path)
+    if not folder or "://" in folder:
+        raise PlanError(
+            f"{option} is the path of a folder of this machine, or of a disk that it mounts, got {folder!r}"
+        )
+    return folder

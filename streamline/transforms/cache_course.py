@@ -34,6 +34,7 @@ class Place:
       drawing: None: not settled yet, as nothing was read; `base` is that of the first pass of the running.
       files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to
         where the upstream's state is; and the block that is being drawn. None: of a cache in memory.
+      reached: items that were handed out before a resume: a stage behind went back from there.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Place:
     drawing: int | None
     base: int | None
     files: tuple[str | None, int, str] | None = None
+    reached: int = 0
 
 
 class CacheState(Over):
@@ -70,6 +72,8 @@ class CacheState(Over):
             own["resets"] = log
         if place.files is not None:
             own["tip"], own["kept"], own["next"] = place.files
+            if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
+                own["reached"] = reached
         tree[self.name] = own
         return tree
 

@@ -78,7 +78,8 @@ def open_on_disk(
     if own is None:  # in the middle of a pass, if the stage wasn't there before: the rest of it isn't a pass
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
-        place = replace(place, files=(own.get("tip"), own.get("kept", 0), own.get("next", "")))
+        files = own.get("tip"), own.get("kept", 0), own.get("next", "")
+        place = replace(place, files=files, reached=own.get("reached", own["served"]))
     serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
@@ -132,6 +133,8 @@ class _Pass(Generic[T]):
                     await pace.breathe()
                 del items, part
             if self._chain and self._chain[-1].end:
+                if not self.served:  # a pass of no items, all of which may have been left out
+                    yield Chunk((), (), self.state(self.mark))
                 return
             if not self._keeps:
                 self._settle(None, self._drawn)
@@ -165,9 +168,10 @@ class _Pass(Generic[T]):
                 drawing = max(drawing, found.newest)
         course.begin(place.number, drawing)
         self._keeps = tip is not None and drawing >= found.newest
-        self.place = replace(course.place(place.name, place.number, place.epoch, drawing), files=place.files)
+        now = course.place(place.name, place.number, place.epoch, drawing)
+        self.place = replace(now, files=place.files, reached=place.reached)
         chain: list[Block] | None = None
-        if tip == ROOT and not self.served:
+        if tip == ROOT and not self.place.reached:
             chain = self._followed(found, drawing)
             if course.drawn is not None and course.drawn[0] == drawing:  # as it was, where there is no file of it yet
                 self._stands, self.place = LOST, replace(self.place, epoch=course.drawn[1])
@@ -191,9 +195,9 @@ class _Pass(Generic[T]):
 
     def _behind(self, found: Found, tip: str, following: str, drawing: int) -> list[Block]:
         """Return the blocks behind the one that a state refers to; `following` was being drawn there."""
-        if self.served > self._drawn and (known := found.blocks.get(following)) is not None:
+        if self.place.reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
-        if self.served > self._drawn and self._keeping.chosen:
+        if self.place.reached > self._drawn and self._keeping.chosen:
             return []  # others may have chosen another order
         return found.beyond(tip, drawing)
 
@@ -216,7 +220,7 @@ class _Pass(Generic[T]):
             await self._drop(chain, len(chain) - 1, held)
             chain = chain[:-1]
         self._chain, kept = chain, chain[-1].stop if chain else 0
-        if tip != begun and self.served > kept and self._keeping.chosen:
+        if tip != begun and max(self.served, self.place.reached) > kept and self._keeping.chosen:
             raise ResumeError(
                 f"{self._keeping.stage} can't go on in the middle of its pass: files of it in {self._keeping.path} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "

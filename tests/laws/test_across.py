@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from random import Random
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -99,11 +100,19 @@ def describe(pipe: AnyPipeline, snapshot: sl.Snapshot) -> None:
     assert pipe.explain(snapshot).fits
 
 
+CACHES = TemporaryDirectory()
+"""Where caches on disk are while an example runs: it is emptied for each."""
+
+
+def caches() -> st.SearchStrategy[Step]:
+    return st.just(Step(".cache(path=)", lambda pipe: pipe.cache(path=Path(CACHES.name, "cache"))))
+
+
 # Whole pipelines ----------------------------------------------------------------------------------------------------
 
 
 @examples(30)
-@given(compositions(more=failing_steps()), seeds, backends)
+@given(compositions(more=st.one_of(failing_steps(), failing_steps(), caches())), seeds, backends)
 def test_skipped_items_are_the_same_however_a_run_is_interrupted(
     composition: Composition, seed: int, backend: Backend
 ) -> None:
@@ -111,7 +120,9 @@ def test_skipped_items_are_the_same_however_a_run_is_interrupted(
     dice, pipe = Random(seed), composition.pipeline
     with TemporaryDirectory() as folder:
         whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"), backend=backend)
+        rmtree(Path(CACHES.name, "cache"), ignore_errors=True)
         whole.part(pipe, None, None)
+        rmtree(Path(CACHES.name, "cache"), ignore_errors=True)
         snapshot = None
         for most in (*(dice.randrange(len(whole.items) // 2 + 2) for _ in range(5)), None):
             snapshot = parts.part(pipe, snapshot, most, dice.randrange(3) if most else 0)

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.errors import CacheFull, DataError, PlanTypeError, ReadError, ResumeError
+from streamline.errors import CacheFull, DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing import check_resume, check_stage
+from streamline.transforms.cache_files import ROOT
 from tests.laws.stages import erratic
 
 
@@ -160,8 +161,10 @@ def test_every_state_is_exact_with_the_files_of_that_moment_and_without_any(tmp_
     with pipe.open() as stream:
         for item in stream:
             whole.append(item)
-            shutil.copytree(tmp_path / "cache", tmp_path / str(len(whole)), dirs_exist_ok=True)
+            shutil.copytree(tmp_path / "cache", tmp_path / str(len(whole)), ignore=shutil.ignore_patterns("*.tmp"))
             then.append(sl.Snapshot.from_json(stream.snapshot().to_json()))
+            if (tip := then[-1].worker_states[0]["cache"]["tip"]) != ROOT:  # its block is there before it is heard of
+                assert len(list((tmp_path / str(len(whole))).glob(f"*-{tip}.*"))) == 1
     for at, snapshot in enumerate(then, 1):
         for folder in (tmp_path / str(at), tmp_path / "nothing"):
             shutil.rmtree(tmp_path / "cache")
@@ -208,6 +211,13 @@ def test_a_cache_of_something_else_is_never_served(tmp_path: Path) -> None:
     assert sorted(pipes[-1]) == ["a", "b", "c"]
 
 
+def test_what_comes_slowly_is_written_in_smaller_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 100)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_S", 0)
+    assert list(sl.from_items(range(9)).cache(path=tmp_path)) == list(range(9))
+    assert len(files(tmp_path)) > 1
+
+
 def test_files_of_another_name_are_not_served(tmp_path: Path) -> None:
     pipe = sl.from_items(range(12)).cache(path=tmp_path)
     list(pipe)
@@ -250,8 +260,13 @@ def test_damage_is_drawn_again(tmp_path_factory: pytest.TempPathFactory, data: s
     shutil.rmtree(folder)
 
 
-def test_behind_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(tmp_path: Path) -> None:
-    pipe = sl.from_items(range(20)).map(erratic, concurrency=4, ordered=False).cache(path=tmp_path).repeat(2)
+@pytest.mark.parametrize("merge", [False, True], ids=["map", "merge"])
+def test_behind_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(
+    merge: bool, tmp_path: Path
+) -> None:
+    numbers = sl.from_items(range(20))
+    chosen = numbers.map(erratic, concurrency=4, ordered=False)
+    pipe = (numbers.shard(2).merge("best_effort") if merge else chosen).cache(path=tmp_path).repeat(2)
     with pipe.open() as stream:
         _ = [next(stream) for _ in range(26)]
         snapshot = stream.snapshot()
@@ -274,6 +289,45 @@ def test_two_runs_that_draw_side_by_side_leave_each_other_alone(tmp_path: Path) 
     assert list(pipe)[:22] in (found[0][:22], found[1][:22])
 
 
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("lost", [False, True], ids=["there", "lost"])
+def test_a_resume_is_of_its_own_run_of_two_that_chose(window: int, lost: bool, tmp_path: Path) -> None:
+    """A window goes back to items of which later ones were delivered; lost is the block that was being drawn."""
+    for stop in (3, 10, 19):
+        folder = tmp_path / str(stop)
+        pipe = sl.from_items(range(22)).map(erratic, concurrency=4, ordered=False).cache(path=folder)
+        pipe = pipe.shuffle(window=window) if window > 1 else pipe
+        with pipe.open() as one, pipe.open() as other:
+            ran = [[next(stream) for _ in range(stop)] for stream in (one, other)]
+            snapshots = [sl.Snapshot.from_json(stream.snapshot().to_json()) for stream in (one, other)]
+            assert all(
+                sorted(items + list(stream)) == list(range(22)) for items, stream in zip(ran, (one, other), strict=True)
+            )
+        for items, snapshot in zip(ran, snapshots, strict=True):
+            drawn = list(folder.glob(f"*-{snapshot.worker_states[0]['cache']['next']}.*")) if lost else []
+            contents = [path.read_bytes() for path in drawn]
+            for path in drawn:
+                path.unlink()
+            with pipe.open(resume=snapshot) as stream:
+                assert sorted(items + list(stream)) == list(range(22))
+            for path, content in zip(drawn, contents, strict=True):
+                path.write_bytes(content)  # the other may be behind it
+
+
+def test_damage_is_drawn_again_once_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read = Counter[int]()
+    pipe = sl.from_items(range(40)).map(counted(read)).cache(path=tmp_path)
+    list(pipe)
+    (damaged,) = tmp_path.glob("*.000000000008.*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert list(pipe) == list(range(40))
+    assert f"{damaged} is cut short: drawing it again, and what is behind it" in caplog.text
+    assert read == Counter([*range(40), *range(4, 40)])
+    for _ in range(3):
+        assert list(pipe) == list(range(40))
+    assert read.total() == 76
+
+
 def test_a_bound_holds_on_disk(tmp_path: Path) -> None:
     pipe = sl.from_items(range(100)).map(lambda n: np.zeros(1000, np.uint8))
     message = r"cache of shard 0 has files of [\d,]+ bytes, .* doesn't fit into max_bytes=20,000"
@@ -294,6 +348,11 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path: Path, monkeypatch: pytest
     wrong: Any = 3
     with pytest.raises(PlanTypeError, match=r"\.cache\(path=\) is the path of a folder"):
         sl.from_items(range(3)).cache(path=wrong)
+    for nowhere in ("", "s3://bucket/cache"):
+        with pytest.raises(PlanError, match=r"path of a folder of this machine, .* got "):
+            sl.from_items(range(3)).cache(path=nowhere)
+        with pytest.raises(PlanError, match=r"\.regenerate\(spill=\) is the path of a folder"):
+            sl.from_items(range(3)).regenerate(2, spill=nowhere)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -310,6 +369,16 @@ def test_a_look_before_the_run_writes_nothing(tmp_path: Path) -> None:
     pipe = sl.read_lines(str(data)).cache(path=tmp_path / "cache").regenerate(2, spill=tmp_path / "cycles")
     assert pipe.check().ok
     assert list(tmp_path.iterdir()) == [data]
+
+
+def test_what_was_left_out_of_a_pass_of_nothing_is_counted_by_later_runs(tmp_path: Path) -> None:
+    def refuse(item: int) -> int:
+        raise ValueError(item)
+
+    for _ in range(2):
+        with sl.from_items(range(3)).map(refuse).cache(path=tmp_path).open(on_error="skip") as stream:
+            assert list(stream) == []
+            assert stream.errors.total == 3
 
 
 def test_what_was_left_out_of_a_kept_pass_is_counted(tmp_path: Path) -> None:

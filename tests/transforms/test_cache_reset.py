@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.errors import PausedError, PlanError
+from streamline.errors import PausedError, PlanError, ReadError
 from streamline.pipeline import Pipeline
 
 BACKENDS = [sl.Inline(), sl.Threads(2), sl.Processes(2)]
@@ -207,3 +207,40 @@ def test_ranks_that_know_their_lengths_end_together_behind_a_reset() -> None:
             items = [next(stream) for _ in range(8)]
             stream.reset_cache()
             assert len(items + list(stream)) == 18
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in workers", "behind the merge"])
+def test_a_rank_resets_what_it_reads_itself_and_nothing_else(behind: bool, tmp_path: Path) -> None:
+    parts = sl.from_items(range(40)).shard(4)
+    pipe = parts.merge().shuffle(window=20) if behind else parts.shuffle(window=20)
+    pipe = pipe.cache(path=tmp_path) if behind else pipe.cache(path=tmp_path).merge()
+
+    def items(rank: int, epoch: int, *, reset: bool = False) -> list[int]:
+        with pipe.open(rank=rank, world_size=2, epoch=epoch) as stream:
+            if reset:
+                stream.reset_cache()
+            return list(stream)
+
+    first = [items(rank, 0) for rank in range(2)]
+    old = set(tmp_path.glob("*.drawing-0.*"))
+    second = items(1, 1, reset=True)
+    assert len(old & set(tmp_path.iterdir())) == len(old) / 2  # its own are gone
+    assert sorted(second) == sorted(first[1])
+    assert second != first[1]
+    assert items(1, 2) == second
+    assert items(0, 2) == first[0]
+
+
+def test_a_stream_that_cannot_be_reset_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    pipe = shuffled(tmp_path)
+    with pipe.open() as stream:
+        items = [next(stream) for _ in range(15)]
+        with monkeypatch.context() as patch:
+            patch.setattr("streamline.transforms.cache_files.write_parts", full)
+            with pytest.raises(ReadError, match=r"can't reset cache: No space left on device; name a folder"):
+                stream.reset_cache()
+        items += list(stream)
+    assert passes(items, 12) == [0] * 6
