@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Self, TypeVar
 
+from streamline.caching.cache import Cache
+from streamline.caching.regenerate import Regenerate
 from streamline.errors import PlanError, PlanTypeError
 from streamline.options import check_int, check_seed, given
 from streamline.ordering import Ordering
-from streamline.transforms.cache import Cache
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.regenerate import Regenerate
 
 __all__ = ["Keeping"]
 

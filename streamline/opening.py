@@ -10,6 +10,8 @@ from typing import Any
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
+from streamline.caching.regenerate import Regenerate
+from streamline.caching.spill import SpillKeeper
 from streamline.channel import Inbox
 from streamline.compiling import merged_size
 from streamline.driver import behind_channel
@@ -36,9 +38,7 @@ from streamline.sources.live import Live
 from streamline.states import Json, State, Tree
 from streamline.tasks import Tasks
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
-from streamline.transforms.spill import SpillKeeper
 from streamline.watching.progress import Progress
 from streamline.watching.trace import Trace
 from streamline.watching.watchdog import Watched

@@ -32,6 +32,7 @@ FLOORS: list[set[str]] = [
     {"driver", "merge", "fetching"},
     {"formats"},
     {"sources", "transforms"},
+    {"caching"},
     {"rules"},
     {"plan"},
     {"compiling", "ending"},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from streamline.blame import stage_name
+from streamline.caching.regenerate import Regenerate
 from streamline.collate import as_list, stack
 from streamline.merge import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
@@ -21,7 +22,6 @@ from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.custom import CAPACITY, Through
 from streamline.transforms.map import ConcurrentMap, Numbering
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "written"]

@@ -14,14 +14,14 @@ from typing import Any
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
+from streamline.caching.cache import Cache
+from streamline.caching.regenerate import Regenerate
 from streamline.debug import DebugStream
 from streamline.opened import Begin, prepare
 from streamline.plan import Plan, Shard
 from streamline.session import Session
 from streamline.sources.items import Items
 from streamline.transforms.base import Stage
-from streamline.transforms.cache import Cache
-from streamline.transforms.regenerate import Regenerate
 
 __all__ = ["Rehearsed", "pickles", "rehearse"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
-from streamline.transforms.kinds import stage_class
 
 __all__ = ["behind_merge", "of_worker"]
 

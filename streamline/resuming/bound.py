@@ -11,11 +11,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from streamline.caching.cache import Cache
 from streamline.plan import Plan
 from streamline.resuming.fingerprint import Entry, fingerprint
 from streamline.states import Json
 from streamline.transforms.base import Stage
-from streamline.transforms.cache import Cache
 
 __all__ = ["bound", "caches_of"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from streamline.errors import ResumeError
 from streamline.ranks import Rank
+from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
 from streamline.states import Json
 from streamline.transforms.base import Stage
-from streamline.transforms.kinds import stage_class
 
 __all__ = ["regrouped"]
 

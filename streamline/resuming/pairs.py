@@ -8,8 +8,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from streamline.resuming.fingerprint import Entry
+from streamline.resuming.kinds import stage_class
 from streamline.transforms.base import Stage
-from streamline.transforms.kinds import stage_class
 
 __all__ = ["Pair", "paired"]
 

@@ -25,6 +25,9 @@ import anyio
 import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from streamline.caching.cache import Cache
+from streamline.caching.cycle import order_of
+from streamline.caching.regenerate import Regenerate
 from streamline.collate import stack, unstack
 from streamline.flow import Flow, Site
 from streamline.index import Bijection
@@ -40,16 +43,13 @@ from streamline.testing.sources import Abort, Script
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
-from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Declared, Through
-from streamline.transforms.cycle import order_of
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import ConcurrentMap, Generators, Map, Numbering
 from streamline.transforms.pack import Pack
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
 from streamline.transforms.transfer import Transfer

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import streamline as sl
+from streamline.caching.cycle import order_of
 from streamline.flow import Site
 from streamline.index import Bijection
 from streamline.mixing.draws import Numbers
 from streamline.session import Session
 from streamline.tasks import Tasks
-from streamline.transforms.cycle import order_of
 from streamline.transforms.shuffle import permutation
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8, epoch=(2,))  # type: ignore[arg-type]

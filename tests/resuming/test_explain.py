@@ -15,8 +15,8 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
+from streamline.resuming.kinds import stage_class
 from streamline.transforms.base import Stage
-from streamline.transforms.kinds import stage_class
 
 CALLS: Counter[Any] = Counter()
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from streamline.caching.packfile import DamagedError, packed, read_packed, size_of, whose, write_packed
+from streamline.caching.packing import Read, pack, unpack
 from streamline.durable import write_parts
 from streamline.errors import CacheFull, ReadError
 from streamline.states import Json, Tree
-from streamline.transforms.packfile import DamagedError, packed, read_packed, size_of, whose, write_packed
-from streamline.transforms.packing import Read, pack, unpack
 
 __all__ = ["ROOT", "Block", "CacheFiles", "Found", "Held", "new_id", "whole"]
 

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from streamline.caching.cycle import Names
+from streamline.caching.packfile import DamagedError, packed, read_packed, whose, write_packed
+from streamline.caching.packing import Read, pack, unpack
 from streamline.errors import ReadError, ResumeError
 from streamline.flow import Site
 from streamline.states import Json, Tree
 from streamline.threads import ThreadPool, in_thread
-from streamline.transforms.cycle import Names
-from streamline.transforms.packfile import DamagedError, packed, read_packed, whose, write_packed
-from streamline.transforms.packing import Read, pack, unpack
 
 __all__ = ["Found", "Spill", "SpillKeeper"]
 

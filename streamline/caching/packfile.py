@@ -14,9 +14,9 @@ from typing import TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
+from streamline.caching.packing import Read
 from streamline.durable import write_parts
 from streamline.states import Json
-from streamline.transforms.packing import Read
 
 __all__ = ["DamagedError", "packed", "read_packed", "size_of", "whose", "write_packed"]
 

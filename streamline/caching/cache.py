@@ -2,7 +2,7 @@
 
 In memory, what was drawn belongs to the running (`Session.shares`), one for each shard, and the next pass finds it
 there. A pass that was left before its end is drawn again, as it was. A running that is opened anew draws anew. On disk
-(`streamline.transforms.cache_disk`), it belongs to the folder.
+(`streamline.caching.disk`), it belongs to the folder.
 
 State: the upstream's at the start of that pass (a mark, `Since`), its epoch, and how many items were served
 of this pass; which drawing it is of, see `cache_course`. A resume has nothing in memory: it draws again what was
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
+from streamline.caching.disk import Keeping, open_on_disk
 from streamline.errors import CacheFull, ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
 from streamline.sizes import nbytes
 from streamline.states import Json, Since, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.cache_course import CacheState, Course, Place, ServedStates, gives_fewer
-from streamline.transforms.cache_disk import Keeping, open_on_disk
 
 __all__ = ["Cache"]
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.caching.packing import pack, unpack
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing import check_resume, check_stage
-from streamline.transforms.packing import pack, unpack
 from tests.laws.stages import erratic
 
 
@@ -130,7 +130,7 @@ def test_rows_are_kept_in_arrays_that_are_used_again(
         return array
 
     blocks = [np.full((50, 100), number, np.float32) for number in range(60)]
-    monkeypatch.setattr("streamline.transforms.rows.np.empty", counted)
+    monkeypatch.setattr("streamline.caching.rows.np.empty", counted)
     found = list(sl.from_items(blocks).regenerate(500, block=100, overlap=overlap))
     assert made == [500 * 100 * 4] * cycles  # for six cycles
     assert sorted(int(row[0]) for block in found for row in block) == sorted(list(range(60)) * 50)

@@ -19,14 +19,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Generic, TypeVar
 
+from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
+from streamline.caching.files import ROOT, Block, CacheFiles, Found, Held, new_id, whole
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
 from streamline.sizes import nbytes
 from streamline.states import Since, State, Tree
 from streamline.threads import in_thread
-from streamline.transforms.cache_course import CacheState, Course, Place, ServedStates, gives_fewer
-from streamline.transforms.cache_files import ROOT, Block, CacheFiles, Found, Held, new_id, whole
 
 __all__ = ["Keeping", "open_on_disk"]
 

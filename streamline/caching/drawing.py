@@ -5,14 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+from streamline.caching.cycle import Cycle, Held, Kept, Place, drawn_own
+from streamline.caching.rows import Rows, part
+from streamline.caching.spill import Found, Spill
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Flow, Site
 from streamline.meters.details import Detail, Details
 from streamline.pace import Pace
 from streamline.states import Over, State
-from streamline.transforms.cycle import Cycle, Held, Kept, Place, drawn_own
-from streamline.transforms.rows import Rows, part
-from streamline.transforms.spill import Found, Spill
 
 __all__ = ["Drawing", "Recipe", "Turns"]
 

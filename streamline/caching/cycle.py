@@ -13,9 +13,9 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from streamline.caching.rows import Rows
 from streamline.flow import Site
 from streamline.states import Json, Over, Since, State, Tally, Tree
-from streamline.transforms.rows import Rows
 
 __all__ = ["Cycle", "Held", "Kept", "Names", "Place", "Served", "drawn_own", "order_of"]
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
+from streamline.caching.cycle import Cycle, Served
+from streamline.caching.drawing import Drawing, Recipe, Turns
+from streamline.caching.spill import Spill
 from streamline.driver import behind_channel
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
 from streamline.states import Json, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.cycle import Cycle, Served
-from streamline.transforms.drawing import Drawing, Recipe, Turns
-from streamline.transforms.spill import Spill
 
 __all__ = ["Regenerate"]
 

@@ -1,0 +1,1 @@
+"""Stages that keep what they draw: one pass, or cycle by cycle; in memory, and in files."""
