@@ -239,7 +239,7 @@ KNOWN: dict[str, Known] = {
         MANY.map(straggling, concurrency=16).map(quick), "order", "map(straggling)", awaiting
     ),
     "a selective filter": Known(
-        sl.from_items(range(800_000)).filter(rare).map(quick), "selective filter", "filter(rare)"
+        sl.from_items(range(4_000_000)).filter(rare).map(quick), "selective filter", "filter(rare)"
     ),
 }
 
