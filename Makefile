@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 BENCH := .venv-bench
 TRAINERS := .venv-trainers
 
+new = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --upgrade pip
+torch = $(@D)/bin/python -m pip install --quiet torch==2.13.0
+
 .PHONY: demo test test-trainers check format laws bench bench-smoke clean
 
 demo: $(READY)  ## train, be killed, resume, compare
@@ -41,23 +44,20 @@ bench: $(BENCH)/.ready  ## the tables, with the peers
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamline needs Python 3.11 or newer; make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(new)
+	$(@D)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 $(BENCH)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install --quiet --upgrade pip
-	$(BENCH)/bin/python -m pip install --quiet torch==2.13.0
-	$(BENCH)/bin/python -m pip install --quiet --editable '.[bench]'
+	$(new)
+	$(torch)
+	$(@D)/bin/python -m pip install --quiet --editable '.[bench]'
 	touch $@
 
 $(TRAINERS)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(TRAINERS)
-	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
-	$(TRAINERS)/bin/python -m pip install --quiet torch==2.13.0
-	$(TRAINERS)/bin/python -m pip install --quiet --editable '.[trainers]'
+	$(new)
+	$(torch)
+	$(@D)/bin/python -m pip install --quiet --editable '.[trainers]'
 	touch $@
 
 clean:

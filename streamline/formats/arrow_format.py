@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,46 +68,30 @@ class Columnar(Format[Any]):
         demand: Demand,
     ) -> Lists[Any]:
         """Yield the items of a file that has been opened, as `chunks`; `table` is closed then."""
-        try:
-            async with aclosing(self._groups(file, table, unchanged, begin, after, name, demand)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            table.close()
-
-    async def _groups(
-        self,
-        file: File,
-        table: Table,
-        unchanged: Unchanged | None,
-        begin: Place,
-        after: Place,
-        name: str,
-        demand: Demand,
-    ) -> Lists[Any]:
-        groups = table.groups
-        if groups:  # a writer that had no rows may not have known their types
-            with Working(demand.meter):
-                await in_thread(demand.site.tasks.threads, lambda: check_schema(file.path, table.schema, demand))
-        spans = [span for group in groups for span in group.spans]
-        async with aclosing(file.ranges(spans)) as ranges:
-            for number, group in enumerate(groups):
+        with closing(table):
+            groups = table.groups
+            if groups:  # a writer that had no rows may not have known their types
                 with Working(demand.meter):
-                    data = [await anext(ranges) for _ in group.spans]
-                start = begin["row"] if group.index == begin["group"] else 0
-                if group.rows is not None and start > group.rows:
-                    raise ReadError(
-                        f"{file.path} has {group.rows:,} rows in {self.unit} {group.index}, expected more than "
-                        f"{start:,}: has it been replaced?"
-                    )
-                following = groups[number + 1] if number + 1 < len(groups) else None
-                behind = after if following is None else self._at(file.path, following.index)
-                where = Where(file.path, self.unit, group, behind, start, unchanged)
-                async with aclosing(self.items(table, data, where, name, demand)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-        if not groups:
-            yield Chunk((), (), At(name, after))
+                    await in_thread(demand.site.tasks.threads, lambda: check_schema(file.path, table.schema, demand))
+            spans = [span for group in groups for span in group.spans]
+            async with aclosing(file.ranges(spans)) as ranges:
+                for number, group in enumerate(groups):
+                    with Working(demand.meter):
+                        data = [await anext(ranges) for _ in group.spans]
+                    start = begin["row"] if group.index == begin["group"] else 0
+                    if group.rows is not None and start > group.rows:
+                        raise ReadError(
+                            f"{file.path} has {group.rows:,} rows in {self.unit} {group.index}, expected more than "
+                            f"{start:,}: has it been replaced?"
+                        )
+                    following = groups[number + 1] if number + 1 < len(groups) else None
+                    behind = after if following is None else self._at(file.path, following.index)
+                    where = Where(file.path, self.unit, group, behind, start, unchanged)
+                    async with aclosing(self.items(table, data, where, name, demand)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+            if not groups:
+                yield Chunk((), (), At(name, after))
 
     def items(
         self, table: Table, data: Sequence[bytes], where: Where, name: str, demand: Demand

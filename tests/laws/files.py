@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -27,7 +27,9 @@ from streamline.testing.compositions import Composition, continued
 from streamline.testing.steps import Step, steps_before
 from tests.laws.written import FORMATS, Broken, Format, Written, numbered
 
-__all__ = ["Case", "cases", "number_of"]
+__all__ = ["Case", "cases", "number_of", "turned"]
+
+T = TypeVar("T")
 
 GRAINS: dict[str, dict[Any, dict[str, int]]] = {
     "as ever": {},
@@ -96,11 +98,11 @@ class Plain(Source[Any]):
         return items[:bad] + [items[bad]] * site.num_shards  # each worker comes to it, and takes every n-th from here
 
 
-def turned(unopened: list[list[Any]], k: int) -> list[Any]:
+def turned(unopened: list[list[T]], k: int) -> list[T]:
     """Return the items of lists, k of them in turn; where one ends, the next follows."""
     waiting = [list(items) for items in unopened]
     slots = [waiting.pop(0) for _ in range(min(k, len(waiting)))]
-    found = []
+    found: list[T] = []
     while slots:
         slot = slots.pop(0)
         while not slot and waiting:

@@ -20,6 +20,7 @@ from streamline.sources.interleave import Turns, in_turn
 from streamline.states import At, trimmed
 from streamline.testing import check_resume
 from tests.formats.archives import archive
+from tests.laws.files import turned
 
 SIZES = [5, 0, 2, 9, 1, 4, 3]
 
@@ -42,19 +43,9 @@ def files(tmp_path: Path) -> Callable[..., list[Path]]:
     return make
 
 
-def turned(sizes: list[int], k: int) -> list[str]:
-    """The oracle: what comes of files with so many items, k of them in turn."""
-    unopened = [[f"{number}.{line}" for line in range(size)] for number, size in enumerate(sizes)]
-    slots = [unopened.pop(0) for _ in range(min(k, len(unopened)))]
-    found = []
-    while slots:
-        slot = slots.pop(0)
-        while not slot and unopened:
-            slot = unopened.pop(0)
-        if slot:
-            found.append(slot.pop(0))
-            slots.append(slot)
-    return found
+def oracle(sizes: list[int], k: int) -> list[str]:
+    """Return what comes of files with so many items, k of them in turn."""
+    return turned([[f"{number}.{line}" for line in range(size)] for number, size in enumerate(sizes)], k)
 
 
 def source_of(paths: Any) -> Any:
@@ -71,14 +62,14 @@ def test_files_take_turns(files: Any, k: int, slice_bytes: int | None, monkeypat
         monkeypatch.setattr(lines, "FIRST_SLICE_BYTES", slice_bytes)
         monkeypatch.setattr(lines, "SLICE_BYTES", slice_bytes)
     pipe = sl.read_jsonl(files(SIZES))
-    assert list(pipe.shard(1, interleave=k)) == turned(SIZES, k)
+    assert list(pipe.shard(1, interleave=k)) == oracle(SIZES, k)
 
 
 def test_each_shard_takes_turns_over_its_own_files(files: Any) -> None:
     pipe = sl.read_jsonl(files(SIZES)).shard(2, mode="file", interleave=2).map(lambda item: item).merge()
     shards = [[SIZES[at] for at in range(shard, 7, 2)] for shard in range(2)]
     expected = [
-        [f"{2 * int(item[0]) + shard}{item[1:]}" for item in turned(sizes, 2)] for shard, sizes in enumerate(shards)
+        [f"{2 * int(item[0]) + shard}{item[1:]}" for item in oracle(sizes, 2)] for shard, sizes in enumerate(shards)
     ]
     found = list(pipe)
     assert sorted(found) == sorted(item for part in expected for item in part)
@@ -93,7 +84,7 @@ def test_one_file_at_a_time_is_as_ever(files: Any) -> None:
 
 def test_many_items_come_in_long_lists(files: Any) -> None:
     sizes = [3000, 2000, 2500, 10]
-    assert list(sl.read_jsonl(files(sizes)).shard(1, interleave=3)) == turned(sizes, 3)
+    assert list(sl.read_jsonl(files(sizes)).shard(1, interleave=3)) == oracle(sizes, 3)
 
 
 # Where it stands ----------------------------------------------------------------------------------------------------
@@ -107,7 +98,7 @@ async def test_resumes_at_every_item(files: Any, read: Any, suffix: str) -> None
     for k in (2, 4):
         whole = await read(source, mode="file", interleave=k)
         seen = [item.data.decode() for item in whole.items] if suffix == ".tar" else whole.items
-        assert seen == turned(SIZES, k)
+        assert seen == oracle(SIZES, k)
         for done, state in enumerate([whole.begin, *whole.states]):
             again = await read(source, json.loads(json.dumps(state)), mode="file", interleave=k)
             assert again.items == whole.items[done:], state
@@ -217,7 +208,7 @@ def test_files_that_are_gone(files: Any, gone: int) -> None:
         pipe.open(resume=snapshot)
     with pipe.open(resume=snapshot, accept=["read_jsonl.removed_files"]) as stream:
         rest = list(stream)
-    expected = turned([3] * 5, 2)[3:]
+    expected = oracle([3] * 5, 2)[3:]
     assert sorted(rest) == sorted(item for item in expected if int(item[0]) != gone)
     assert first == ["0.0", "1.0", "0.1"]
 
@@ -331,6 +322,6 @@ def test_columns_can_be_cut_and_sent(files: list[list[int]], k: int, data: Any) 
             ]
             assert pickle.loads(pickle.dumps(chunk.states[first])).json() == states[first]
             found += chunk.items
-        assert found == turned([sum(sizes) for sizes in files], k)
+        assert found == oracle([sum(sizes) for sizes in files], k)
 
     anyio.run(run)
