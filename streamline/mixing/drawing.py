@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ Picks: TypeAlias = "npt.NDArray[np.intp]"
 """For each of some items, the number of its component."""
 
 NOTHING: Picks = np.empty(0, np.intp)
-EMPTY = iter(())
 
 
 class MixState(SeveralState):
@@ -93,6 +92,7 @@ class Drawing:
                     f"a stage behind {name!r} goes back to items of {', '.join(map(repr, gone))}, which is no "
                     "component any more: keep it, with weight 0, until a snapshot behind them"
                 )
+        self._wheel: _Wheel | None = None
         self._behind = self._made_behind()
         self._told = Told(self.state, self._spans, site, passes)
 
@@ -108,14 +108,15 @@ class Drawing:
             hand.flow.reader = demand.meter
         if demand.meter is not None:
             demand.meter.tells(self._told.details)
-        while weights := self._weights():
-            picks, at = self._draw(weights), 0
+        while (wheel := self._turned()) is not None:
+            picks, at = self._draw(wheel), 0
             while at < len(picks):
-                most = min(demand.want, LIST_ITEMS)
-                drawn = picks[at : at + most]
-                if count := await self._reach(drawn, most):
-                    at += count
-                    chunk = self._serve(drawn[:count])
+                most = min(demand.want, LIST_ITEMS)  # ahead of what is drawn
+                drawn = picks[at : at + demand.want]
+                counts = self._counts(drawn)
+                if reach := await self._reach(drawn, counts, most):
+                    at += reach
+                    chunk = self._serve(drawn, counts) if reach == len(drawn) else self._serve_some(drawn[:reach])
                     self._told.now = chunk.behind
                     yield chunk
                     del chunk
@@ -124,6 +125,7 @@ class Drawing:
                 name, hand = list(self._number)[drawn[0]], self._hands[drawn[0]]
                 if not await hand.pull(most):
                     self._ended |= {name}
+                    self._wheel = None
                     self._behind = self._made_behind()
                     self._told.now = Reference.to(self.state)
                     yield Chunk((), (), self.state)
@@ -153,33 +155,39 @@ class Drawing:
         """Items that all workers have served, as a strict merge takes them in turn."""
         return self._n * self._site.num_shards + self._site.shard
 
-    def _draw(self, weights: Mapping[str, float]) -> Picks:
-        """Return for the next items which component each comes from, by number."""
+    def _turned(self) -> _Wheel | None:
+        """Return what is drawn with from here on; None at the end."""
+        wheel = self._wheel
+        if wheel is None or self._n >= wheel.until:
+            wheel = self._wheel = self._made_wheel()
+        return wheel
+
+    def _made_wheel(self) -> _Wheel | None:
+        weights = self._weights()
+        if not weights:
+            return None
+        numbers: Picks = np.array([self._number[name] for name in weights], np.intp)
         change = self._now.change(self._served) - self._site.shard
-        room = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
-        count = int(min(BLOCK, room - self._n))
-        bounds = np.cumsum(list(weights.values()))
-        numbers = self._numbers.of(self._now.seed, self._n, count) * bounds[-1]
-        picks = bounds[:-1].searchsorted(numbers, "right")  # a number may have been rounded up to the last bound
-        drawn: Picks = np.array([self._number[name] for name in weights])[picks]
+        until = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
+        return _Wheel(numbers, np.cumsum(list(weights.values())), self._now.seed, until)
+
+    def _draw(self, wheel: _Wheel) -> Picks:
+        """Return for the next items which component each comes from, by number."""
+        count = int(min(BLOCK, wheel.until - self._n))
+        numbers = self._numbers.of(wheel.seed, self._n, count) * wheel.bounds[-1]
+        drawn: Picks = wheel.numbers[wheel.bounds[:-1].searchsorted(numbers, "right")]
         return drawn
 
-    async def _reach(self, drawn: Picks, most: int) -> int:
+    async def _reach(self, drawn: Picks, counts: Sequence[int], most: int) -> int:
         """Return how many of these draws can be served from what is at hand, and from what is there for the asking.
 
-        Whatever has to be waited for, or calls a function of the user's, is asked for when it is drawn next and not
-        before: no item waits for another one that comes later.
+        Args:
+          counts: of each component.
+          most: items of one component to be at hand, if no more of it are drawn.
         """
         reach = len(drawn)
-        for number, count in enumerate(self._counts(drawn)):
-            hand = self._hands[number]
-            while len(hand.items) < count and hand.flow.at_once:
-                try:
-                    if not await hand.pull(most):
-                        break
-                except Exception:  # it comes again when its item is due
-                    break
-            if len(hand.items) < count:
+        for number, (hand, count) in enumerate(zip(self._hands, counts, strict=True)):
+            if count > len(hand.items) and not await hand.fill(count, max(count, most)):
                 reach = min(reach, int(np.flatnonzero(drawn == number)[len(hand.items)]))
         return reach
 
@@ -187,17 +195,38 @@ class Drawing:
         counts: list[int] = np.bincount(drawn, minlength=len(self._hands)).tolist()
         return counts
 
-    def _serve(self, drawn: Picks) -> Chunk[Any]:
-        """Return items for draws that are all at hand."""
+    def _serve_some(self, drawn: Picks) -> Chunk[Any]:
+        return self._serve(drawn, self._counts(drawn))
+
+    def _serve(self, drawn: Picks, counts: Sequence[int]) -> Chunk[Any]:
+        """Return items for draws that are all at hand, so many of each component."""
         column = _Drawn(self._behind, self._n, self._hands, drawn)
-        counts = self._counts(drawn)
-        parts = [iter(hand.take(count)) if count else EMPTY for hand, count in zip(self._hands, counts, strict=True)]
+        nexts = [hand.items.pop for hand in self._hands]
+        items = [nexts[pick]() for pick in drawn.tolist()]
+        for hand, count in zip(self._hands, counts, strict=True):
+            hand.gave(count)
         self._n += len(drawn)
-        return Chunk([next(parts[pick]) for pick in drawn.tolist()], column)
+        return Chunk(items, column)
 
     def _made_behind(self) -> _Behind:
         before = {name: self._hands[number].before for name, number in self._number.items()}
         return _Behind(self._name, tuple(sorted(self._ended)), self._spans, before)
+
+
+class _Wheel(NamedTuple):
+    """What is drawn with, as long as weights stay as they are.
+
+    Attributes:
+      numbers: of the components that may be drawn.
+      bounds: sums of their weights, from the first one on: a number below a bound, and not below the one before, is
+        that component's. One may have been rounded up to the last bound, and is the last one's.
+      until: the item from which on it is another wheel.
+    """
+
+    numbers: Picks
+    bounds: npt.NDArray[np.float64]
+    seed: int
+    until: float
 
 
 class _Hand:
@@ -205,6 +234,7 @@ class _Hand:
 
     Attributes:
       before: items of it that were served before this running.
+      items: the next one last. One that was served is the reader's: nothing here refers to it any more.
       served: items of it that were served in this running.
       ground: what its states are made of, see `_Ground`.
     """
@@ -218,15 +248,26 @@ class _Hand:
         self._lists: list[tuple[int, States]] = []
         self._after: State | None = None
 
-    def take(self, count: int) -> list[Any]:
-        """Return the next `count` items; nothing here refers to them any more."""
-        taken = self.items[:count]
-        del self.items[:count]
+    def gave(self, count: int) -> None:
+        """Take note that `count` items were served."""
         self.served += count
-        if not self.items and self._after is not None:
+        if self._after is not None and not self.items:
             self.ground = (self.served, Reference.to(self._after), ())
             self._after = None
-        return taken
+
+    async def fill(self, count: int, most: int) -> bool:
+        """Get what is there for the asking, until there are `count` items at hand; say whether there are.
+
+        Whatever has to be waited for, or calls a function of the user's, is asked for when it is drawn next and not
+        before: no item waits for another one that comes later.
+        """
+        while len(self.items) < count and self.flow.at_once:
+            try:
+                if not await self.pull(most):
+                    break
+            except Exception:  # it comes again when its item is due
+                break
+        return len(self.items) >= count
 
     async def pull(self, most: int) -> bool:
         """Get more items, so that there are up to `most`, or progress; False at the end."""
@@ -243,7 +284,7 @@ class _Hand:
             column = Joined()
             for start, states in self._lists:
                 column.add(start, states)
-            self.items.extend(chunk.items)
+            self.items = [*reversed(chunk.items), *self.items]
             self.ground = (self.served, part, column)
             self._after = chunk.after
         elif chunk.after is not None and self.items:
