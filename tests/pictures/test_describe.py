@@ -100,7 +100,8 @@ def test_what_runs_beside_what_is_said_with_its_bounds() -> None:
     pipe = sl.read_jsonl("part-*.jsonl").shard(2).map(fetch, concurrency=8).map(tokenize).merge().batch(8).prefetch(4)
     lines = repr(pipe).splitlines()
     assert (
-        "worker x2   read_jsonl → [512 items] → map(fetch): 8 calls → [72 items] → map(tokenize) → [2,048 items]" in lines
+        "worker x2   read_jsonl → [512 items] → map(fetch): 8 calls → [72 items] → map(tokenize) → [2,048 items]"
+        in lines
     )
     assert "rank        merge, batch (holds 8) → [4 batches] → passes items on → [64 batches]" in lines
 
