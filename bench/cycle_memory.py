@@ -5,11 +5,13 @@ Peaks are of the whole process, over what it had before: items, what is on its w
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import re
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +45,10 @@ def status(what: str, process: str = "self") -> float:
 
 
 def forget_peak() -> float:
-    """Return what this process takes without a cache: before the first round, as C's allocator may keep what it had."""
+    """Return what this process takes now, without what C's allocator keeps of the round before."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return resident_at_first()
-
-
-@cache
-def resident_at_first() -> float:
     return status("VmRSS")
 
 
@@ -124,7 +123,7 @@ SUITES: tuple[Suite, ...] = (
         unit="MB",
         smoke_items=20,
         note=(
-            f"Over what it had before the first round; a worker's process: all of it. {CYCLES} cycles each. Rows of "
+            f"Over what it had before; a worker's process: all of it. {CYCLES} cycles each. Rows of "
             f"{ROW_BYTES} bytes, drawn by {DRAWN}, served by {BLOCK}; items of as many bytes one by one, of 1 MiB in "
             f"batches of {BATCH}. The cache is given twice what it may hold, and says so."
         ),

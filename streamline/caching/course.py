@@ -124,13 +124,14 @@ class Course:
     def of(cls, name: str, site: Site, own: Json) -> Course:
         """Return the course of this running, or, where a state is given, the one that this goes on with."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
-        if key not in shares:
-            site.tasks.session.at_close(partial(_end, shares, key))
+        first = key not in shares
         if own is not None:
             log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
             known = None if own["drawing"] is None else tuple(own["pass"])
             shares[key] = cls(own["drawing"], log, known)
         found: Course = shares.setdefault(key, cls())
+        if first:
+            site.tasks.session.at_close(partial(_end, shares, key))
         return found
 
     def wanted(self, number: Pass) -> int:

@@ -187,7 +187,8 @@ class Pool(ABC, Generic[In, Out]):
             self._stop = len(self._part.items)
             if self._part.items:
                 return True
-        self._part, self._stop = None, 0  # its items are not kept while the next are made
+        if self._exhausted:
+            self._part, self._stop = None, 0  # its items are not kept while the next are made
         return False
 
     def _notify(self) -> None:
