@@ -181,13 +181,19 @@ async def test_what_a_generator_fails_with_keeps_no_cycle(block: int | None, mon
             raise ValueError("it doesn't work any more")
         return LIVE.note(np.full((1, 8), number))
 
-    empty = np.empty
-    monkeypatch.setattr("streamline.caching.rows.np.empty", lambda *of, **more: LIVE.note(empty(*of, **more)))
+    rooms, empty = Live(), np.empty
+
+    def noted(shape: Any, *args: Any, **more: Any) -> Any:
+        made = empty(shape, *args, **more)
+        return rooms.note(made) if tuple(np.atleast_1d(shape)) == (SIZE, 8) else made
+
+    monkeypatch.setattr("streamline.caching.rows.np.empty", noted)
     pipe = numbers(10**6).map(failing).prefetch(1).regenerate(SIZE, block=block)
     async with pipe.open() as stream:
         with pytest.raises(ValueError, match="any more") as failure:
             await drain(stream)
     gc.collect()
+    assert rooms.count == 0
     assert LIVE.count <= 2  # in the frames of the map: what waited to be handed on
     assert (stream.count, failure.type) == (SIZE // (block or 1), ValueError)
 
