@@ -121,7 +121,9 @@ class Channel(Room, Generic[T]):
     def abandon(self) -> None:
         """Close both ends: nobody is going to read what is left."""
         self._send.close()
-        self.open = None
+        if self.open is not None:
+            self.open.items.clear()  # anyio keeps what is buffered, closed or not
+            self.open = None
         self.inbox.shut()
 
     async def _wait_bytes(self, size: int) -> None:
@@ -156,11 +158,9 @@ class Inbox(Flow[T]):
         self._channel = channel
         self._receive = receive
         self._packet: Packet[T] = Packet()
-        self._position = 0
-        self._unreleased = self._unreleased_bytes = 0
+        self._position = self._unreleased = self._unreleased_bytes = 0
         self._job: Feeder | None = None
-        self._shut = False
-        self._waiting = False
+        self._shut = self._waiting = False
         self.starter: Callable[[], Feeder] | None = None
         self.stopper: Callable[[Any], Awaitable[None]] | None = None
         self.on_ready: Callable[[], None] | None = None
@@ -311,6 +311,7 @@ class Inbox(Flow[T]):
         if self._job is not None and self.stopper is not None:
             await self.stopper(self._job)
         self._channel.abandon()
+        self._packet.items.clear()
         if self.on_closed is not None:
             self.on_closed()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Generic, TypeVar
 
@@ -143,8 +144,7 @@ class Engine(Generic[T]):
             self._again = anyio.Event()
             if self._job is not None:
                 await tasks.stop(self._job)
-            while not self._border.empty():
-                self._border.get_nowait()
+            self._drop()
             self._sent = self._dealt
             self.opening = self._opened()
             self._open(tasks)
@@ -157,6 +157,14 @@ class Engine(Generic[T]):
             self._signal(self._stop)
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
             self._thread.join(EXIT_S)
+        self._drop()
+        self._border.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
+
+    def _drop(self) -> None:
+        """Keep no item that is on its way."""
+        with suppress(Empty):
+            while True:
+                self._border.get_nowait()
 
     def _signal(self, event: anyio.Event) -> None:
         if self._wake is not None:
@@ -218,7 +226,9 @@ class Engine(Generic[T]):
                     break
                 self._sent += len(chunk.items)
                 self._border.put(chunk)
-                if perf_counter() - began > SLOW_ITEM_S * len(chunk.items):
+                slow = perf_counter() - began > SLOW_ITEM_S * len(chunk.items)
+                del chunk  # it is the consumer's: items are not kept while the next are made
+                if slow:
                     self._hand_over()
         except anyio.get_cancelled_exc_class():
             raise

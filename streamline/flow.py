@@ -153,7 +153,8 @@ class Flow(ABC, Generic[T]):
         """Say that the items returned so far have been dealt with, without asking for more."""
 
     async def aclose(self) -> None:
-        """Close what this flow opened. Idempotent; asking a closed flow for more is an error, not an end."""
+        """Close what this flow opened, and keep no item. Idempotent; asking for more is an error, not an end."""
+        self._rest = None
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 

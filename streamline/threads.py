@@ -130,7 +130,8 @@ class _Call(Generic[R]):
             await self._done.wait()
         finally:
             self._fn = None
-        return cast(R, self._result)
+        result, self._result = self._result, None
+        return cast(R, result)
 
     def run(self) -> None:
         """Call the function, in a thread.
@@ -141,6 +142,8 @@ class _Call(Generic[R]):
         fn = self._fn
         if fn is not None:
             self._result = fn()
+            self._fn = None
+            del fn  # a cycle may hang on it, and whoever waits draws the next one at once
             self._wake(self._done.set)
 
 

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import weakref
+
 import anyio
 
 import streamline as sl
-from streamline.flow import Site
+from streamline.flow import Chunk, Flow, Site
 from streamline.sources.base import Part
+from streamline.states import At
 from streamline.tasks import Tasks
+
+
+class Item:
+    pass
+
+
+class Lists(Flow[Item]):
+    """Gives three items, however few are wanted."""
+
+    made: tuple[weakref.ref[Item], ...] = ()
+
+    async def _next(self, limit: int) -> Chunk[Item] | None:
+        items = [Item(), Item(), Item()]
+        self.made = tuple(map(weakref.ref, items))
+        return Chunk(items, [At("items", number) for number in (1, 2, 3)])
+
+
+async def test_a_flow_that_is_closed_keeps_no_item_that_was_not_asked_for() -> None:
+    flow = Lists(At("items", 0))
+    assert await flow.pull(1) is not None
+    await flow.aclose()
+    assert [made() for made in flow.made] == [None] * 3
+    assert flow.state.json() == {"items": 1}
 
 
 async def test_a_mark_resumes_where_it_was_taken_however_far_the_flow_has_gone() -> None:

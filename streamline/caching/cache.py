@@ -96,7 +96,7 @@ class Cache(Stage[T, T]):
             epoch = site.epoch if own is None else tuple(own["epoch"])
             drawing = course.wanted(site.epoch) if own is None else own["drawing"] or 0
             kept = _Kept(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
-        course.kept = kept
+        course.kept, course.let_go = kept, kept.items.clear
         course.begin(site.epoch, kept.drawing)
         place = course.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
         served, reading = 0 if own is None else own["served"], _Reading(kept)
@@ -173,15 +173,15 @@ class _Kept(Generic[T]):
 
 
 class _Reading(Flow[T]):
-    """What is not kept yet: it is kept as it is read."""
+    """What is not kept yet: it is kept as it is read. Closed, it knows no more of what is kept: that may be reset."""
 
     def __init__(self, kept: _Kept[T]) -> None:
         super().__init__(kept.now)
-        self._kept = kept
+        self._kept: _Kept[T] | None = kept
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         kept = self._kept
-        if kept.ended:
+        if kept is None or kept.ended:
             return None
         kept.flow.reader = self.reader
         if (chunk := await kept.flow.pull(limit)) is None:
@@ -192,4 +192,6 @@ class _Reading(Flow[T]):
 
     async def aclose(self) -> None:
         await super().aclose()
-        await self._kept.flow.aclose()
+        if self._kept is not None:
+            await self._kept.flow.aclose()
+            self._kept = None

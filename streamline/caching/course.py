@@ -9,8 +9,9 @@ Passes are told apart by their epoch (`Site.epoch`), which only grows in a runni
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from streamline.flow import Site
@@ -109,6 +110,7 @@ class Course:
       known: the last pass of which the log tells; behind it, a folder may know better.
       drawn: the drawing that is kept, and the epoch that it was drawn in.
       kept: what there is of it: its own business.
+      let_go: empties it: who keeps a stream that has ended, or what it failed with, is to keep no pass.
     """
 
     base: int | None = None
@@ -116,16 +118,20 @@ class Course:
     known: Pass | None = None
     drawn: tuple[int, Pass] | None = None
     kept: Any = field(default=None, repr=False)
+    let_go: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> Course:
         """Return the course of this running, or, where a state is given, the one that this goes on with."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
+        first = key not in shares
         if own is not None:
             log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
             known = None if own["drawing"] is None else tuple(own["pass"])
             shares[key] = cls(own["drawing"], log, known)
         found: Course = shares.setdefault(key, cls())
+        if first:
+            site.tasks.session.at_close(partial(_end, shares, key))
         return found
 
     def wanted(self, number: Pass) -> int:
@@ -144,6 +150,11 @@ class Course:
         """Return what the states of a pass have in common."""
         known = number if self.known is None else max(number, self.known)
         return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base)
+
+
+def _end(shares: dict[str, Any], key: str) -> None:
+    course: Course = shares.pop(key)
+    course.let_go()
 
 
 def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:

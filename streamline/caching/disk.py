@@ -251,12 +251,13 @@ class _Pass(Generic[T]):
     async def _in_files(self) -> list[T]:
         """Return the next items that are in a block; none: they have to be drawn."""
         at = bisect_right(self._chain, self.served, key=lambda block: block.stop)
+        read, self._read = self._read, None  # one block in memory: where it isn't the next, it goes
         if at == len(self._chain):
             return []
-        block, read, self._read = self._chain[at], self._read, None
-        if read is not None and read[0] is block:
-            held: Held | str = read[1]
-        else:
+        block = self._chain[at]
+        held: Held | str | None = read[1] if read is not None and read[0] is block else None
+        del read
+        if held is None:
             held = await self._call(partial(whole, partial(self._files.read, block)))
         if not isinstance(held, str):
             return held.items[len(held.items) - (block.stop - self.served) :]

@@ -133,6 +133,8 @@ class Drawing(Flow[Cycle]):
 
     async def aclose(self) -> None:
         await super().aclose()
+        self._left = None
+        self._spare.clear()
         await self._upstream.aclose()
 
     async def _next(self, limit: int) -> Chunk[Cycle] | None:
@@ -202,19 +204,30 @@ class Drawing(Flow[Cycle]):
     async def _items(self, size: int) -> list[Any]:
         items: list[Any] = []
         pace = Pace()
-        while len(items) < size and not self._dry:
-            if (chunk := await self._pulled(size - len(items))) is None:
-                self._dry = True
-                break
-            items.extend(chunk.items)
-            del chunk
-            await pace.breathe()
+        try:
+            while len(items) < size and not self._dry:
+                if (chunk := await self._pulled(size - len(items))) is None:
+                    self._dry = True
+                    break
+                items.extend(chunk.items)
+                del chunk
+                await pace.breathe()
+        except BaseException:
+            items.clear()  # a failure's frames are kept with it
+            raise
         self._mark = self._upstream.state
         return items
 
     async def _rows(self, size: int, block: int) -> tuple[Rows, int]:
         """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
         rows = self._spare.pop() if self._spare and size == self._recipe.size else Rows(size, block)
+        try:
+            return rows, await self._fill(rows)
+        except BaseException:
+            rows.drop()  # likewise
+            raise
+
+    async def _fill(self, rows: Rows) -> int:
         pace, before = Pace(), self._mark
         while rows.missing:
             if self._left is None:
@@ -231,8 +244,8 @@ class Drawing(Flow[Cycle]):
                 if has - self._skip > room:
                     self._skip += room
                     self._mark = before
-                    return rows, self._skip
+                    return self._skip
                 self._left, self._skip = None, 0
             await pace.breathe()
         self._mark = self._upstream.state
-        return rows, 0
+        return 0

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamline.caching.packfile import DamagedError, packed, read_packed, size_of, whose, write_packed
-from streamline.caching.packing import Read, pack, unpack
+from streamline.caching.packfile import DamagedError, json_list, packed, read_packed, size_of, whose, write_packed
+from streamline.caching.packing import Buffer, Read, pack, unpack_all
 from streamline.durable import write_parts
 from streamline.errors import CacheFull, ReadError
 from streamline.states import Json, Tree
@@ -178,14 +178,13 @@ class CacheFiles:
           ReadError: it can't be written.
           DataError: the items can't be.
         """
-        buffers: list[memoryview] = []
-        forms = [pack(item, buffers, WRITER) for item in held.items]
+        buffers: list[Buffer] = []
+        items = json_list(pack(item, buffers, WRITER) for item in held.items)
         path = self._folder / (
             f"{self._whose}.drawing-{block.drawing}.{block.stop:012}.{block.before}-{block.id}"
             f"{'.end' if block.end else ''}.cache"
         )
-        body = {"name": path.name, "items": forms, "epoch": held.epoch, "state": held.state}
-        parts = packed(MAGIC, body, buffers)
+        parts = packed(MAGIC, items, {"name": path.name, "epoch": held.epoch, "state": held.state}, buffers)
         size = size_of(parts)
         if self._max_bytes is not None and before_bytes + size > self._max_bytes:
             raise CacheFull(
@@ -216,7 +215,7 @@ class CacheFiles:
         def unpacked(body: Json, read: Read) -> Held:
             if body["name"] != block.path.name:
                 raise ValueError(f"it was written as {body['name']}")
-            return Held([unpack(form, read) for form in body["items"]], tuple(body["epoch"]), body["state"])
+            return Held(unpack_all(body["items"], read), tuple(body["epoch"]), body["state"])
 
         try:
             return read_packed(block.path, MAGIC, unpacked)

@@ -7,20 +7,31 @@ containers. Arrays come back C-ordered, tuples as tuples, keys as they were if t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from streamline.errors import DataError
 from streamline.states import Json
 
-__all__ = ["Read", "pack", "unpack"]
+__all__ = ["Buffer", "Read", "bytes_of", "pack", "unpack", "unpack_all"]
 
 Read = Callable[[memoryview], None]
 
+Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"
+"""What has the bytes that are written: the items' own, so that a million of them cost a reference each."""
 
-def pack(value: Any, buffers: list[memoryview], writer: str) -> Json:
-    """Return the form of `value`, and add its bytes to `buffers`.
+
+def bytes_of(buffer: Buffer) -> memoryview:
+    """Return the bytes of a buffer, C-ordered: a copy of those that aren't, for as long as they are being written."""
+    if isinstance(buffer, bytes):
+        return memoryview(buffer)
+    array = np.ascontiguousarray(buffer).reshape(-1)
+    return array.view(np.uint8).data if array.dtype.itemsize else memoryview(b"")
+
+
+def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
+    """Return the form of `value`, and add what has its bytes to `buffers`.
 
     Args:
       writer: who writes it down, as the user wrote it: ".cache(path=)".
@@ -32,12 +43,11 @@ def pack(value: Any, buffers: list[memoryview], writer: str) -> Json:
     if value is None or kind in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        array = np.ascontiguousarray(value).reshape(-1)
-        buffers.append(array.view(np.uint8).data if array.dtype.itemsize else memoryview(b""))
-        descr = np.lib.format.dtype_to_descr(array.dtype)
+        buffers.append(value)
+        descr = np.lib.format.dtype_to_descr(value.dtype)
         return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
     if kind is bytes:
-        buffers.append(memoryview(value))
+        buffers.append(value)
         return ["b", len(value)]
     if kind is list or kind is tuple:
         return ["l" if kind is list else "t", [pack(part, buffers, writer) for part in value]]
@@ -69,6 +79,12 @@ def unpack(form: Json, read: Read) -> Any:
         return dict(zip(rest[0], (unpack(part, read) for part in rest[1]), strict=True))
     parts = [unpack(part, read) for part in rest[0]]
     return parts if kind == "l" else tuple(parts)
+
+
+def unpack_all(forms: list[Json], read: Read) -> list[Any]:
+    """Return what all of these forms are of; none is left in the list, as each is let go of when its item is there."""
+    forms[:] = forms[::-1]
+    return [unpack(forms.pop(), read) for _ in range(len(forms))]
 
 
 def _descr(descr: Json) -> Any:

@@ -87,6 +87,10 @@ class Rows:
         """Forget the rows; the room stays."""
         self.filled = 0
 
+    def drop(self) -> None:
+        """Forget the rows and their room."""
+        self._columns, self.filled = [], 0
+
 
 def columns_of(block: Any) -> tuple[list[Array], Form]:
     """Return the arrays of a block, and its form.

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamline.caching.cycle import Names
-from streamline.caching.packfile import DamagedError, packed, read_packed, whose, write_packed
-from streamline.caching.packing import Read, pack, unpack
+from streamline.caching.packfile import DamagedError, json_list, packed, read_packed, whose, write_packed
+from streamline.caching.packing import Buffer, Read, pack, unpack, unpack_all
 from streamline.errors import ReadError, ResumeError
 from streamline.flow import Site
 from streamline.states import Json, Tree
@@ -83,12 +83,12 @@ class Spill:
 
 
 def _write(path: Path, kept: Found) -> None:
-    buffers: list[memoryview] = []
-    forms = [pack(item, buffers, WRITER) for item in kept.items]
+    buffers: list[Buffer] = []
+    items = json_list(pack(item, buffers, WRITER) for item in kept.items)
     rest = pack(kept.rest, buffers, WRITER)
-    body = {"items": forms, "rest": rest, "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
+    body = {"rest": rest, "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
     try:
-        write_packed(path, packed(MAGIC, body, buffers))
+        write_packed(path, packed(MAGIC, items, body, buffers))
     except OSError as error:
         raise ReadError(
             f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it can "
@@ -98,7 +98,7 @@ def _write(path: Path, kept: Found) -> None:
 
 def _read(path: Path) -> Found:
     def unpacked(body: Json, read: Read) -> Found:
-        items = [unpack(form, read) for form in body["items"]]
+        items = unpack_all(body["items"], read)
         return Found(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
 
     try:

@@ -153,6 +153,7 @@ class _Ending:
                 given += len(chunk.items)
                 have = max(have, given)
                 yield chunk
+                del chunk  # the reader has it: items are not kept while the next are made
         except Exception as error:
             if rounds is not None:
                 await rounds.fail(error)

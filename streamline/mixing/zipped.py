@@ -66,10 +66,12 @@ class Zip(Several[tuple[Any, ...]]):
                         await self._ended(at, flows, held)
                         return
                     held[at] = chunk
+                    del chunk
             count = min(len(chunk.items) for chunk in held)
             columns = {name: chunk.states for (name, _), chunk in zip(flows, held, strict=True)}
             rows = list(zip(*(chunk.items[:count] for chunk in held), strict=True))
             yield Chunk(rows, _Rows(self.name, columns))
+            del rows  # the reader has them: items are not kept while the next are made
             parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
             want = demand.want

@@ -107,10 +107,14 @@ class BucketByLength(Stage[In, Out]):
                     run.judge(blame(error, str(self), run.site, now, Call(self.measured, item)), item, now)
                     yield Chunk((), (), held.states(Reference.to(now))[0])
                 elif full is not None:
-                    yield self._batch(held, full, run, Reference(chunk.states, start - 1))
+                    batch = self._batch(held, full, run, Reference(chunk.states, start - 1))
+                    del full
+                    yield batch
+                    del batch
                     await pace.breathe()
             if chunk.after is not None and not held.count:
                 yield Chunk((), (), held.states(Reference.to(chunk.after))[0])
+            del chunk  # items are not kept while the next are made
         held.check_end(str(self))
         end = run.upstream.state
         if self.drop_remainder:

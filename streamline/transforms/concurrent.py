@@ -143,6 +143,7 @@ class Pool(ABC, Generic[In, Out]):
                     break
                 self._admit(chunk, position)
                 position += len(chunk.items)
+                del chunk  # inputs are not kept while the next are made
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as failure:
@@ -186,6 +187,8 @@ class Pool(ABC, Generic[In, Out]):
             self._stop = len(self._part.items)
             if self._part.items:
                 return True
+        if self._exhausted:
+            self._part, self._stop = None, 0  # its items are not kept while the next are made
         return False
 
     def _notify(self) -> None:
@@ -279,6 +282,7 @@ class TaskPool(Pool[In, Out]):
         while True:
             part, index = self._part, self._index
             if part is None or index >= self._stop:
+                del part  # nor kept by who waits
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
@@ -294,6 +298,7 @@ class TaskPool(Pool[In, Out]):
             else:
                 if put(part, index, result) and not self._notified:
                     self._notify()
+                del result
             slots[slot] = 0.0
             worked(call_began, perf_counter())
             self._running -= 1
@@ -321,30 +326,36 @@ class ThreadedPool(Pool[In, Out]):
         while True:
             part, start = self._part, self._index
             if part is None or start >= self._stop:
+                del part  # nothing of it is kept by who waits
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
             stop = self._index = min(start + limit, len(part.items))
             self._running += 1
-            took_s = 0.0
-            while start < stop and self._wanted(part, start):
-                call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
-                results, error = await self._threads.run(call)
-                self._meter.worked(call.began, call.ended)
-                took_s += call.ended - call.began
-                for index, result in enumerate(results, start):
-                    if self._order.put(part, index, result):
-                        self._notify()
-                start += len(results)
-                if self._site.tasks.gate.holding:
-                    await self._site.tasks.gate.passage()
-                if error is not None:
-                    self._fail(part, start, error)
-                    if self._failed_at is not None:
-                        self._stops_at(*self._failed_at)
-                    start += 1
+            took_s = await self._run_claimed(part, start, stop, slot)
             self._running -= 1
             limit = self._next_limit(limit, took_s)
+
+    async def _run_claimed(self, part: Part[In], start: int, stop: int, slot: int) -> float:
+        """Call the function of the items that were claimed, and return the seconds that it took."""
+        took_s = 0.0
+        while start < stop and self._wanted(part, start):
+            call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
+            results, error = await self._threads.run(call)
+            self._meter.worked(call.began, call.ended)
+            took_s += call.ended - call.began
+            for index, result in enumerate(results, start):
+                if self._order.put(part, index, result):
+                    self._notify()
+            start += len(results)
+            if self._site.tasks.gate.holding:
+                await self._site.tasks.gate.passage()
+            if error is not None:
+                self._fail(part, start, error)
+                if self._failed_at is not None:
+                    self._stops_at(*self._failed_at)
+                start += 1
+        return took_s
 
     def _call(self, part: Part[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
         """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""

@@ -266,6 +266,7 @@ class _Running(Generic[In, Out]):
                     if gate.holding:
                         await gate.passage()  # it may have waited for something of its own
                     await self._send(item)
+                    del item  # it is the reader's: not kept while the next is made
         except BaseException as error:
             if error is self._failure or cancellation_requested(error):
                 raise

@@ -37,3 +37,4 @@ class Filter(Stage[T, T]):
                     yield chunk
                 else:
                     yield Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)
+                del chunk, verdicts  # the reader has it: items are not kept while the next are made

@@ -65,15 +65,18 @@ class FlatMap(Stage[In, Out]):
                     part = unfolding.list(pace)
                     if part.items or part.after is not None:
                         yield part
+                    del part  # the reader has it: outputs are not kept while the next are made
                     if unfolding.failure is not None:
                         run.judge(unfolding.failure, item, now)
                         yield Chunk((), (), Over(self.name, 0, now))
                         break  # what came before the failure stays delivered
                     await pace.breathe()
                 mark, skip = now, 0
+                del item, unfolding
             if chunk.after is not None:
                 mark = chunk.after
                 yield Chunk((), (), Over(self.name, skip, mark))  # at a resume, its input may be yet to come
+            del chunk
 
 
 class _Unfolding(Generic[In, Out]):

@@ -49,6 +49,7 @@ class Take(Stage[T, T]):
             last = taken == self.count  # what is behind it was not asked for, and has come or not by chance
             after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
             yield Chunk(chunk.items, states, after)
+            del chunk  # the reader has it: items are not kept while the next are made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +82,4 @@ class Skip(Stage[T, T]):
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
             yield Chunk(kept.items, Overlaid(self.name, skipped, kept.states), Over(self.name, skipped, chunk.end))
+            del chunk, kept  # likewise

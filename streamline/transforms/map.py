@@ -217,6 +217,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
             states = Numbered(self.name, ordinal + 1, chunk.states)
             ordinal += len(pairs)
             yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
+            del chunk, pairs
 
 
 class Seeded(Adapter):

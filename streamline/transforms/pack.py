@@ -108,6 +108,7 @@ class Pack(Stage[Any, Block]):
             mark = mark if chunk.after is None else Reference.to(chunk.after)
             if not held.tokens:
                 yield Chunk((), (), held.state(mark.get()))
+            del chunk  # documents are not kept while the next are made
         if held.tokens and not self.drop_remainder:
             yield held.rest(run.upstream.state)
         elif held.tokens:

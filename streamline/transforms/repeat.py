@@ -69,6 +69,7 @@ class Repeat(Stage[T, T]):
                 while (chunk := await flow.pull(run.want)) is not None:
                     yielded = yielded or bool(chunk.items)
                     yield self._in_pass(chunk, number, yielded, seen)
+                    del chunk  # the reader has it: items are not kept while the next are made
             if not yielded:
                 return
             tally = Tally()

@@ -35,3 +35,4 @@ class Stride(Stage[T, T]):
             states = Picked(Numbered(self.name, seen + 1, chunk.states), picked)
             seen += len(chunk.items)
             yield Chunk(chunk.items[first::num_shards], states, Over(self.name, seen, chunk.end))
+            del chunk  # items are not kept while the next are made

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.caching.packing import pack, unpack
+from streamline.caching.packing import Buffer, bytes_of, pack, unpack
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing import check_resume, check_stage
@@ -476,9 +476,9 @@ def test_what_is_written_down_comes_back_as_it_was() -> None:
         np.array(["2020-01-01"], "datetime64[D]"), np.zeros(2, dtype), {"x": (np.ones(2), "l")},
     ]  # fmt: skip
     for value in values:
-        buffers: list[memoryview] = []
+        buffers: list[Buffer] = []
         form = json.loads(json.dumps(pack(value, buffers, "")))
-        rest = memoryview(b"".join(buffers))
+        rest = memoryview(b"".join(map(bytes_of, buffers)))
 
         def read(buffer: memoryview) -> None:
             nonlocal rest
