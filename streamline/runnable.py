@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import closing
 from itertools import islice
 from os import PathLike
-from typing import Generic, TypeVar, Unpack
+from typing import Generic, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
 from streamline.ending.policy import Ends, EndsPolicy
+from streamline.errors import PlanTypeError
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
@@ -254,6 +255,21 @@ class Runnable(ABC, Generic[T]):
 
     def __iter__(self) -> SyncStream[T]:
         return self.open().sync_stream()
+
+    def __len__(self) -> NoReturn:
+        """Refuse: torch's DataLoader asks a dataset this before anything else.
+
+        Raises:
+          PlanTypeError: always. `list(pipe)` and its like, for which a length is a hint, go on without.
+        """
+        raise PlanTypeError(
+            "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
+            "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
+            "batch_size=None), from streamline.integrations.torch_dataset"
+        )
+
+    def __bool__(self) -> bool:
+        return True  # else Python would ask for the length
 
     def draw(self) -> Drawing:
         """Return a picture of the plan: Mermaid as text, SVG in a notebook, `.save("plan.svg")`. Nothing runs."""
