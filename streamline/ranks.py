@@ -26,14 +26,20 @@ class Rank:
 
     Attributes:
       members: of a mesh, the numbers of its processes in the whole job, by rank; of all others, none.
-      shared: of a mesh: the job has processes that aren't in it, and may be the same rank.
+      process: of a mesh: the number of this process in the job, if other processes may be the same rank, since the job
+        has some that aren't in the mesh; else None.
     """
 
     rank: int
     world_size: int
     found_in: str
     members: tuple[int, ...] = ()
-    shared: bool = False
+    process: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may be this rank, and are then to get the same items."""
+        return self.process is not None
 
     def shards(self, num_shards: int) -> range:
         """Return the shards that this rank runs."""
@@ -106,7 +112,8 @@ def _of_mesh(mesh: Any) -> Rank:
     members = getattr(mesh, "mesh", None)
     numbers = () if members is None else tuple(int(number) for number in members.tolist())
     job = _of_torch()
-    return Rank(mesh.get_local_rank(), mesh.size(), "mesh", numbers, job is not None and job.world_size > mesh.size())
+    process = job.rank if job is not None and job.world_size > mesh.size() else None
+    return Rank(mesh.get_local_rank(), mesh.size(), "mesh", numbers, process)
 
 
 def _of_torch() -> Rank | None:

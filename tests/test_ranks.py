@@ -183,8 +183,8 @@ class Mesh:
 
 def test_a_mesh_beats_what_is_found_and_knows_its_members(world: World) -> None:
     world.torch(5, 8)
-    assert find_rank(mesh=Mesh(2, [1, 3, 5, 7])) == Rank(2, 4, "mesh", (1, 3, 5, 7), shared=True)
-    assert find_rank(mesh=Mesh(5, list(range(8)))) == Rank(5, 8, "mesh", tuple(range(8)), shared=False)
+    assert find_rank(mesh=Mesh(2, [1, 3, 5, 7])) == Rank(2, 4, "mesh", (1, 3, 5, 7), process=5)
+    assert find_rank(mesh=Mesh(5, list(range(8)))) == Rank(5, 8, "mesh", tuple(range(8)), process=None)
 
 
 def test_a_mesh_that_says_little_is_enough() -> None:

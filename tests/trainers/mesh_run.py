@@ -71,6 +71,13 @@ def checkpointed(mesh: Any, folder: Path) -> list[Any]:
     return [before, list(resumed)]
 
 
+def skipped(mesh: Any, folder: Path) -> list[int]:
+    """Return what is left of items of which one can't be mapped."""
+    pipe = counted.map(lambda item: 1 // item and item)
+    with pipe.open(mesh=mesh, ends="allow", on_error="skip", dead_letters=folder / "bad.jsonl") as stream:
+        return list(stream)
+
+
 def work(process: int, folder: str, ports: SimpleQueue[int]) -> None:
     store = dist.TCPStore("127.0.0.1", 0 if process == 0 else ports.get(), is_master=process == 0)
     for _ in range(3 if process == 0 else 0):
@@ -86,6 +93,7 @@ def work(process: int, folder: str, ports: SimpleQueue[int]) -> None:
         "whole": refused(counted, whole),
         "choosers": [refused(pipe, mesh) for pipe in (best_effort, unordered, feed)],
         "choosers alone": refused(best_effort, everyone),
+        "skipped": skipped(mesh, Path(folder)),
         "resumed": saved_and_resumed(mesh, Path(folder, "ckpt")),
         "checkpointed": checkpointed(mesh, Path(folder, "dcp")),
     }

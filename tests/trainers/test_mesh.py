@@ -88,3 +88,14 @@ def test_a_snapshot_of_all_of_them_is_of_the_ranks_and_resumes_on_one(folder: Pa
     with uneven().open(resume=sl.Snapshot.load(folder / "ckpt"), rank=0, world_size=1) as stream:
         rest = list(stream)
     assert sorted(rest + found[0]["resumed"][0] + found[2]["resumed"][0]) == list(range(ITEMS))
+
+
+def test_each_process_writes_dead_letters_of_its_own(folder: Path, found: list[Any]) -> None:
+    letters = {path.name: len(path.read_text().splitlines()) for path in folder.glob("bad*")}
+    assert letters == {
+        "bad-rank-00000-of-00002-process-00000.jsonl": 0,
+        "bad-rank-00000-of-00002-process-00001.jsonl": 0,
+        "bad-rank-00001-of-00002-process-00002.jsonl": 1,
+        "bad-rank-00001-of-00002-process-00003.jsonl": 1,
+    }
+    assert [len(one["skipped"]) for one in found] == [16, 16, 9, 9]
