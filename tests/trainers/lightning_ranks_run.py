@@ -1,8 +1,9 @@
-"""FOLDER: Lightning on two processes of its own (gloo), resumed from a checkpoint; each writes down what it got."""
+"""FOLDER: Lightning on two processes (gloo), resumed from a checkpoint; each writes down what it got."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,21 @@ def fit(folder: str, steps: int, checkpoint: str | None) -> None:
         enable_model_summary=False,
         accelerator="cpu",
         devices=2,
-        strategy="ddp_fork",
+        strategy="ddp",
     )
     trainer.fit(Model(folder, steps), ckpt_path=checkpoint)
 
 
+def work(process: int, folder: str) -> None:
+    launched = {"RANK": process, "LOCAL_RANK": process, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
+    nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "TORCHELASTIC_RUN_ID": "as by torchrun"}
+    os.environ.update({name: str(value) for name, value in {**launched, **nowhere}.items()})
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=process, world_size=2)
+    fit(folder, 7, None)
+    dist.barrier()
+    fit(folder, 12, f"{folder}/step=3.ckpt")
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    fit(sys.argv[1], 7, None)
-    fit(sys.argv[1], 12, f"{sys.argv[1]}/step=3.ckpt")
+    torch.multiprocessing.start_processes(work, args=(sys.argv[1],), nprocs=2, start_method="fork")
