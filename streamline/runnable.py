@@ -86,7 +86,7 @@ class Runnable(ABC, Generic[T]):
             says what to write here, and what comes out then. An entry that isn't needed does no harm.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
           rank: which data-parallel rank this is, of `world_size`; by default both are found out.
-          mesh: in their place, the dimension of a torch `DeviceMesh` that divides the data, mesh["dp"]; see docs/ranks.md.
+          mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
           ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
             given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
