@@ -136,8 +136,8 @@ def unsettled(
     """Check what can be checked of an opening without looking at files.
 
     Raises:
-      PlanError: an unsharded pipeline or a live source on several ranks; fewer shards than ranks; `accept` names what
-        isn't there.
+      PlanError: an unsharded pipeline or a live source on several ranks; fewer shards than ranks; what chooses an
+        order where processes share a rank; `accept` names what isn't there.
     """
     resume, epoch = begin.resume, begin.epoch
     plan = plan.settled
@@ -208,6 +208,8 @@ def _code_changed(functions: tuple[str, ...]) -> str:
 
 def _check_ranks(plan: Plan, found: Rank) -> None:
     ranks = found.world_size
+    if found.shared:
+        _check_shared(plan)
     if ranks > 1 and isinstance(plan.source, Live) and not plan.source.partitioned:
         raise PlanError(
             f"each of the {ranks} ranks would read the same feed, and be handed the same items: give each rank a feed "
@@ -220,6 +222,19 @@ def _check_ranks(plan: Plan, found: Rank) -> None:
         )
     if ranks > plan.shard.num_shards:
         raise PlanError(f"{plan.shard.num_shards} shards for {ranks} ranks: .shard({ranks}) or more")
+
+
+def _check_shared(plan: Plan) -> None:
+    """Refuse what gives the processes of one rank, those that share its data, other items each."""
+    why = "a feed is read once, by one of them" if isinstance(plan.source, Live) else None
+    if plan.chooser is not None:
+        why = f"{plan.chooser} chooses an order, and each of them another one"
+    if why is not None:
+        raise PlanError(
+            "the job has more processes than the mesh: those of one rank are to get the same items, and "
+            f"{why}. Let one process read and send the others its batches; or, if no other is this rank, say rank= and "
+            "world_size= in the place of mesh="
+        )
 
 
 class RunOptions(TypedDict, total=False):

@@ -130,7 +130,8 @@ class Opening:
         """
         before, rank, letters = self._skipped, self.rank, None
         if self.policy.dead_letters is not None:
-            letters = Letters(self.policy.dead_letters, rank.rank, rank.world_size, self.epoch, before)
+            path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
+            letters = Letters(path, *of, self.epoch, before, rank.process)
         told = any(cache.path is not None for cache in caches_of(self.plan))
         return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
 

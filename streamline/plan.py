@@ -101,6 +101,12 @@ class Plan:
         return bool(self.after) and self.after[-1].ends_itself
 
     @property
+    def chooser(self) -> str | None:
+        """What chooses an order that another run would choose differently; None: nothing."""
+        found = [str(stage) for stage in (*self.worker, *self.after) if stage.chooses]
+        return found[0] if found else "the best-effort merge" if self.merge.chooses else None
+
+    @property
     def settled(self) -> Plan:
         """This plan as it runs where it is opened.
 

@@ -26,12 +26,20 @@ class Rank:
 
     Attributes:
       members: of a mesh, the numbers of its processes in the whole job, by rank; of all others, none.
+      process: of a mesh: the number of this process in the job, if other processes may be the same rank, since the job
+        has some that aren't in the mesh; else None.
     """
 
     rank: int
     world_size: int
     found_in: str
     members: tuple[int, ...] = ()
+    process: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may be this rank, and are then to get the same items."""
+        return self.process is not None
 
     def shards(self, num_shards: int) -> range:
         """Return the shards that this rank runs."""
@@ -89,19 +97,23 @@ def _of_mesh(mesh: Any) -> Rank:
     missing = [name for name in ("get_local_rank", "size") if not callable(getattr(mesh, name, None))]
     if missing:
         raise PlanTypeError(
-            f".open(mesh=) is one dimension of a DeviceMesh, mesh['dp'], and {given(mesh)} has no {missing[0]}()"
+            f".open(mesh=) is one dimension of a DeviceMesh of torch's, mesh['dp'], and {given(mesh)} has no "
+            f"{missing[0]}(): without one, say rank= and world_size="
         )
     if (dimensions := getattr(mesh, "ndim", 1)) != 1:
-        names = ", ".join(map(str, getattr(mesh, "mesh_dim_names", None) or ()))
+        names = getattr(mesh, "mesh_dim_names", None)
+        said = ", ".join(map(str, names)) if names else "without names: init_device_mesh(..., mesh_dim_names=)"
         raise PlanError(
-            f".open(mesh=) has {dimensions} dimensions ({names}): "
-            "give the one over which the data is divided, mesh['dp']"
+            f".open(mesh=) has {dimensions} dimensions ({said}): give the one over which the data is divided, "
+            "mesh['dp']; if it is divided over two of them, these as one, mesh['a', 'b']._flatten()"
         )
     if getattr(mesh, "get_coordinate", lambda: ())() is None:
         raise PlanError(".open(mesh=): this process isn't in the mesh, so it has no part of the data")
     members = getattr(mesh, "mesh", None)
     numbers = () if members is None else tuple(int(number) for number in members.tolist())
-    return Rank(mesh.get_local_rank(), mesh.size(), "mesh", numbers)
+    job = _of_torch()
+    process = job.rank if job is not None and job.world_size > mesh.size() else None
+    return Rank(mesh.get_local_rank(), mesh.size(), "mesh", numbers, process)
 
 
 def _of_torch() -> Rank | None:

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import closing
 from itertools import islice
 from os import PathLike
-from typing import Generic, TypeVar, Unpack
+from typing import Generic, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
 from streamline.ending.policy import Ends, EndsPolicy
+from streamline.errors import PlanTypeError
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
@@ -85,7 +86,7 @@ class Runnable(ABC, Generic[T]):
             says what to write here, and what comes out then. An entry that isn't needed does no harm.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
           rank: which data-parallel rank this is, of `world_size`; by default both are found out.
-          mesh: in their place, the dimension of a torch `DeviceMesh` over which the data is divided: mesh["dp"].
+          mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
           ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
             given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
@@ -99,8 +100,8 @@ class Runnable(ABC, Generic[T]):
           memory: bytes that sources may hold read ahead in each process; one request is always admitted.
 
         Raises:
-          PlanError: what several ranks can't share, or can't end together; options that contradict, or out of range or
-            type (PlanTypeError).
+          PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
+            contradict, or out of range or type (PlanTypeError).
           ResumeError: the snapshot is of another plan, of other data, or of other ranks.
           ReadError: a file of the source is missing.
           Later, by `with`: DeadLetterError; of a live source with another journal, what `docs/live.md` says.
@@ -254,6 +255,21 @@ class Runnable(ABC, Generic[T]):
 
     def __iter__(self) -> SyncStream[T]:
         return self.open().sync_stream()
+
+    def __len__(self) -> NoReturn:
+        """Refuse: torch's DataLoader asks a dataset this before anything else.
+
+        Raises:
+          PlanTypeError: always. `list(pipe)` and its like, for which a length is a hint, go on without.
+        """
+        raise PlanTypeError(
+            "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
+            "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
+            "batch_size=None), from streamline.integrations.torch_dataset"
+        )
+
+    def __bool__(self) -> bool:
+        return True  # else Python would ask for the length
 
     def draw(self) -> Drawing:
         """Return a picture of the plan: Mermaid as text, SVG in a notebook, `.save("plan.svg")`. Nothing runs."""

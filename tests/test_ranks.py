@@ -183,7 +183,8 @@ class Mesh:
 
 def test_a_mesh_beats_what_is_found_and_knows_its_members(world: World) -> None:
     world.torch(5, 8)
-    assert find_rank(mesh=Mesh(2, [1, 3, 5, 7])) == Rank(2, 4, "mesh", (1, 3, 5, 7))
+    assert find_rank(mesh=Mesh(2, [1, 3, 5, 7])) == Rank(2, 4, "mesh", (1, 3, 5, 7), process=5)
+    assert find_rank(mesh=Mesh(5, list(range(8)))) == Rank(5, 8, "mesh", tuple(range(8)), process=None)
 
 
 def test_a_mesh_that_says_little_is_enough() -> None:
@@ -208,9 +209,12 @@ def test_a_mesh_of_two_dimensions_or_without_this_process_or_none_is_refused() -
     whole.ndim, whole.mesh_dim_names = 2, ("dp", "tp")
     with pytest.raises(PlanError, match=r"has 2 dimensions \(dp, tp\): give the one .* mesh\['dp'\]"):
         find_rank(mesh=whole)
+    whole.mesh_dim_names = ()
+    with pytest.raises(PlanError, match=r"has 2 dimensions \(without names: .*mesh_dim_names=\)"):
+        find_rank(mesh=whole)
     with pytest.raises(PlanError, match="this process isn't in the mesh"):
         find_rank(mesh=Mesh(0, [0, 1], []))
-    with pytest.raises(PlanError, match=r"list \[0, 1\] has no get_local_rank\(\)"):
+    with pytest.raises(PlanError, match=r"list \[0, 1\] has no get_local_rank\(\): .* rank= and world_size="):
         find_rank(mesh=[0, 1])  # type: ignore[arg-type]
 
 

@@ -37,6 +37,7 @@ class Letters:
     Args:
       path: as the user gave it; of several ranks, each has a file of its own: "bad-rank-00003-of-00008.jsonl".
       counts: of the state that the run begins at: skipped items by (shard, stage).
+      process: of the job, if several are this rank: each has a file of its own, "bad-rank-…-process-00005.jsonl".
 
     Raises:
       DeadLetterError: it can't be read or written, or holds something else.
@@ -49,10 +50,13 @@ class Letters:
         world_size: int,
         epoch: int,
         counts: Mapping[tuple[int, str], int],
+        process: int | None = None,
     ) -> None:
         given = Path(path).absolute()  # a later chdir changes nothing
         if world_size > 1:
             given = given.with_name(f"{given.stem}-rank-{rank:05}-of-{world_size:05}{given.suffix}")
+        if process is not None:
+            given = given.with_name(f"{given.stem}-process-{process:05}{given.suffix}")
         self.path = given
         self._rank = rank
         self._epoch = epoch

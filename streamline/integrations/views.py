@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from streamline.errors import PlanTypeError
 from streamline.loading.loader import Loader
 
-__all__ = ["LoaderView", "OneAhead"]
+__all__ = ["LoaderView", "OfAllRanks", "OneAhead"]
 
 T = TypeVar("T")
 
@@ -43,7 +44,50 @@ class LoaderView(Generic[T]):
         self.loader.load_state_dict(state_dict)
 
 
-class OneAhead(LoaderView[T]):
+class OfAllRanks(LoaderView[T]):
+    """A loader under a trainer whose first process saves for all: its state holds that of each process.
+
+    `state_dict` is then a call that all processes make, as saving a checkpoint is in such trainers.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loaders of all processes stand; of one that is alone, where it stands."""
+        own = self._standing()
+        distributed = _distributed()
+        if distributed is None:
+            return own
+        states: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(states, own)
+        return {"processes": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where the loaders stood; their processes may be others in number now.
+
+        Raises:
+          What `Loader.load_state_dict` raises.
+        """
+        states = state_dict.get("processes") if isinstance(state_dict, dict) else None
+        if not isinstance(states, list):
+            self.loader.load_state_dict(state_dict)
+            return
+        distributed = _distributed()
+        if distributed is not None and distributed.get_world_size() == len(states):
+            self.loader.load_state_dict(states[distributed.get_rank()])
+        else:
+            self.loader.load_state_dict([state for at, state in enumerate(states) if state not in states[:at]])
+
+    def _standing(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+
+def _distributed() -> Any:
+    """Return torch.distributed, if this process is one of several; else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    several = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if several and distributed.get_world_size() > 1 else None
+
+
+class OneAhead(OfAllRanks[T]):
     """A loader under a trainer that fetches one batch ahead of the one that it trains on, where it knows no length.
 
     The state is behind the batch that is trained on.
@@ -59,7 +103,7 @@ class OneAhead(LoaderView[T]):
             yield item
         self._ended = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def _standing(self) -> dict[str, Any]:
         """Return where the trainer stands: one batch before the loader, unless that has ended or a length is known."""
         ahead = self._given > 0 and not self._ended and not _sized(self.loader)
         return self.loader.state_dict(batches_ago=1 if ahead else 0)

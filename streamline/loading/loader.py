@@ -25,6 +25,7 @@ from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
 from streamline.opening import Opening
 from streamline.options import check_ago, check_int
+from streamline.ranks import find_rank
 from streamline.resetting import reset_from, reset_kept
 from streamline.snapshot import Snapshot
 
@@ -116,9 +117,11 @@ class Loader(Reports[T]):
         steps = self._now.epochs.steps
         if steps is not None:
             return steps
-        opening = self._opening
+        opening, rank = self._opening, self._opening.rank
+        if rank.found_in == "alone":
+            rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
         policy = "allow" if opening.ending is None else opening.ending.ends.policy
-        items = num_given(opening.plan, opening.rank.rank, opening.rank.world_size, policy)
+        items = num_given(opening.plan, rank.rank, rank.world_size, policy)
         if items is None:
             raise TypeError(
                 "how many items an epoch of this pipeline has isn't known before they have been read: "

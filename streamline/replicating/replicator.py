@@ -144,7 +144,7 @@ class StreamReplicator(Generic[T]):
         """
         source = self._source
         again = isinstance(source, Runnable) and not isinstance(source.plan.source, Live)
-        if again and isinstance(source, Runnable) and (chooser := _chooser(source)) is not None:
+        if again and isinstance(source, Runnable) and (chooser := source.plan.chooser) is not None:
             raise PlanError(
                 f"{chooser} chooses an order, and another run another one, in which this replica would have other "
                 "items: let the pipeline be in order; or read the replicas themselves, and save state_dict(), which "
@@ -285,13 +285,6 @@ def _orphaned(dealer: Dealer) -> None:
     for share in dealer.shares.all:
         if share.standing == "unasked":
             dealer.lose(share, "was never asked for, and its StreamReplicator is gone,")
-
-
-def _chooser(pipe: Runnable[Any]) -> str | None:
-    """Return what in a pipeline chooses an order; None: nothing."""
-    plan = pipe.plan
-    found = [str(stage) for stage in (*plan.worker, *plan.after) if stage.chooses]
-    return found[0] if found else "the best-effort merge" if plan.merge.chooses else None
 
 
 def _repeated_chooser(pipe: Runnable[Any]) -> str | None:

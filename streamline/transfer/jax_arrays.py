@@ -52,11 +52,9 @@ class _Puts(Mover):
                     f"{where}: JAX has no dtype for a NumPy array of {leaf.dtype}: convert it in a .map before "
                     ".transfer, or make it a list there, which stays what it is"
                 )
-            self._copies.copied_bytes += leaf.nbytes
-            if self._spread:
-                return self._jax.make_array_from_process_local_data(self._place, leaf)
         elif not isinstance(leaf, self._jax.Array):
             return leaf
-        else:
-            self._copies.copied_bytes += leaf.nbytes
+        self._copies.copied_bytes += leaf.nbytes
+        if self._spread and getattr(leaf, "is_fully_addressable", True):  # device_put would have it be the same on all
+            return self._jax.make_array_from_process_local_data(self._place, leaf)
         return self._jax.device_put(leaf, self._place)

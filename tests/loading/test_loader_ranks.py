@@ -48,6 +48,21 @@ def test_an_epoch_goes_on_on_another_number_of_ranks(of: int, to: int) -> None:
     assert sorted(found) == sorted(second) == list(range(24))
 
 
+def test_a_loader_that_is_older_than_its_trainers_processes_has_the_length_of_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """▲ Trainers that start their own processes are handed it before; its iterations found out, its length didn't."""
+    loader = PIPE.loader()
+    assert len(loader) == 12
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(loader) == len(list(loader)) == 6
+    loader.close()
+    given = PIPE.loader(rank=0, world_size=1)
+    assert len(given) == len(list(given)) == 12
+    given.close()
+
+
 def test_between_two_epochs_the_next_one_begins() -> None:
     _, saved = states(2, 6)
     assert {state["at"] for state in saved} == {"begin"}

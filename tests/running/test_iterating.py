@@ -6,13 +6,14 @@ import gc
 import weakref
 from collections.abc import Iterator
 from itertools import islice
+from operator import length_hint
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.sync import SyncStream
 
 
@@ -44,6 +45,19 @@ def test_each_item_of_a_loop_goes_with_its_state() -> None:
                 with pipe.open(resume=stream.snapshot()) as other:
                     assert other.peek() is (at + 1 < len(whole))
                     assert whole[: at + 1] + list(other) == whole
+
+
+def test_a_pipeline_has_no_length_and_what_asks_for_a_hint_goes_on_without() -> None:
+    """▲ A DataLoader of torch's asks: `list` does, too, and bears a TypeError only."""
+    pipe = sl.from_items(range(5))
+    with pytest.raises(PlanTypeError, match=r"no length: len\(pipe.loader\(\)\) has.*DataLoader\(TorchDataset\(pipe\)"):
+        len(pipe)
+    assert list(pipe) == [*pipe] == sorted(pipe) == list(iter(pipe)) == [0, 1, 2, 3, 4]
+    assert (pipe, length_hint(pipe, 7)) == (pipe, 7)
+    assert bool(pipe)
+    assert len(pipe.loader()) == 5
+    with pytest.raises(PlanError, match="from_items needs __len__ and __getitem__"):
+        sl.from_items(pipe)  # type: ignore[arg-type]
 
 
 def test_what_is_raised_while_it_waits_ends_no_iterator(monkeypatch: pytest.MonkeyPatch) -> None:

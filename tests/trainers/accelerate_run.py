@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from streamline.integrations.accelerate import AccelerateLoader
 from tests.trainers.kit import Log, pipe
 
 
@@ -16,7 +17,7 @@ def main(log: str, die: str, checkpoints: str) -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.001))
-    accelerator.register_for_checkpointing(loader)
+    accelerator.register_for_checkpointing(AccelerateLoader(loader))
     saved = sorted(Path(checkpoints).glob("*"))
     if saved:
         accelerator.load_state(str(saved[-1]))

@@ -23,6 +23,14 @@ def pipe(sized: bool) -> sl.Pipeline[Any]:
     return (numbers if sized else numbers.filter(any_number)).merge().batch(4)
 
 
+ITEMS = 26
+
+
+def uneven() -> sl.Pipeline[int]:
+    """Return numbers, of which rank 0 of 2 has three of the shards, with 16, and rank 1 has two, with 10."""
+    return sl.from_items(range(ITEMS)).shuffle(seed=3).shard(5).merge()
+
+
 def any_number(item: int) -> bool:
     return True
 

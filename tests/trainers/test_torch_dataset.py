@@ -89,6 +89,12 @@ def test_torchdatas_stateful_loader_resumes_it_exactly(workers: int, stop: int) 
     assert first + numbers(resumed) == whole
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"num_workers": 2}, {"shuffle": True}], ids=str)
+def test_a_data_loader_of_a_pipeline_itself_fails_with_the_way_out(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=r"DataLoader\(TorchDataset\(pipe\), batch_size=None\)"):
+        numbers(DataLoader(PIPE, **options))
+
+
 def test_it_pickles_and_takes_nothing_else() -> None:
     assert numbers(pickle.loads(pickle.dumps(TorchDataset(PIPE)))) == numbers(TorchDataset(PIPE))
     with pytest.raises(PlanError, match="is a Pipeline, got list"):

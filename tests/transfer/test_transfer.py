@@ -434,13 +434,15 @@ class FakeJax(SimpleNamespace):
         return FakeArray(np.asarray(getattr(value, "data", value)), place)
 
     def make_array_from_process_local_data(self, sharding: Any, local: Any) -> FakeArray:
-        return FakeArray(np.concatenate([local, local]), sharding)
+        part = getattr(local, "data", local)
+        return FakeArray(np.concatenate([part, part]), sharding)
 
 
 class FakeArray:
     def __init__(self, data: Any, place: Any) -> None:
         self.data = data
         self.place = place
+        self.nbytes = data.nbytes
 
 
 @dataclass(frozen=True)
@@ -465,7 +467,8 @@ def test_jax_is_given_arrays_and_where_to_put_them(jax: FakeJax) -> None:
 
 
 def test_an_array_over_processes_is_made_of_each_ones_part(jax: FakeJax) -> None:
-    (got,) = sl.from_items([np.arange(3)]).transfer(Sharding(False))
-    assert got.data.tolist() == [0, 1, 2, 0, 1, 2]
+    for part in (np.arange(3), FakeArray(np.arange(3), None)):
+        (got,) = sl.from_items([part]).transfer(Sharding(False))
+        assert got.data.tolist() == [0, 1, 2, 0, 1, 2]
     with pytest.raises(DataError, match=r"batch: JAX has no dtype for a NumPy array of <U1"):
         list(sl.from_items([np.array(["a"])]).transfer("jax"))
