@@ -175,6 +175,9 @@ def odd_arrays() -> list[Any]:
         read_only,
         table.T,
         table[::-1, ::2],
+        table[:1][::-1],  # contiguous all the same, as is whatever has a row or none
+        np.zeros((0, 4))[::-1],
+        np.ones(1, [("a", "i4"), ("x", "f8")])["x"],
         np.asfortranarray(table),
         np.broadcast_to(np.int8(3), (2, 2)),
         np.arange(4, dtype=">i4"),
