@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.gate import Gate
 from streamline.opened import RunOptions
 from streamline.pace import SLICE_S
@@ -17,6 +17,7 @@ from streamline.runnable import Runnable
 from streamline.snapshot import Snapshot
 from streamline.states import Reference, Since
 from streamline.stream import Stream
+from streamline.transforms.transfer import Transfer
 
 __all__ = ["AsyncTap", "Passed", "PlanTap", "SyncTap", "Tap", "check_source", "tap_of"]
 
@@ -179,7 +180,16 @@ def check_source(source: object) -> None:
 
     Raises:
       PlanTypeError: it can't be iterated.
+      PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
     """
+    if isinstance(source, Runnable):
+        for stage in source.plan.after:
+            if isinstance(stage, Transfer) and stage.hands_over:
+                raise PlanError(
+                    f"StreamReplicator(source) ends with {stage}, whose batches are for the CUDA stream of the thread "
+                    "that reads them all, and a replica's reader has another: leave it out, and let each reader have "
+                    f'replicator.pipeline(r).transfer("{stage.device}")'
+                )
     if isinstance(source, Runnable | AsyncIterable) or (
         isinstance(source, Iterable) and not isinstance(source, str | bytes)
     ):

@@ -73,10 +73,11 @@ def _with(batch: Any, changed: Mapping[Any, Any]) -> Any:
     if type(batch) is dict:
         return {**batch, **changed}
     if isinstance(batch, MutableMapping):
-        made: Any = copy(batch)
-        for key, part in changed.items():
-            made[key] = part
-        return made
+        made, before = copy(batch), dict(batch)
+        made.update(changed)
+        if all(batch[key] is before[key] for key in changed):
+            return made
+        batch.update(before)  # its copy shares what it holds
     if isinstance(batch, Mapping):
         return {**batch, **changed}
     if isinstance(batch, list | tuple):

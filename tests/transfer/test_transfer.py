@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -174,6 +174,37 @@ def test_arrays_become_tensors_wherever_they_are_and_all_else_stays(torch: FakeT
         assert isinstance(before, np.ndarray), "the batch before was changed"
 
 
+class Shared(MutableMapping[str, Any]):
+    """A mapping whose `copy.copy` holds the same dict."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.held = held
+
+    def __getitem__(self, key: str) -> Any:
+        return self.held[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.held[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.held[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def test_a_mapping_that_can_not_be_copied_stays_as_it_was_and_arrives_as_a_dict(torch: FakeTorch) -> None:
+    """Else a data set in the host's memory would move to the GPU, item by item."""
+    item = Shared({"x": np.arange(2), "name": "a"})
+    for _ in range(2):
+        (got,) = sl.from_items([item]).transfer("cuda")
+        assert type(item["x"]) is np.ndarray
+        assert (list(got), got["x"].tolist(), got["name"]) == (["x", "name"], [0, 1], "a")
+
+
 def odd_arrays() -> list[Any]:
     read_only = np.arange(4)
     read_only.flags.writeable = False
@@ -257,6 +288,23 @@ def test_each_batch_is_for_the_stream_that_is_current_when_it_is_taken(torch: Fa
     assert [batch.used_by for batch in (first, second, third)] == [[default], [mine], [default]]
 
 
+def test_replicas_go_to_the_device_each_for_its_own_reader(torch: FakeTorch) -> None:
+    """Else the batches would be for the stream of whoever reads for all of them."""
+    with pytest.raises(PlanError, match=r'replicator\.pipeline\(r\)\.transfer\("cuda:1"\)'):
+        sl.StreamReplicator(numbers().transfer("cuda:1"), 2)
+    mine = torch.cuda.Stream()
+    with sl.StreamReplicator(numbers(), 2) as replicator, torch.cuda.stream(mine):
+        with (
+            replicator.pipeline(0).transfer("cuda:1").open() as even,
+            replicator.pipeline(1).transfer("cuda:1").open() as odd,
+        ):
+            batches = [batch for pair in zip(even, odd, strict=True) for batch in pair]
+        assert all(batch.used_by == [mine] for batch in batches)
+        assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in numbers()]
+    with sl.StreamReplicator(numbers().transfer("cpu"), 1) as replicator:
+        assert len(list(replicator.replica(0))) == 10
+
+
 def test_a_copy_is_on_its_way_when_the_next_batch_is_staged(torch: FakeTorch) -> None:
     """Nobody has waited for it until the consumer's stream does."""
     copier = CudaCopier(0)
@@ -307,6 +355,21 @@ def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch) -> N
                 break
             deadline.wait(0.01)
         assert len(moved) == 29 + 3, "the batches behind this one are not on their way"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_depth_batches_are_on_their_way_while_an_async_loop_has_one(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    moved: list[Any] = []
+    monkeypatch.setattr(torch, "spend", moved.append)  # for each copy
+    async with numbers(400).transfer("cuda", depth=depth).open() as stream:
+        for at in range(1, 10):
+            await anext(stream)
+            with anyio.fail_after(20):
+                while len(moved) < at + depth:  # noqa: ASYNC110 - threads move them
+                    await anyio.sleep(0.001)
+            assert len(moved) == at + depth
 
 
 # Where it stands ----------------------------------------------------------------------------------------------------
