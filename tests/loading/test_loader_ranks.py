@@ -48,6 +48,46 @@ def test_an_epoch_goes_on_on_another_number_of_ranks(of: int, to: int) -> None:
     assert sorted(found) == sorted(second) == list(range(24))
 
 
+def part(loader: sl.Loader[int], most: int | None = None) -> tuple[list[int], Any]:
+    """Return what is left of an epoch, or so many items of it, and the state behind them."""
+    with loader:
+        iterator = iter(loader)
+        found = list(islice(iterator, most))
+        return found, loader.state_dict()
+
+
+@pytest.mark.parametrize("length", [32, 35])
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+@pytest.mark.parametrize("saved_anew", [False, True])
+def test_ranks_end_together_behind_another_number_of_ranks(length: int, ends: Any, saved_anew: bool) -> None:
+    """One of which is alone, and stops where the eight have unequal rests; also if each saves before its first item."""
+    pipe = sl.from_items(range(length)).shard(8)
+
+    def on(ranks: int, rank: int) -> sl.Loader[int]:
+        return pipe.loader(rank=rank, world_size=ranks, ends=ends, persistent=False)
+
+    saved: list[Any] = []
+    for rank in range(8):
+        saved.append(part(on(8, rank), 1)[1])
+    alone = on(1, 0)
+    alone.load_state_dict(saved)
+    taken, state = part(alone, 11)
+    assert taken == list(range(8, 19))
+    rests = [list(range(rank, length, 8))[2 + (rank < 3) :] for rank in range(8)]
+    count = (min if ends == "drop" else max)(map(len, rests))
+    for rank, rest in enumerate(rests):
+        loader = on(8, rank)
+        loader.load_state_dict([state])
+        if saved_anew:
+            again = json.loads(json.dumps(loader.state_dict()))
+            loader.close()
+            loader = on(8, rank)
+            loader.load_state_dict(again)
+        found, _ = part(loader)
+        assert found[: len(rest)] == rest[:count]
+        assert len(found) == count
+
+
 def test_between_two_epochs_the_next_one_begins() -> None:
     _, saved = states(2, 6)
     assert {state["at"] for state in saved} == {"begin"}
