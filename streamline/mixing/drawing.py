@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -41,9 +42,10 @@ class MixState(SeveralState):
     Attributes:
       over: what had ended when a stage behind came to the mixture's end, if that is ahead and will be read again.
       end: what has ended, if this is the mixture's end.
+      of_pass: of the pass that this is in.
     """
 
-    __slots__ = ("draws", "end", "over")
+    __slots__ = ("draws", "end", "of_pass", "over")
 
     def __init__(
         self,
@@ -53,12 +55,19 @@ class MixState(SeveralState):
         draws: tuple[Span, ...],
         over: Ended | None,
         end: Ended | None,
+        of_pass: _Pass,
     ) -> None:
         super().__init__(name, own, parts)
-        self.draws, self.over, self.end = draws, over, end
+        self.draws, self.over, self.end, self.of_pass = draws, over, end, of_pass
 
     def own_until(self, later: Any) -> Tree:
-        """Beyond those that were given at the opening, which stand until they are made, up to the later state."""
+        """Beyond those that were given at the opening, which stand until they are made, up to the later state.
+
+        If that is in a later pass, all that is between is drawn anew: by the same, or a resume is refused.
+        """
+        passes = None
+        if later is not None and later.of_pass.epoch != self.of_pass.epoch:
+            passes, later = self.of_pass.drawn_by, None
         over = self.over if later is None else later.end if later.over is None else later.over
         n = self.own["n"]
         until = n if later is None else later.own["n"]
@@ -69,7 +78,20 @@ class MixState(SeveralState):
             if stop > before:
                 drawn.append({"until": stop, **draws.json()})
                 before = stop
-        return {**self.own, "drawn": drawn, "over": None if over is None else list(over)}
+        return {**self.own, "drawn": drawn, "over": None if over is None else list(over), "passes": passes}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass of a repeated mixture.
+
+    Attributes:
+      epoch: as its site has it.
+      drawn_by: weights, seed, end and components.
+    """
+
+    epoch: tuple[int, ...]
+    drawn_by: Tree
 
 
 class Drawing:
@@ -83,7 +105,8 @@ class Drawing:
       passes: tells the pass that a component is in, of those that are repeated.
 
     Raises:
-      ResumeError: items will be read again of a component that there is no more.
+      ResumeError: items will be read again of a component that there is no more, before an end where there would be
+        more, or of an earlier pass by other weights.
     """
 
     def __init__(
@@ -117,6 +140,12 @@ class Drawing:
             raise ResumeError(
                 f"a stage behind {name!r} goes back to items before its end, where there would be more now: keep "
                 "components, stop= and weights of 0 as they were until a snapshot behind them, or begin anew"
+            )
+        self._pass = _Pass(tuple(site.epoch), {**draws.json(), "stop": stop, "of": sorted(flows)})
+        if own.get("passes") not in (None, self._pass.drawn_by):
+            raise ResumeError(
+                f"a stage behind {name!r} goes back to an earlier pass of it: keep weights, seed, stop= and components "
+                "as they were until a snapshot behind that pass"
             )
         self._behind = self._made_behind()
         self._told = Told(self.state, self._spans, site, passes)
@@ -233,7 +262,7 @@ class Drawing:
         before = {name: self._hands[number].before for name, number in self._number.items()}
         ended = tuple(sorted(self._ended))
         over, end = (None, ended) if at_end else (self._over, None)
-        return _Behind(self._name, ended, self._spans, before, over, end)
+        return _Behind(self._name, ended, self._spans, before, over, end, self._pass)
 
 
 class _Hand:
@@ -305,10 +334,10 @@ class _Behind:
 
     Args:
       before: items that were served of each component before this running.
-      over, end: as those of a `MixState`.
+      over, end, of_pass: as those of a `MixState`.
     """
 
-    __slots__ = ("_before", "_end", "_ended", "_name", "_over", "_spans")
+    __slots__ = ("_before", "_end", "_ended", "_name", "_of_pass", "_over", "_spans")
 
     def __init__(
         self,
@@ -318,16 +347,17 @@ class _Behind:
         before: Mapping[str, int],
         over: Ended | None,
         end: Ended | None,
+        of_pass: _Pass,
     ) -> None:
         self._name, self._ended, self._spans, self._before = name, ended, spans, before
-        self._over, self._end = over, end
+        self._over, self._end, self._of_pass = over, end, of_pass
 
     def __call__(self, n: int, served: Sequence[int], grounds: Sequence[_Ground]) -> MixState:
         taken = {name: before + more for (name, before), more in zip(self._before.items(), served, strict=True)}
         parts = {name: part_of(*one) for name, one in zip(taken, zip(grounds, served, strict=True), strict=True)}
         own = {"n": n, "ended": list(self._ended), "taken": taken}
         spans = tuple(span for span in self._spans if span[0] > n)
-        return MixState(self._name, own, parts, spans, self._over, self._end)
+        return MixState(self._name, own, parts, spans, self._over, self._end, self._of_pass)
 
 
 class _Drawn:

@@ -66,9 +66,7 @@ def test_ranks_end_together_behind_another_number_of_ranks(length: int, ends: An
     def on(ranks: int, rank: int) -> sl.Loader[int]:
         return pipe.loader(rank=rank, world_size=ranks, ends=ends, persistent=False)
 
-    saved: list[Any] = []
-    for rank in range(8):
-        saved.append(part(on(8, rank), 1)[1])
+    saved = [part(on(8, rank), 1)[1] for rank in range(8)]
     alone = on(1, 0)
     alone.load_state_dict(saved)
     taken, state = part(alone, 11)
