@@ -135,3 +135,26 @@ def test_steps_go_on_where_all_ranks_stood() -> None:
         assert loader.epoch == 1
         loader.close()
     assert sorted(found[:18]) == sorted(set(found[:18]))
+
+
+def test_ranks_in_different_passes_go_on_each_by_itself_only() -> None:
+    pipe = sl.from_items(range(9)).shard(2)
+    saved, following = [], []
+    for rank in range(2):
+        with pipe.loader(rank=rank, world_size=2, steps_per_epoch=9, persistent=False) as loader:
+            iterator = iter(loader)
+            assert len(list(islice(iterator, 5))) == 5
+            saved.append(json.loads(json.dumps(loader.state_dict())))
+            following.append(list(iterator))
+    for ranks in (1, 2):
+        with (
+            pipe.loader(rank=0, world_size=ranks, steps_per_epoch=9) as loader,
+            pytest.raises(
+                SnapshotError, match=r"in different passes over their data \(0, 1\), since they have unequal"
+            ),
+        ):
+            loader.load_state_dict(saved)
+    for rank in range(2):
+        with pipe.loader(rank=rank, world_size=2, steps_per_epoch=9) as loader:
+            loader.load_state_dict(saved[rank])
+            assert list(loader) == following[rank]
