@@ -65,9 +65,9 @@ class MixState(SeveralState):
 
         If that is in a later pass, all that is between is drawn anew: by the same, or a resume is refused.
         """
-        passes = None
-        if later is not None and later.of_pass.epoch != self.of_pass.epoch:
-            passes, later = self.of_pass.drawn_by, None
+        elsewhere = later is not None and later.of_pass.epoch != self.of_pass.epoch
+        passes = self.of_pass.drawn_by if elsewhere or self.of_pass.again else None
+        later = None if elsewhere else later
         over = self.over if later is None else later.end if later.over is None else later.over
         n = self.own["n"]
         until = n if later is None else later.own["n"]
@@ -88,10 +88,12 @@ class _Pass:
     Attributes:
       epoch: as its site has it.
       drawn_by: weights, seed, end and components.
+      again: whether a stage behind stood in a later one when this was opened, and goes back to here.
     """
 
     epoch: tuple[int, ...]
     drawn_by: Tree
+    again: bool
 
 
 class Drawing:
@@ -141,8 +143,9 @@ class Drawing:
                 f"a stage behind {name!r} goes back to items before its end, where there would be more now: keep "
                 "components, stop= and weights of 0 as they were until a snapshot behind them, or begin anew"
             )
-        self._pass = _Pass(tuple(site.epoch), {**draws.json(), "stop": stop, "of": sorted(flows)})
-        if own.get("passes") not in (None, self._pass.drawn_by):
+        then, drawn_by = own.get("passes"), {**draws.json(), "stop": stop, "of": sorted(flows)}
+        self._pass = _Pass(site.epoch, drawn_by, then is not None)
+        if then not in (None, drawn_by):
             raise ResumeError(
                 f"a stage behind {name!r} goes back to an earlier pass of it: keep weights, seed, stop= and components "
                 "as they were until a snapshot behind that pass"
