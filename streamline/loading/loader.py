@@ -394,5 +394,4 @@ def _part(snapshot: Snapshot | None, opening: Opening) -> Snapshot | None:
     """Return the part of a snapshot that an opening took: a whole job's is in no state of one rank."""
     if snapshot is None or (snapshot.rank, snapshot.world_size) == (opening.rank.rank, opening.rank.world_size):
         return snapshot
-    resume, ending = opening.resume, opening.ending
-    return resume if resume is None or ending is None else ending.begun_at(resume)
+    return opening.begun_at
