@@ -8,7 +8,8 @@ that lists are long.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -28,21 +29,46 @@ __all__ = ["Drawing"]
 Picks: TypeAlias = "npt.NDArray[np.intp]"
 """For each of some items, the number of its component."""
 
+Ended: TypeAlias = tuple[str, ...]
+"""Names of components that have ended, in order."""
+
 NOTHING: Picks = np.empty(0, np.intp)
 EMPTY = iter(())
 
 
 class MixState(SeveralState):
-    """Where a mixture stands."""
+    """Where a mixture stands.
 
-    __slots__ = ("draws",)
+    Attributes:
+      over: what had ended when a stage behind came to the mixture's end, if that is ahead and will be read again.
+      end: what has ended, if this is the mixture's end.
+      of_pass: of the pass that this is in.
+    """
 
-    def __init__(self, name: str, own: Tree, parts: Mapping[str, Reference], draws: tuple[Span, ...]) -> None:
+    __slots__ = ("draws", "end", "of_pass", "over")
+
+    def __init__(
+        self,
+        name: str,
+        own: Tree,
+        parts: Mapping[str, Reference],
+        draws: tuple[Span, ...],
+        over: Ended | None,
+        end: Ended | None,
+        of_pass: _Pass,
+    ) -> None:
         super().__init__(name, own, parts)
-        self.draws = draws
+        self.draws, self.over, self.end, self.of_pass = draws, over, end, of_pass
 
     def own_until(self, later: Any) -> Tree:
-        """Beyond those that were given at the opening, which stand until they are made, up to the later state."""
+        """Beyond those that were given at the opening, which stand until they are made, up to the later state.
+
+        If that is in a later pass, all that is between is drawn anew: by the same, or a resume is refused.
+        """
+        elsewhere = later is not None and later.of_pass.epoch != self.of_pass.epoch
+        passes = self.of_pass.drawn_by if elsewhere or self.of_pass.again else None
+        later = None if elsewhere else later
+        over = self.over if later is None else later.end if later.over is None else later.over
         n = self.own["n"]
         until = n if later is None else later.own["n"]
         drawn, before = [], n
@@ -52,7 +78,22 @@ class MixState(SeveralState):
             if stop > before:
                 drawn.append({"until": stop, **draws.json()})
                 before = stop
-        return {**self.own, "drawn": drawn}
+        return {**self.own, "drawn": drawn, "over": None if over is None else list(over), "passes": passes}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass of a repeated mixture.
+
+    Attributes:
+      epoch: as its site has it.
+      drawn_by: weights, seed, end and components.
+      again: whether a stage behind stood in a later one when this was opened, and goes back to here.
+    """
+
+    epoch: tuple[int, ...]
+    drawn_by: Tree
+    again: bool
 
 
 class Drawing:
@@ -66,7 +107,8 @@ class Drawing:
       passes: tells the pass that a component is in, of those that are repeated.
 
     Raises:
-      ResumeError: items will be read again of a component that there is no more.
+      ResumeError: items will be read again of a component that there is no more, before an end where there would be
+        more, or of an earlier pass by other weights.
     """
 
     def __init__(
@@ -85,6 +127,9 @@ class Drawing:
         self._hands = [_Hand(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
         self._number = {one: number for number, one in enumerate(flows)}
         self._spans: tuple[Span, ...] = (*((one["until"], Draws.of(one)) for one in own["drawn"]), (math.inf, draws))
+        self._again: int = own["drawn"][-1]["until"] if own["drawn"] else self._n  # items before this one were drawn
+        over = own.get("over")
+        self._over: Ended | None = None if over is None else tuple(over)
         self._numbers = Numbers(site)
         for _, before in self._spans[:-1]:
             gone = sorted({one for one in before.names if one not in flows})
@@ -93,6 +138,18 @@ class Drawing:
                     f"a stage behind {name!r} goes back to items of {', '.join(map(repr, gone))}, which is no "
                     "component any more: keep it, with weight 0, until a snapshot behind them"
                 )
+        if self._over is not None and self._left(draws, self._again, self._over, stop):
+            raise ResumeError(
+                f"a stage behind {name!r} goes back to items before its end, where there would be more now: keep "
+                "components, stop= and weights of 0 as they were until a snapshot behind them, or begin anew"
+            )
+        then, drawn_by = own.get("passes"), {**draws.json(), "stop": stop, "of": sorted(flows)}
+        self._pass = _Pass(site.epoch, drawn_by, then is not None)
+        if then not in (None, drawn_by):
+            raise ResumeError(
+                f"a stage behind {name!r} goes back to an earlier pass of it: keep weights, seed, stop= and components "
+                "as they were until a snapshot behind that pass"
+            )
         self._behind = self._made_behind()
         self._told = Told(self.state, self._spans, site, passes)
 
@@ -130,17 +187,27 @@ class Drawing:
                     break
                 if not hand.items:
                     yield Chunk((), (), self.state)
+        self._ended |= {name for name in self._over or () if name in self._number}
+        self._behind = self._made_behind(at_end=True)
+        self._told.now = Reference.to(self.state)
+        yield Chunk((), (), self.state)
 
     def _weights(self) -> dict[str, float]:
-        """Return the weights of what may be drawn now; none at the end.
+        """Return the weights of what may be drawn now; none at the end."""
+        if self._n < self._again:
+            return self._left(self._now, self._n, self._ended, "all")  # they were drawn, whatever had ended
+        return {} if self._over is not None else self._left(self._now, self._n, self._ended, self._stop)
+
+    def _left(self, draws: Draws, n: int, ended: Collection[str], stop: str) -> dict[str, float]:
+        """Return the weights by which item n may be drawn when some components have ended.
 
         If all that has a weight has ended, those to which a later schedule gives one go on.
         """
-        if self._stop == "first" and self._ended:
+        if stop == "first" and any(name in self._number for name in ended):
             return {}
-        for weights in self._now.onward(self._served):
+        for weights in draws.onward(self._served(n)):
             left = {name: weight for name, weight in weights if weight and name in self._number}
-            if left := {name: weight for name, weight in left.items() if name not in self._ended}:
+            if left := {name: weight for name, weight in left.items() if name not in ended}:
                 return left
         return {}
 
@@ -148,14 +215,13 @@ class Drawing:
     def _now(self) -> Draws:
         return next(draws for until, draws in self._spans if until > self._n)
 
-    @property
-    def _served(self) -> int:
-        """Items that all workers have served, as a strict merge takes them in turn."""
-        return self._n * self._site.num_shards + self._site.shard
+    def _served(self, n: int) -> int:
+        """Items that all workers have served behind n of this one, as a strict merge takes them in turn."""
+        return n * self._site.num_shards + self._site.shard
 
     def _draw(self, weights: Mapping[str, float]) -> Picks:
         """Return for the next items which component each comes from, by number."""
-        change = self._now.change(self._served) - self._site.shard
+        change = self._now.change(self._served(self._n)) - self._site.shard
         room = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
         count = int(min(BLOCK, room - self._n))
         bounds = np.cumsum(list(weights.values()))
@@ -195,9 +261,11 @@ class Drawing:
         self._n += len(drawn)
         return Chunk([next(parts[pick]) for pick in drawn.tolist()], column)
 
-    def _made_behind(self) -> _Behind:
+    def _made_behind(self, *, at_end: bool = False) -> _Behind:
         before = {name: self._hands[number].before for name, number in self._number.items()}
-        return _Behind(self._name, tuple(sorted(self._ended)), self._spans, before)
+        ended = tuple(sorted(self._ended))
+        over, end = (None, ended) if at_end else (self._over, None)
+        return _Behind(self._name, ended, self._spans, before, over, end, self._pass)
 
 
 class _Hand:
@@ -269,18 +337,30 @@ class _Behind:
 
     Args:
       before: items that were served of each component before this running.
+      over, end, of_pass: as those of a `MixState`.
     """
 
-    __slots__ = ("_before", "_ended", "_name", "_spans")
+    __slots__ = ("_before", "_end", "_ended", "_name", "_of_pass", "_over", "_spans")
 
-    def __init__(self, name: str, ended: tuple[str, ...], spans: tuple[Span, ...], before: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ended: Ended,
+        spans: tuple[Span, ...],
+        before: Mapping[str, int],
+        over: Ended | None,
+        end: Ended | None,
+        of_pass: _Pass,
+    ) -> None:
         self._name, self._ended, self._spans, self._before = name, ended, spans, before
+        self._over, self._end, self._of_pass = over, end, of_pass
 
     def __call__(self, n: int, served: Sequence[int], grounds: Sequence[_Ground]) -> MixState:
         taken = {name: before + more for (name, before), more in zip(self._before.items(), served, strict=True)}
         parts = {name: part_of(*one) for name, one in zip(taken, zip(grounds, served, strict=True), strict=True)}
         own = {"n": n, "ended": list(self._ended), "taken": taken}
-        return MixState(self._name, own, parts, tuple(span for span in self._spans if span[0] > n))
+        spans = tuple(span for span in self._spans if span[0] > n)
+        return MixState(self._name, own, parts, spans, self._over, self._end, self._of_pass)
 
 
 class _Drawn:
