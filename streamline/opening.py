@@ -136,6 +136,11 @@ class Opening:
         return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
 
     @property
+    def begun_at(self) -> Snapshot | None:
+        """This rank's part of the state to begin at, with how many items are left."""
+        return self.resume if self.resume is None or self.ending is None else self.ending.begun_at(self.resume)
+
+    @property
     def _skipped(self) -> dict[tuple[int, str], int]:
         """The items that were skipped before the state to begin at, by (shard, stage)."""
         state = self._state

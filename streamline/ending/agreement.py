@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamline.ending.finding import store_of_torch
@@ -76,6 +76,14 @@ class Agreement:
     def active(self) -> bool:
         """Whether the stream may end elsewhere than its items do."""
         return self.left is not None or self.store is not None
+
+    def begun_at(self, part: Snapshot) -> Snapshot:
+        """Return a rank's part of a state to begin at, with how many items are left: whoever begins there may know of
+        no other rank."""
+        if self.left is None:
+            return part
+        own = {"policy": self.ends.policy, "left": self.left, "spare": self.spare}
+        return replace(part, state={**part.state, NAME: {**part.state.get(NAME, {}), **own}})
 
 
 def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | None, *, skips: bool) -> Agreement:

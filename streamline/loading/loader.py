@@ -397,4 +397,4 @@ def _part(snapshot: Snapshot | None, opening: Opening) -> Snapshot | None:
     """Return the part of a snapshot that an opening took: a whole job's is in no state of one rank."""
     if snapshot is None or (snapshot.rank, snapshot.world_size) == (opening.rank.rank, opening.rank.world_size):
         return snapshot
-    return opening.resume
+    return opening.begun_at

@@ -93,6 +93,13 @@ class LoaderState:
             return states[0], None
         if len(parts) < len(states):
             raise SnapshotError("some of the loaders' states have a snapshot, and some have none")
+        passes = [part.epoch for part in parts]
+        if len(set(passes)) > 1:
+            raise SnapshotError(
+                f"the ranks are in different passes over their data ({', '.join(map(str, passes))}), since they have "
+                "unequal numbers of items: their loaders' states can't be joined. On as many ranks, give each its own; "
+                "for another number, give all shards as many items, with .shard(drop_remainder=True) say"
+            )
         at: Inside = "inside" if all(state.at == "inside" for state in states) else "unknown"
         return replace(states[0], at=states[0].at if states[0].at == "begin" else at), Snapshot.of_job(parts)
 

@@ -8,7 +8,7 @@ two components may have stages of the same name. State: what the kind of source 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -21,6 +21,7 @@ from streamline.meters.traffic import Traffic
 from streamline.options import given
 from streamline.plan import Plan, Shard
 from streamline.resuming.fingerprint import fingerprint, line_of
+from streamline.resuming.fit import found_otherwise
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live
 from streamline.states import Json, Reference, State, Tally, Tree
@@ -29,9 +30,12 @@ from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.worker import worker_flow
 
-__all__ = ["Several", "SeveralState", "component", "named"]
+__all__ = ["Several", "SeveralState", "component", "grown", "known_of", "named"]
 
 T = TypeVar("T")
+
+GROW = ("length", "changed_files")
+"""Changes of data behind which there may be more."""
 
 
 def component(option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool) -> Plan:
@@ -153,7 +157,7 @@ class Several(Source[T], ABC):
         }
 
     def resumed(self, listing: Json) -> Several[T]:
-        known = _known(listing)
+        known = known_of(listing)
         sources = {
             name: plan.source.resumed(known[name]["data"]) if name in known else plan.source
             for name, plan in self.components
@@ -161,7 +165,7 @@ class Several(Source[T], ABC):
         return self._with(sources)
 
     def carried(self, listing: Json, now: Json) -> Json:
-        known = _known(listing)
+        known = known_of(listing)
         carried = {
             name: plan.source.carried(known[name]["data"], now[name]["data"])
             for name, plan in self.components
@@ -171,7 +175,7 @@ class Several(Source[T], ABC):
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
         """Return how the components of a snapshot differ from those of the same names now; others may come and go."""
-        found, known = list[Change](), _known(listing)
+        found, known = list[Change](), known_of(listing)
         for name, plan in self.components:
             if name not in known:
                 continue
@@ -190,8 +194,22 @@ class Several(Source[T], ABC):
             its_split = replace(split, part=part, own=own, passes=passes, moved_by=moved_by)
             for change in plan.source.changes(known[name]["data"], now[name]["data"], its_split):
                 lines = tuple(f"{name}: {line}" for line in change.lines)
-                found.append(replace(change, what=f"{name}.{change.what}", lines=lines, steady=False))
+                its_change = replace(change, what=f"{name}.{change.what}", lines=lines, steady=False)
+                middle = _in_the_middle(plan, trees.values()) if change.possible and not change.steady else None
+                found.append(its_change if middle is None else replace(its_change, possible=False, then=middle))
         return found
+
+    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+        known = known_of(listing)
+        if not known:
+            return own
+        of = dict(own["of"])
+        for name, plan in self.components:
+            inner = plan.source.name
+            if name in known and inner in of.get(name, {}):
+                there = plan.source.fitted(of[name][inner], known[name]["data"], now[name]["data"])
+                of[name] = {**of[name], inner: there}
+        return {**own, "of": of}
 
     @property
     def changeable(self) -> tuple[str, ...]:  # type: ignore[override]  # each has its own components
@@ -256,10 +274,25 @@ def named(option: str, pipes: object) -> dict[str, Any]:
     return found
 
 
-def _known(listing: Json) -> dict[str, Any]:
+def known_of(listing: Json) -> dict[str, Any]:
     """Return what a listing says of components; nothing, if it is another kind of source's."""
     found = listing if isinstance(listing, dict) else {}
     return {name: entry for name, entry in found.items() if isinstance(entry, dict) and "plan" in entry}
+
+
+def grown(plan: Plan, before: Json, now: Json) -> bool:
+    """Whether a component may have items where it had ended: there are more than there were."""
+    split = Split(part=plan.part((0,)), num_shards=1, epoch=0, own={}, moved_by=None, passes=False)
+    return any(change.what.rpartition(".")[2] in GROW for change in plan.source.changes(before, now, split))
+
+
+def _in_the_middle(plan: Plan, trees: Iterable[Tree]) -> str | None:
+    """Say which stage of a component will read again what is not as it was; None: none."""
+    for tree in trees:
+        for stage in plan.worker:
+            if stage.name in tree and (again := stage.again(tree[stage.name])):
+                return found_otherwise(stage.name, again)
+    return None
 
 
 def _all(plan: Plan) -> tuple[Stage[Any, Any], ...]:

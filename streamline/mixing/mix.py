@@ -2,7 +2,8 @@
 
 The draw needs nothing but n, so the state is n, and where each component stands. Weights belong to no state: a resume
 may have others. A stage behind that goes back to an older state must see the same items again, though: there the state
-says, under "drawn", by which weights the items up to where that stage stands were drawn.
+says, under "drawn", by which weights the items up to where that stage stands were drawn; and under "over", if that is
+the end, which components had ended there; and under "passes", if it stands in a later pass, by what all is drawn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from streamline.flow import Flow, ListsFlow, Site
-from streamline.mixing.components import Several
+from streamline.mixing.components import Several, grown, known_of
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
 from streamline.mixing.told import pass_of
@@ -44,8 +45,21 @@ class Mix(Several[T]):
     def drawn(self) -> Json:
         return {"draws": self.draws.json(), "stop": self.stop}
 
+    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+        found, known = super().fitted(own, listing, now), known_of(listing)
+        more = {
+            name
+            for name, plan in self.components
+            if name in known and grown(plan, known[name]["data"], now[name]["data"])
+        }
+        return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
+
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        own = {"n": 0, "ended": [], "taken": {}, "drawn": []} if state is None else state[self.name]
+        own = (
+            {"n": 0, "ended": [], "taken": {}, "drawn": [], "over": None, "passes": None}
+            if state is None
+            else state[self.name]
+        )
         flows = self.flows(site, state)
         demand = self.demand(site, state)
         passes = {name: found for name, plan in self.components if (found := pass_of(plan, site)) is not None}

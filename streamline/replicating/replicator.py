@@ -18,7 +18,7 @@ from streamline.replicating.feed import ReplicaFeed
 from streamline.replicating.replica import Replica
 from streamline.replicating.shares import ReplicaStats, Share, Shares
 from streamline.replicating.state import ReplicatorState
-from streamline.replicating.taps import PlanTap, Tap, check_source, tap_of
+from streamline.replicating.taps import Passed, PlanTap, Tap, check_source, tap_of
 from streamline.runnable import Runnable
 from streamline.snapshot import Snapshot
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, Live, live_of
@@ -200,8 +200,13 @@ class StreamReplicator(Generic[T]):
         """
         self._check_again("state_dict")
         shares, tap = self._dealer.shares, self._dealer.tap
-        taken, oldest = [share.taken for share in shares.all], shares.oldest
-        found = tap.snapshot(oldest) if isinstance(tap, PlanTap) else None
+        while True:
+            taken = shares.taken
+            try:
+                found = tap.snapshot(shares.oldest(taken)) if isinstance(tap, PlanTap) else None
+                break
+            except Passed:
+                continue  # readers have gone on since
         at, snapshot = (self._from, self._resume) if found is None else found
         closed = [share.replica for share in shares.all if share.standing == "closed"]
         return ReplicatorState(

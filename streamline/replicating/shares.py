@@ -139,11 +139,15 @@ class Shares:
         return max(share.before, -(-(self.at - share.replica) // len(self.all)))
 
     @property
-    def oldest(self) -> int:
-        """How many items of the stream, from its beginning, nobody needs any more."""
-        count = len(self.all)
-        needed = [share.taken * count + share.replica for share in self.all if share.standing != "closed"]
-        return min([self.at, *needed])
+    def taken(self) -> list[int]:
+        """How many items each reader has taken; they go on meanwhile, in other threads."""
+        return [share.taken for share in self.all]
+
+    def oldest(self, taken: Sequence[int]) -> int:
+        """Return how many items of the stream, from its beginning, nobody needs any more who has taken so many."""
+        count, at = len(self.all), self.at
+        needed = (taken[share.replica] * count + share.replica for share in self.all if share.standing != "closed")
+        return min([at, *needed])
 
     def stats(self) -> tuple[ReplicaStats, ...]:
         """Return what each replica was given, and what became of it."""

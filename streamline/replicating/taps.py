@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.gate import Gate
 from streamline.opened import RunOptions
 from streamline.pace import SLICE_S
@@ -17,8 +17,13 @@ from streamline.runnable import Runnable
 from streamline.snapshot import Snapshot
 from streamline.states import Reference, Since
 from streamline.stream import Stream
+from streamline.transforms.transfer import Transfer
 
-__all__ = ["AsyncTap", "PlanTap", "SyncTap", "Tap", "check_source", "tap_of"]
+__all__ = ["AsyncTap", "Passed", "PlanTap", "SyncTap", "Tap", "check_source", "tap_of"]
+
+
+class Passed(Exception):  # noqa: N818 - whoever asks looks again
+    """What was asked for is out of reach: readers have gone on."""
 
 
 class Tap(ABC):
@@ -139,7 +144,8 @@ class PlanTap(Tap):
         except StopAsyncIteration:
             return False
         self._list = [first, *stream.take_rest()]
-        while len(self._marks) > 1 and self._marks[1][0] <= shares.oldest:
+        oldest = shares.oldest(shares.taken)
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
         if self._marks[-1][0] < self._at + self.drawn:
             self._marks.append((self._at + self.drawn, before))
@@ -151,11 +157,17 @@ class PlanTap(Tap):
         """Return a snapshot from which everything behind item `oldest` is had again, and how many items are before it.
 
         None: nothing was drawn. From any thread.
+
+        Raises:
+          Passed: nobody needs that item any more.
         """
         now = self._now
         if self._stream is None or now is None:
             return None
-        at, mark = max((found for found in tuple(self._marks) if found[0] <= oldest), key=lambda found: found[0])
+        behind = [found for found in tuple(self._marks) if found[0] <= oldest]
+        if not behind:
+            raise Passed
+        at, mark = behind[-1]
         return at, self._stream.snapshot_since(Since(mark.get(), now.get()), Gate())
 
     async def aclose(self) -> None:
@@ -168,7 +180,16 @@ def check_source(source: object) -> None:
 
     Raises:
       PlanTypeError: it can't be iterated.
+      PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
     """
+    if isinstance(source, Runnable):
+        for stage in source.plan.after:
+            if isinstance(stage, Transfer) and stage.hands_over:
+                raise PlanError(
+                    f"StreamReplicator(source) ends with {stage}, whose batches are for the CUDA stream of the thread "
+                    "that reads them all, and a replica's reader has another: leave it out, and let each reader have "
+                    f'replicator.pipeline(r).transfer("{stage.device}")'
+                )
     if isinstance(source, Runnable | AsyncIterable) or (
         isinstance(source, Iterable) and not isinstance(source, str | bytes)
     ):

@@ -19,12 +19,12 @@ from streamline.resuming.codehash import changed
 from streamline.resuming.fingerprint import Entry, fingerprint, line_of
 from streamline.resuming.pairs import Pair, paired
 from streamline.snapshot import Snapshot
-from streamline.sources.base import Change, Split
+from streamline.sources.base import Change, Source, Split
 from streamline.states import Json, Tree
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle
 
-__all__ = ["Difference", "Fit", "fitted", "refusal"]
+__all__ = ["Difference", "Fit", "fitted", "found_otherwise", "refusal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,10 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     differences = [*comparison.of_data(plan, now), *comparison.of_plan()]
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
     listing = plan.source.carried(snapshot.listing, now)
+    renamed = _renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on)
     return Fit(
         plan=going_on,
-        snapshot=_renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on),
+        snapshot=_over_todays_data(renamed, plan.source, snapshot.listing, now),
         pairs=pairs,
         differences=tuple(differences),
         open=tuple(one for one in differences if not one.possible or one.argument not in accept),
@@ -216,11 +217,13 @@ class _Comparison:
             name = pair.its["name"] if pair.its else None
             for tree in self._trees(pair) if name is not None else ():
                 if name in tree and (again := pair.its_stage.again(tree[name])):
-                    return (
-                        f"{name!r} behind it {again}, and would find other items there: finish the epoch as it was, "
-                        "or begin anew"
-                    )
+                    return found_otherwise(str(name), again)
         return None
+
+
+def found_otherwise(name: str, again: str) -> str:
+    """Say why a stage that reads `again` what is behind a change rules that out."""
+    return f"{name!r} behind it {again}, and would find other items there: finish the epoch as it was, or begin anew"
 
 
 _NOT_SHARD = {
@@ -254,6 +257,18 @@ def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Sn
         behind, worker = moved(behind, worker, plan.worker_names)
         own["workers"][str(snapshot.rank)] = worker
     return replace(snapshot, state={snapshot.merge: own, **behind})
+
+
+def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, now: Json) -> Snapshot:
+    """Return a snapshot with the source's part of each state as it goes on, where the data have changed."""
+    if listing == now:
+        return snapshot
+    own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
+    own["workers"] = {
+        shard: {**tree, source.name: source.fitted(tree[source.name], listing, now)} if source.name in tree else tree
+        for shard, tree in own["workers"].items()
+    }
+    return replace(snapshot, state={**snapshot.state, snapshot.merge: own})
 
 
 def _renamed_tree(tree: Tree, names: dict[str, str | None]) -> Tree:

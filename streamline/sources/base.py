@@ -222,6 +222,10 @@ class Source(ABC, Generic[T]):
         """Return what the snapshots of a run list that goes on with the data of `listing`; `now` is today's."""
         return now
 
+    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+        """Return its part of a state of a run over the data of `listing`, as it goes on over today's, `now`."""
+        return own
+
     def reads_on(self, own: Json) -> str:
         """Say where a worker reads on, and what it takes to get there, for a person."""
         return "the beginning" if own is None else f"{own}"

@@ -36,11 +36,17 @@ def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
         parts = ((name, f".{name}", value) for name, value in held if value is not NOT_THERE)
     else:
         return _leaf(batch, leaf, where)
-    changed = {}
-    for key, step, part in parts:
-        new = replaced(part, leaf, where + step)
-        if new is not part:
-            changed[key] = new
+    changed: dict[Any, Any] = {}
+    new: Any = None
+    try:
+        for key, step, part in parts:
+            new = replaced(part, leaf, where + step)
+            if new is not part:
+                changed[key] = new
+    except BaseException:
+        changed.clear()  # what remembers the failure is not to hold on to what was made, on a device perhaps
+        new = None
+        raise
     return _with(batch, changed) if changed else batch
 
 
@@ -67,10 +73,11 @@ def _with(batch: Any, changed: Mapping[Any, Any]) -> Any:
     if type(batch) is dict:
         return {**batch, **changed}
     if isinstance(batch, MutableMapping):
-        made: Any = copy(batch)
-        for key, part in changed.items():
-            made[key] = part
-        return made
+        made, before = copy(batch), dict(batch)
+        made.update(changed)
+        if all(batch[key] is before[key] for key in changed):
+            return made
+        batch.update(before)  # its copy shares what it holds
     if isinstance(batch, Mapping):
         return {**batch, **changed}
     if isinstance(batch, list | tuple):

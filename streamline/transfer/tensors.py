@@ -45,9 +45,13 @@ def check_array(array: np.ndarray[Any, Any], where: str) -> None:
 
 
 def is_plain(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch takes an array's memory as it is, without a word."""
-    mine = array.dtype.isnative and array.dtype.isbuiltin == 1
-    return mine and array.flags.writeable and array.flags.c_contiguous
+    """Whether torch takes an array's memory as it is, without a word.
+
+    To NumPy, an array with no step along an axis is contiguous whatever its stride there; to torch, a stride says more.
+    """
+    dtype, flags = array.dtype, array.flags
+    mine = dtype.isnative and dtype.isbuiltin == 1 and flags.writeable and flags.c_contiguous
+    return mine and all(stride >= 0 and stride % dtype.itemsize == 0 for stride in array.strides)
 
 
 def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:

@@ -54,6 +54,11 @@ class Transfer(Stage[Any, Any]):
         return self.device not in IN_PLACE
 
     @property
+    def hands_over(self) -> bool:
+        """Whether a batch may be used in the thread that takes it, on its stream, and nowhere else without a word."""
+        return isinstance(self.device, str) and self.device.startswith("cuda")
+
+    @property
     def in_flight(self) -> int:
         return self.depth if self.ends_itself else 0
 

@@ -63,6 +63,44 @@ def test_a_loader_that_is_older_than_its_trainers_processes_has_the_length_of_it
     given.close()
 
 
+def part(loader: sl.Loader[int], most: int | None = None) -> tuple[list[int], Any]:
+    """Return what is left of an epoch, or so many items of it, and the state behind them."""
+    with loader:
+        iterator = iter(loader)
+        found = list(islice(iterator, most))
+        return found, loader.state_dict()
+
+
+@pytest.mark.parametrize("length", [32, 35])
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+@pytest.mark.parametrize("saved_anew", [False, True])
+def test_ranks_end_together_behind_another_number_of_ranks(length: int, ends: Any, saved_anew: bool) -> None:
+    """One of which is alone, and stops where the eight have unequal rests; also if each saves before its first item."""
+    pipe = sl.from_items(range(length)).shard(8)
+
+    def on(ranks: int, rank: int) -> sl.Loader[int]:
+        return pipe.loader(rank=rank, world_size=ranks, ends=ends, persistent=False)
+
+    saved = [part(on(8, rank), 1)[1] for rank in range(8)]
+    alone = on(1, 0)
+    alone.load_state_dict(saved)
+    taken, state = part(alone, 11)
+    assert taken == list(range(8, 19))
+    rests = [list(range(rank, length, 8))[2 + (rank < 3) :] for rank in range(8)]
+    count = (min if ends == "drop" else max)(map(len, rests))
+    for rank, rest in enumerate(rests):
+        loader = on(8, rank)
+        loader.load_state_dict([state])
+        if saved_anew:
+            again = json.loads(json.dumps(loader.state_dict()))
+            loader.close()
+            loader = on(8, rank)
+            loader.load_state_dict(again)
+        found, _ = part(loader)
+        assert found[: len(rest)] == rest[:count]
+        assert len(found) == count
+
+
 def test_between_two_epochs_the_next_one_begins() -> None:
     _, saved = states(2, 6)
     assert {state["at"] for state in saved} == {"begin"}
@@ -112,3 +150,26 @@ def test_steps_go_on_where_all_ranks_stood() -> None:
         assert loader.epoch == 1
         loader.close()
     assert sorted(found[:18]) == sorted(set(found[:18]))
+
+
+def test_ranks_in_different_passes_go_on_each_by_itself_only() -> None:
+    pipe = sl.from_items(range(9)).shard(2)
+    saved, following = [], []
+    for rank in range(2):
+        with pipe.loader(rank=rank, world_size=2, steps_per_epoch=9, persistent=False) as loader:
+            iterator = iter(loader)
+            assert len(list(islice(iterator, 5))) == 5
+            saved.append(json.loads(json.dumps(loader.state_dict())))
+            following.append(list(iterator))
+    for ranks in (1, 2):
+        with (
+            pipe.loader(rank=0, world_size=ranks, steps_per_epoch=9) as loader,
+            pytest.raises(
+                SnapshotError, match=r"in different passes over their data \(0, 1\), since they have unequal"
+            ),
+        ):
+            loader.load_state_dict(saved)
+    for rank in range(2):
+        with pipe.loader(rank=rank, world_size=2, steps_per_epoch=9) as loader:
+            loader.load_state_dict(saved[rank])
+            assert list(loader) == following[rank]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, ResumeError, SnapshotError
+from streamline.replicating.shares import Shares
 from tests.laws.profile import examples
 
 
@@ -120,6 +121,31 @@ def test_a_state_before_the_first_item_and_one_of_a_closed_replica() -> None:
         again.replica(1)
     assert list(again.replica(0)) == whole(STRICT)[2::2]
     assert [one.standing for one in again.stats()] == ["read", "closed"]
+
+
+def test_a_state_that_is_asked_for_while_readers_go_on_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps of it, another thread takes so much that what was needed is out of reach."""
+    pipe, asker, pending = sl.from_items(range(5000)), threading.get_ident(), [900]
+    taken = Shares.taken.fget  # type: ignore[attr-defined]
+
+    def overtaken(shares: Shares) -> list[int]:
+        found: list[int] = taken(shares)
+        if threading.get_ident() == asker and pending:
+            for _ in range(pending.pop()):
+                assert next(first) == next(second) - 1
+        return found
+
+    with sl.StreamReplicator(pipe, 2) as replicator:
+        first, second = replicator.replica(0), replicator.replica(1)
+        assert [next(first), next(second), next(first)] == [0, 1, 2]
+        assert next(second) == 3
+        monkeypatch.setattr(Shares, "taken", property(overtaken))
+        state = replicator.state_dict()
+        assert not pending
+        expected = [next(first), next(second)]
+    with sl.StreamReplicator(pipe, 2) as again:
+        again.load_state_dict(state)
+        assert [next(again.replica(0)), next(again.replica(1))] == expected
 
 
 def test_a_resume_reads_little_again() -> None:

@@ -18,18 +18,33 @@ from streamline.transfer.ring import Done
 POISON = 0xEE
 
 
+class Staged:
+    """What a copy reads. As a copy engine does, it holds on to no memory: that is up to who asked for the copy."""
+
+    def __init__(self, memory: np.ndarray[Any, Any], start: int, leaf: np.ndarray[Any, Any]) -> None:
+        self.memory = weakref.ref(memory)
+        self.start, self.nbytes, self.dtype, self.shape = start, leaf.nbytes, leaf.dtype, leaf.shape
+
+    def read(self) -> np.ndarray[Any, Any]:
+        memory = self.memory()
+        assert memory is not None, "freed while it was copied from"
+        read = memory.reshape(-1).view(np.uint8)[self.start : self.start + self.nbytes].copy()
+        found: np.ndarray[Any, Any] = read.view(self.dtype).reshape(self.shape)
+        return found
+
+
 class Copy:
     """What will hold a leaf; poison until the copy has ended."""
 
-    def __init__(self, staged: np.ndarray[Any, Any], ends: float) -> None:
+    def __init__(self, staged: Staged, ends: float) -> None:
         self.data = np.frombuffer(bytes([POISON]) * staged.nbytes, np.uint8).view(staged.dtype).reshape(staged.shape)
         self.nbytes = staged.nbytes
         self.ends = ends
-        self._staged: np.ndarray[Any, Any] | None = staged
+        self._staged: Staged | None = staged
 
     def end(self) -> None:
         assert self._staged is not None
-        self.data, self._staged = self._staged.copy(), None
+        self.data, self._staged = self._staged.read(), None
 
 
 @dataclass(frozen=True)
@@ -48,17 +63,22 @@ class FakeDevice:
 
     Attributes:
       copy_s: seconds for each copied byte; stage_s: for each staged one.
+      pinned: whether arrays are in memory already that copies can read.
       failing: how often each call may be made yet before it raises; none: for ever.
-      handed: (batch, the time from which the consumer may use it).
+      beside: buffers that were there when another one was allocated.
+      made: what was to hold each leaf.
     """
 
     copy_s: float = 1.0
     stage_s: float = 0.0
+    pinned: bool = False
     failing: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
     busy_until: float = 0.0
     pending: list[Copy] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+    made: list[weakref.ref[Copy]] = field(default_factory=list)
     refs: list[weakref.ref[Any]] = field(default_factory=list)
 
     @property
@@ -81,10 +101,11 @@ class FakeDevice:
 
     def size(self, leaf: Any, where: str) -> int | None:
         self.fails("size")
-        return leaf.nbytes if isinstance(leaf, np.ndarray) else None
+        return None if not isinstance(leaf, np.ndarray) else 0 if self.pinned else leaf.nbytes
 
     def allocate(self, size: int) -> Any:
         self.fails("allocate")
+        self.beside.append(self.buffers)
         buffer = np.full(size, POISON, np.uint8)
         self.refs.append(weakref.ref(buffer))
         self.allocated.append(size)
@@ -97,12 +118,14 @@ class FakeDevice:
         assert memory.nbytes == leaf.nbytes
         memory[:] = leaf.reshape(-1).view(np.uint8)
         self.until(self.now + leaf.nbytes * self.stage_s)
-        return memory.view(leaf.dtype).reshape(leaf.shape)
+        return Staged(buffer, start, leaf)
 
     def copy(self, staged: Any) -> Any:
         self.fails("copy")
+        staged = staged if isinstance(staged, Staged) else Staged(staged, 0, staged)
         self.busy_until = max(self.busy_until, self.now) + staged.nbytes * self.copy_s
         self.pending.append(Copy(staged, self.busy_until))
+        self.made.append(weakref.ref(self.pending[-1]))
         return self.pending[-1]
 
     def mark(self) -> Point:

@@ -191,7 +191,7 @@ class FakeTorch:
     def from_numpy(self, array: Any) -> Tensor:
         assert array.flags.writeable, "torch would warn"
         assert array.dtype.isnative, "torch raises"
-        assert all(stride >= 0 for stride in array.strides), "torch raises"
+        assert all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides), "torch raises"
         return Tensor(self, array, Device("cpu"))
 
 

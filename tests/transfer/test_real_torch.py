@@ -57,10 +57,24 @@ def test_whatever_is_staged_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -
                 assert after.tolist() == before.tolist()
             else:
                 assert (after.dtype, after.layout) == (before.dtype, before.layout)
+                assert after.requires_grad == before.requires_grad
                 assert torch.equal(_dense(after), _dense(before))
     assert copier.size(table, "batch") == table.nbytes
-    assert copier.size(table.T, "batch") == 0
+    for other in (table.T, torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2), requires_grad=False)):
+        assert copier.size(other, "batch") == 0, "more than memory was staged"
     mover.close()
+
+
+def test_types_that_numpy_has_from_elsewhere_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, types = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
+    for plain in (np.arange(4), np.arange(8)[::2], np.array(1.5), np.zeros((0, 2))):
+        array = plain.astype(types.bfloat16)
+        mover = RingMover(_without_a_gpu(monkeypatch, torch), 2)
+        for got in (next(iter(sl.from_items([array]).transfer("cpu"))), mover.arrived(mover.move(array))):
+            assert got.dtype == torch.bfloat16
+            assert (got.shape, got.tolist()) == (array.shape, plain.tolist())
+        mover.close()
+        monkeypatch.undo()
 
 
 def _dense(tensor: Any) -> Any:

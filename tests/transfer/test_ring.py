@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,51 @@ def test_a_buffer_of_which_nobody_knows_when_it_is_read_is_kept_until_the_close(
     device.pending.clear()  # which holds the memory, too
     gc.collect()
     assert device.buffers == 1
+    for _ in range(2):
+        mover.move(np.zeros(8, np.uint8))
+    assert len(device.allocated) == device.buffers == 3, "it was written to again"
     mover.close()
     assert device.buffers == 0
+
+
+def test_what_began_of_a_batch_that_failed_is_waited_for_and_let_go() -> None:
+    """Its buffer isn't written to before, nor freed; what was copied is gone, though the failure is remembered."""
+    device = FakeDevice(copy_s=10, failing={"copy": 3})
+    mover = RingMover(device, 2)
+    mover.move(np.zeros(8, np.uint8))
+    with pytest.raises(MemoryError, match="copy") as caught:
+        mover.move({"a": np.zeros(8, np.uint8), "b": [np.zeros(8, np.uint8), 1, np.zeros(8, np.uint8)]})
+    assert caught.value.__notes__ == ["at batch['b'][2], a ndarray of uint8[8]"]
+    assert len(device.pending) == 3, "what was begun is gone before it was waited for"
+    for _ in range(2):
+        mover.move(np.zeros(8, np.uint8))
+    assert device.now == 240, "the buffer was written to while it was copied from"
+    gc.collect()
+    assert [copy() for copy in device.made[1:3]] == [None, None], "the failure holds memory of the device"
+    mover.close()
+    device.until(1e9)
+
+
+def test_the_failure_that_came_first_is_told() -> None:
+    mover = RingMover(FakeDevice(failing={"copy": 0, "mark": 0}), 2)
+    with pytest.raises(MemoryError, match="copy"):
+        mover.move(np.zeros(8))
+    mover.close()
+
+
+def test_memory_that_is_read_where_it_is_stays_until_it_was_read_and_no_longer() -> None:
+    device = FakeDevice(copy_s=10, pinned=True)
+    mover = RingMover(device, 2)
+    batches = [np.full(8, at, np.uint8) for at in range(6)]
+    refs = [weakref.ref(batch) for batch in batches]
+    got = []
+    while batches:
+        got.append(mover.arrived(mover.move(batches.pop(0)))[0])
+        assert sum(ref() is not None for ref in refs) <= len(batches) + 2, "what was read is still held"
+    mover.close()
+    assert [batch.tolist() for batch in arrived(got)] == [[at] * 8 for at in range(6)]
+    assert not any(ref() is not None for ref in refs)
+    assert not device.allocated
 
 
 @pytest.mark.parametrize("taken", range(5))
@@ -174,7 +218,7 @@ def test_close_lets_go_of_its_buffers_though_the_device_fails() -> None:
     mover.move(np.zeros(8))
     with pytest.raises(MemoryError, match="wait"):
         mover.close()
-    device.until(1e9)
+    device.pending.clear()  # it copies no more
     assert not device.buffers
     mover.close()
 
@@ -186,6 +230,7 @@ def test_buffers_are_allocated_once_and_grow() -> None:
         mover.move(np.zeros(size, np.uint8))
     assert device.allocated == [4096, 4096, 8192, 8192, 16384]
     assert device.buffers == 2, "a buffer that was too small is still there"
+    assert device.beside == [0, 1, 1, 1, 1], "one that was too small was still there when another was allocated"
     mover.close()
 
 

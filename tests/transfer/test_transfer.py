@@ -6,9 +6,9 @@ import logging
 import sys
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import anyio
@@ -18,7 +18,8 @@ import pytest
 import streamline as sl
 from streamline.errors import ClosedError, DataError, PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
-from streamline.transfer.cuda import Cuda
+from streamline.transfer.cuda import Cuda, CudaCopier
+from streamline.transfer.ring import RingMover
 from streamline.transfer.torch_memory import tell
 from streamline.transforms.transfer import Transfer
 from tests.transfer.fake_torch import FakeTorch, Tensor
@@ -137,6 +138,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 class Sample:
     image: Any
     label: str
+    weight: Any = field(init=False)  # which nobody sets
 
 
 def nested() -> dict[str, Any]:
@@ -146,6 +148,8 @@ def nested() -> dict[str, Any]:
         "pair": Pair(np.array(True), {"deep": np.zeros((2, 0))}),
         "sample": Sample(np.arange(6, dtype=np.uint8).reshape(2, 3), "a"),
         "ordered": OrderedDict(z=np.array([65535], np.uint16), a=b"bytes"),
+        "frozen": MappingProxyType({3: np.array([7], np.int8)}),
+        "names": {("a", 1): ["b", None]},
     }
 
 
@@ -164,7 +168,41 @@ def test_arrays_become_tensors_wherever_they_are_and_all_else_stays(torch: FakeT
     assert type(got["ordered"]) is OrderedDict
     assert list(got["ordered"]) == ["z", "a"]
     assert got["ordered"]["z"].tolist() == [65535]
-    assert isinstance(source["sample"].image, np.ndarray), "the batch before was changed"
+    assert got["frozen"][3].tolist() == [7]
+    assert got["names"] is source["names"], "what has no arrays was copied"
+    for before in (source["sample"].image, source["ordered"]["z"], source["list"][0]):
+        assert isinstance(before, np.ndarray), "the batch before was changed"
+
+
+class Shared(MutableMapping[str, Any]):
+    """A mapping whose `copy.copy` holds the same dict."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.held = held
+
+    def __getitem__(self, key: str) -> Any:
+        return self.held[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.held[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.held[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def test_a_mapping_that_can_not_be_copied_stays_as_it_was_and_arrives_as_a_dict(torch: FakeTorch) -> None:
+    """Else a data set in the host's memory would move to the GPU, item by item."""
+    item = Shared({"x": np.arange(2), "name": "a"})
+    for _ in range(2):
+        (got,) = sl.from_items([item]).transfer("cuda")
+        assert type(item["x"]) is np.ndarray
+        assert (list(got), got["x"].tolist(), got["name"]) == (["x", "name"], [0, 1], "a")
 
 
 def odd_arrays() -> list[Any]:
@@ -175,6 +213,9 @@ def odd_arrays() -> list[Any]:
         read_only,
         table.T,
         table[::-1, ::2],
+        table[:1][::-1],  # contiguous all the same, as is whatever has a row or none
+        np.zeros((0, 4))[::-1],
+        np.ones(1, [("a", "i4"), ("x", "f8")])["x"],
         np.asfortranarray(table),
         np.broadcast_to(np.int8(3), (2, 2)),
         np.arange(4, dtype=">i4"),
@@ -208,8 +249,9 @@ def test_arrays_of_any_layout_arrive(torch: FakeTorch, device: str, at: int) -> 
 def test_arrays_that_torch_does_not_know_are_refused_with_their_place(
     torch: FakeTorch, device: str, array: Any, what: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"batch\['rows'\]\[1\]: torch has no dtype for a NumPy array of .*({what})"):
+    with pytest.raises(DataError, match=rf"batch\['rows'\]\[1\]: torch has no dtype for .* of .*({what})") as caught:
         list(sl.from_items([{"rows": [1, array]}]).transfer(device))
+    assert "at batch['rows'][1]" not in "".join(caught.value.__notes__), "the place is told twice"
     with pytest.raises(DataError, match=r"batch: a masked array would lose its mask"):
         list(sl.from_items([np.ma.masked_array([1, 2], [True, False])]).transfer(device))
 
@@ -222,6 +264,9 @@ def test_tensors_that_are_there_are_moved(torch: FakeTorch) -> None:
     (got,) = sl.from_items([[plain, transposed, pinned, other]]).transfer("cuda:0")
     assert {str(tensor.device) for tensor in got} == {"cuda:0"}
     assert [tensor.tolist() for tensor in got] == [[0, 1, 2, 3], [[0, 2], [1, 3]], [0, 1, 2], [0, 1]]
+    torch.cuda.pinned_on.clear()
+    list(sl.from_items([pinned]).transfer("cuda:0"))
+    assert not torch.cuda.pinned_on, "what is pinned already was written to another buffer"
 
 
 def test_the_batch_is_the_consumers_stream_to_use(torch: FakeTorch) -> None:
@@ -230,6 +275,46 @@ def test_the_batch_is_the_consumers_stream_to_use(torch: FakeTorch) -> None:
         batch = next(stream)
         assert batch.used_by == [mine], "its memory might be reused while it is computed with"
         assert batch.tolist() == [0, 2, 4, 6]
+
+
+def test_each_batch_is_for_the_stream_that_is_current_when_it_is_taken(torch: FakeTorch) -> None:
+    """Of its own device, whichever that is; the streams change under the loop's hands."""
+    mine, default = torch.cuda.Stream(), torch.cuda.current_stream(torch.device("cuda", 1))
+    with numbers().transfer("cuda:1").open() as stream:
+        first = next(stream)
+        with torch.cuda.stream(mine):
+            second = next(stream)
+        third = next(stream)
+    assert [batch.used_by for batch in (first, second, third)] == [[default], [mine], [default]]
+
+
+def test_replicas_go_to_the_device_each_for_its_own_reader(torch: FakeTorch) -> None:
+    """Else the batches would be for the stream of whoever reads for all of them."""
+    with pytest.raises(PlanError, match=r'replicator\.pipeline\(r\)\.transfer\("cuda:1"\)'):
+        sl.StreamReplicator(numbers().transfer("cuda:1"), 2)
+    mine = torch.cuda.Stream()
+    with sl.StreamReplicator(numbers(), 2) as replicator, torch.cuda.stream(mine):
+        with (
+            replicator.pipeline(0).transfer("cuda:1").open() as even,
+            replicator.pipeline(1).transfer("cuda:1").open() as odd,
+        ):
+            batches = [batch for pair in zip(even, odd, strict=True) for batch in pair]
+        assert all(batch.used_by == [mine] for batch in batches)
+        assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in numbers()]
+    with sl.StreamReplicator(numbers().transfer("cpu"), 1) as replicator:
+        assert len(list(replicator.replica(0))) == 10
+
+
+def test_a_copy_is_on_its_way_when_the_next_batch_is_staged(torch: FakeTorch) -> None:
+    """Nobody has waited for it until the consumer's stream does."""
+    copier = CudaCopier(0)
+    mover = RingMover(copier, 2)
+    moved = mover.move({"x": np.arange(3), "y": Tensor(torch, np.arange(2), torch.device("cpu"))})
+    assert (len(copier._stream.work), copier._stream.done) == (2, 0)
+    got = mover.arrived(moved)
+    assert copier._stream.done == 0, "taking a batch has waited for it"
+    assert (got["x"].tolist(), got["y"].tolist()) == ([0, 1, 2], [0, 1])
+    mover.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -270,6 +355,21 @@ def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch) -> N
                 break
             deadline.wait(0.01)
         assert len(moved) == 29 + 3, "the batches behind this one are not on their way"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_depth_batches_are_on_their_way_while_an_async_loop_has_one(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    moved: list[Any] = []
+    monkeypatch.setattr(torch, "spend", moved.append)  # for each copy
+    async with numbers(400).transfer("cuda", depth=depth).open() as stream:
+        for at in range(1, 10):
+            await anext(stream)
+            with anyio.fail_after(20):
+                while len(moved) < at + depth:  # noqa: ASYNC110 - threads move them
+                    await anyio.sleep(0.001)
+            assert len(moved) == at + depth
 
 
 # Where it stands ----------------------------------------------------------------------------------------------------
@@ -346,6 +446,22 @@ def test_batches_that_cannot_be_moved_are_skipped_where_that_is_wanted(torch: Fa
     with sl.from_items(items).transfer("cuda").open(on_error="skip") as stream:
         assert [batch.tolist() for batch in stream] == [[0, 1], [0, 1, 2]]
         assert stream.errors.total == 1
+    with sl.from_items(items[:2]).transfer("cuda").open(on_error="skip") as stream:
+        assert [batch.tolist() for batch in stream] == [[0, 1]]
+        snapshot = stream.snapshot()
+    with sl.from_items(items[:2]).transfer("cuda").open(on_error="skip", resume=snapshot) as stream:
+        assert not list(stream)
+        assert stream.errors.total == 1, "the state isn't behind what was skipped last"
+
+
+def test_what_is_dropped_before_it_is_not_read_again(torch: FakeTorch) -> None:
+    pipe = sl.from_items(range(2000)).filter(lambda item: item < 3)
+    snapshots = []
+    for there in (pipe, pipe.transfer("cuda")):
+        with there.open() as stream:
+            assert list(stream) == [0, 1, 2]
+            snapshots.append(stream.snapshot().worker_states)
+    assert snapshots[0] == snapshots[1]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
@@ -417,6 +533,16 @@ def test_stats_tell_what_was_copied(torch: FakeTorch) -> None:
     assert copied(sl.from_items(arrays).transfer("cpu")) == {"copied_bytes": 0}
     assert copied(sl.from_items([np.zeros((4, 4), np.int32).T] * 2).transfer("cpu")) == {"copied_bytes": 128}
     assert copied(sl.from_items(arrays).transfer("host")) == {}
+    there = Tensor(torch, np.zeros(5, np.int32), torch.device("cuda:0"))
+    assert copied(sl.from_items([there]).transfer("cpu")) == {"copied_bytes": 20}
+
+
+def test_stats_tell_where_it_works_and_for_how_long(torch: FakeTorch) -> None:
+    with numbers().transfer("cuda").open() as stream:
+        list(stream)
+    (stage,) = (stage for stage in stream.stats().stages if stage.kind == "transfer")
+    assert (stage.executor, stage.items) == ("thread", 10)
+    assert stage.busy_s > 0
 
 
 def test_stats_tell_what_jax_was_given(jax: FakeJax) -> None:
