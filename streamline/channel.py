@@ -5,14 +5,13 @@ in three ways:
 
 - The list that still waits in the buffer stays open: what is sent next is appended to it until it is received, so no
   item waits for a list to fill, and a slow receiver gets few long lists.
-- Capacity counts items (and bytes, if asked to), including those that the receiver has taken as a list but not dealt
-  with yet. The sender asks for room *before* it pulls: inputs are throttled, outputs never.
+- It has room (`streamline.room`) for so many items (and bytes, if asked to), including those that the receiver has
+  taken as a list but not dealt with yet.
 - It ends in three ways, never mistaken for one another: `finish`, `fail`, and `abandon`, when its driver is cancelled.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,11 +19,10 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from streamline.errors import ClosedError
-from streamline.flow import LIST_ITEMS, Chunk, Flow
+from streamline.flow import Chunk, Flow
 from streamline.gate import Gate, resting
-from streamline.meters.channel_meter import ChannelMeter
-from streamline.meters.stage_meter import StageMeter
 from streamline.packet import Packet
+from streamline.room import Room
 from streamline.session import Session
 from streamline.sizes import nbytes
 from streamline.states import Shifted, State, States
@@ -33,40 +31,31 @@ __all__ = ["Channel", "Feeder", "Inbox"]
 
 T = TypeVar("T")
 
-ROOM = -1
-"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
 
-
-class Channel(Generic[T]):
+class Channel(Room, Generic[T]):
     """The sending end; `inbox` is the receiving one.
 
     Args:
       begin: the state before the first item.
-      capacity: items between the sender's hands and the receiver's, at least 1.
-      capacity_bytes: likewise in bytes as `streamline.sizes` counts them; one item is always admitted. None: no bound.
-      by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
-        `capacity_bytes`. Else nobody knows how much the next list would hold, and items are pulled one by one.
+      capacity, capacity_bytes, by_list, widest: as `Room` has them.
 
     Attributes:
-      meter: of this channel; None: nobody counts.
-      filler: of the stage whose items wait for room here; None: nobody is told of waits.
+      gate: of the running that it belongs to, once that is known.
     """
 
-    meter: ChannelMeter | None = None
-    filler: StageMeter | None = None
-
     def __init__(
-        self, begin: State, capacity: int, capacity_bytes: int | None = None, *, by_list: bool = False
+        self,
+        begin: State,
+        capacity: int,
+        capacity_bytes: int | None = None,
+        *,
+        by_list: bool = False,
+        widest: int | None = None,
     ) -> None:
-        self.capacity = capacity
-        self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
-        self.by_list = by_list
-        self.held = self.held_bytes = 0
+        super().__init__(capacity, capacity_bytes, by_list=by_list, widest=widest)
         self.finished = False
-        self.gate = Gate()  # of the running that it belongs to, once that is known
+        self.gate = Gate()
         self.failed = False
-        self.on_freed: Callable[[], None] | None = None
-        self._waiting: anyio.Event | None = None
         self.open: Packet[T] | None = None
         # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
         streams = anyio.create_memory_object_stream[Packet[T]](1)
@@ -77,35 +66,11 @@ class Channel(Generic[T]):
         """Take note of the running that this channel belongs to; before anything is sent."""
         self.gate = session.gate
         if session.most_ahead is not None:
-            self.capacity = min(self.capacity, session.most_ahead)
-            self.inbox.fit(self.capacity)
-
-    @property
-    def room(self) -> int:
-        """Items that may be pulled now; under a byte budget one after the other: nobody knows how large the next is."""
-        room = self.capacity - self.held
-        if self.capacity_bytes is not math.inf:
-            free = not self.held or self.held_bytes < self.capacity_bytes
-            room = min(room, (room if self.by_list else 1) if free else 0)
-        return room
-
-    @property
-    def room_at_once(self) -> int:
-        """The room, or 0 where `wait_room` waits: behind a whole list, a quarter of another one is worth a pull."""
-        few = self.held < LIST_ITEMS or self.held <= self.capacity * 3 // 4
-        return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
-
-    async def wait_room(self) -> int:
-        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
-        if room := self.room_at_once:
-            return room
-        while self.held > self.capacity * 3 // 4 or self.room < 1:
-            await self._wait_freed()
-        return self.room
+            self.bound(session.most_ahead)
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
-        if self.capacity_bytes is math.inf:
+        if not self.counts_bytes:
             self.reserve(len(chunk.items))
             self.post(chunk)
             return
@@ -125,15 +90,6 @@ class Channel(Generic[T]):
         self.reserve(1)
         self._packet().sizes.append(size)
         self.post(Chunk([item], states))
-
-    def reserve(self, items: int) -> None:
-        """Count `items` as held from now on, before they are posted."""
-        self.held += items
-        meter = self.meter
-        if meter is not None:
-            meter.depth = self.held
-            if self.held > meter.peak:
-                meter.peak = self.held
 
     def post(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk whose items have been reserved."""
@@ -165,38 +121,16 @@ class Channel(Generic[T]):
     def abandon(self) -> None:
         """Close both ends: nobody is going to read what is left."""
         self._send.close()
-        (self.open or Packet[T]()).items.clear()  # anyio keeps what is buffered, closed or not
-        self.open = None
+        if self.open is not None:
+            self.open.items.clear()  # anyio keeps what is buffered, closed or not
+            self.open = None
         self.inbox.shut()
-
-    def freed(self, items: int, size: int) -> None:
-        """Take note that the receiver has dealt with `items` items of `size` bytes together."""
-        self.held -= items
-        self.held_bytes -= size
-        if self.meter is not None:
-            self.meter.depth = self.held
-        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
-            self._waiting.set()
-            self._waiting = None
-        if self.on_freed is not None:
-            self.on_freed()
 
     async def _wait_bytes(self, size: int) -> None:
         """Wait until an item of `size` bytes fits."""
         while self.held and self.held_bytes + size > self.capacity_bytes:
             await self._wait_freed()
             await self.gate.passage()
-
-    async def _wait_freed(self) -> None:
-        """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
-        self._waiting = anyio.Event()
-        if self.filler is not None:
-            self.filler.wait_begins("wait_output", ROOM)
-        try:
-            await resting(self._waiting.wait())
-        finally:
-            if self.filler is not None:
-                self.filler.wait_ends(ROOM)
 
     def _packet(self) -> Packet[T]:
         if self.open is None:
@@ -225,7 +159,6 @@ class Inbox(Flow[T]):
         self._receive = receive
         self._packet: Packet[T] = Packet()
         self._position = self._unreleased = self._unreleased_bytes = 0
-        self.fit(channel.capacity)
         self._job: Feeder | None = None
         self._shut = self._waiting = False
         self.starter: Callable[[], Feeder] | None = None
@@ -234,16 +167,18 @@ class Inbox(Flow[T]):
         self.on_closed: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
-        self.keeps = False  # what was taken is held until `free` is called: asking for more says nothing
+        self._keeps = False
 
     @property
     def capacity(self) -> int:
         """Items that may be here, or be dealt with."""
         return self._channel.capacity
 
-    def fit(self, capacity: int) -> None:
-        """Give out at most half of the capacity at once, so that the sender has room while a list is dealt with."""
-        self._most = (capacity + 1) // 2
+    def keep(self) -> int:
+        """Hold what was taken until `free` is called: asking for more says nothing. Return the capacity from now on."""
+        self._keeps = True
+        self._channel.bound(self.capacity)
+        return self.capacity
 
     def start(self) -> None:
         """Start the task that feeds this inbox, if it isn't running yet."""
@@ -258,10 +193,13 @@ class Inbox(Flow[T]):
 
     @property
     def ready(self) -> int:
-        """Items that `take` would return now, if it was asked for that many."""
+        """Items that `take` would return now, if it was asked for that many.
+
+        Half of the capacity at the most, so that the sender has room while a list is dealt with.
+        """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
             self._adopt(self._receive.receive_nowait())
-        return min(self._most, len(self._packet.items))
+        return min((self._channel.capacity + 1) // 2, len(self._packet.items))
 
     @property
     def at_once(self) -> bool:
@@ -346,7 +284,7 @@ class Inbox(Flow[T]):
         await self._channel.gate.passage()
 
     def release(self) -> None:
-        if self._unreleased and not self.keeps:
+        if self._unreleased and not self._keeps:
             self.free(self._unreleased, self._unreleased_bytes)
 
     def free(self, items: int, size: int) -> None:

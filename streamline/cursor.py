@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Generic, TypeVar
 
 from streamline.flow import Chunk, Flow
@@ -23,7 +23,7 @@ class Hand(Generic[T]):
     An item that was taken is the taker's: nothing here refers to it any more.
 
     Attributes:
-      rest: what was not taken yet, the next one last.
+      rest: what was not taken yet.
       many: all but the last one, popped off `rest` without a line of Python. Whoever takes items takes them here, so
         that nobody else's is ever out of step.
       size: how many there were.
@@ -32,9 +32,8 @@ class Hand(Generic[T]):
     __slots__ = ("_after", "_before", "_earlier", "_passed", "_states", "many", "rest", "size")
 
     def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference) -> None:
-        self.rest = rest = list(chunk.items)
-        rest.reverse()
-        self.many: Iterator[T] = map(rest.pop, repeat(-1, len(rest) - 1))
+        self.rest = rest = deque(chunk.items)
+        self.many: Iterator[T] = starmap(rest.popleft, repeat((), len(rest) - 1))
         self.size = len(rest)
         self._states, self._after = chunk.states, chunk.after
         self._passed, self._before, self._earlier = passed, before, earlier
@@ -115,7 +114,7 @@ class Cursor(Generic[T]):
 
     def _take_last(self) -> T:
         """Return the last item of the list."""
-        return self._hand.rest.pop()
+        return self._hand.rest.popleft()
 
 
 class AsyncCursor(Cursor[T], ABC):
@@ -145,7 +144,7 @@ class AsyncCursor(Cursor[T], ABC):
         """Return the items of the list at hand, as if each had been asked for."""
         found = list(self._hand.many)
         if self._hand.rest:
-            found.append(self._hand.rest.pop())
+            found.append(self._hand.rest.popleft())
             self._dealt_with()
         return found
 

@@ -18,7 +18,7 @@ import anyio
 
 from streamline.blame import cancellation_requested
 from streamline.channel import Channel, Inbox
-from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.flow import Chunk, Flow, Site
 from streamline.gate import Gate
 from streamline.pace import HANDOVER_S, Pace
 
@@ -28,7 +28,13 @@ T = TypeVar("T")
 
 
 class Sink(Protocol[T]):
-    """Where items leave a task: a channel, or what stands for one whose other end is elsewhere."""
+    """Where items leave a task: a channel, or what stands for one whose other end is elsewhere.
+
+    Attributes:
+      longest: items of a list that is to be pulled for it, at the most.
+    """
+
+    longest: int
 
     @property
     def room_at_once(self) -> int:
@@ -58,9 +64,10 @@ def behind_channel(
     capacity_bytes: int | None = None,
     *,
     by_list: bool = False,
+    widest: int | None = None,
 ) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
-    channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list)
+    channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list, widest=widest)
     channel.filler = flow.meter
     filled_by = name if flow.meter is None else flow.meter.name
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
@@ -103,7 +110,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 pace.begin()  # its reader had a turn
             if gate.holding:
                 await gate.passage()
-            chunk = await flow.pull(min(room, LIST_ITEMS))
+            chunk = await flow.pull(min(room, channel.longest))
             if gate.holding:
                 await gate.passage()  # behind a read that ended when nothing was to move any more
             if chunk is None:

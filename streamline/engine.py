@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from streamline.errors import ClosedError
-from streamline.flow import LIST_ITEMS, Chunk, Flow
+from streamline.flow import LONG_LIST_ITEMS, Chunk, Flow
 from streamline.gate import resting
 from streamline.meters.stage_meter import StageMeter
 from streamline.opening import Opening
@@ -257,7 +257,7 @@ class Engine(Generic[T]):
             event = self._room = anyio.Event()
             if self._depth - (self._sent - self._dealt) < 1:  # the other thread may just have made room
                 await _wait_for_room(event, meter)
-        return min(max(1, self._depth // 2), room, LIST_ITEMS)
+        return min(max(1, self._depth // 2), room, LONG_LIST_ITEMS)
 
 
 async def _wait_for_room(event: anyio.Event, meter: StageMeter | None) -> None:

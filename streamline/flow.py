@@ -24,6 +24,7 @@ from streamline.tasks import Tasks
 
 __all__ = [
     "LIST_ITEMS",
+    "LONG_LIST_ITEMS",
     "Chunk",
     "Demand",
     "Flow",
@@ -38,7 +39,10 @@ T = TypeVar("T")
 In = TypeVar("In")
 
 LIST_ITEMS = 256
-"""Items in a list at the most. DESIGN's cap between two checkpoints; larger ones gained < 3 % (bench/tiny_items)."""
+"""Items in a list at the most, and so between two checkpoints."""
+
+LONG_LIST_ITEMS = 1024
+"""Likewise, where items take no time: each list costs as much as making a hundred of these."""
 
 
 class Chunk(Generic[T]):

@@ -22,7 +22,7 @@ from streamline.failing.letters import Letters
 from streamline.failing.skipping import Errors, counting_in, counts_in
 from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
-from streamline.merge import MergeFlow
+from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
 from streamline.meters.meter import Meters
 from streamline.meters.traffic import Traffic
@@ -108,7 +108,8 @@ class Opening:
         last = self._ended(opener)
         flow = last(self._state)
         if self.plan.after or last is not opener:  # user code never runs in the consumer's task
-            return behind_channel(flow, site, "the last stage", self.plan.end_capacity, most, by_list=True)
+            usual, widest = self.plan.end_capacity, self.plan.end_widest
+            return behind_channel(flow, site, "the last stage", usual, most, by_list=True, widest=widest)
         return flow
 
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:

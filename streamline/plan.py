@@ -23,6 +23,9 @@ AnyStage = Stage[Any, Any]
 READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
 
+WIDER = 4
+"""How much wider a channel is for items that take no time to make; see `streamline.room`."""
+
 BORDER_ITEMS = 4096
 """Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.engine`."""
 
@@ -76,8 +79,21 @@ class Plan:
         return frozenset({*self.source.names, *(stage.name for stage in (*self.before, *self.worker))})
 
     def worker_capacity(self, workers: int) -> int:
-        """Items that the channel at a worker's end holds."""
+        """Items that the channel at a worker's end holds, if they take their time."""
         return self.capacity(max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // workers)), self.worker)
+
+    def worker_widest(self, workers: int) -> int:
+        """Items that the channel at a worker's end holds at the most."""
+        return self._widest(self.worker_capacity(workers), self.worker)
+
+    @property
+    def end_widest(self) -> int:
+        """Items that the channel before the consumer holds at the most."""
+        return self._widest(self.end_capacity, self.worker + self.after)
+
+    def _widest(self, capacity: int, stages: Sequence[AnyStage]) -> int:
+        slow = self.mode == "shared" or any(stage.bulk > 1 for stage in stages)  # what comes when it comes; batches
+        return capacity if slow else WIDER * capacity
 
     @property
     def ends_itself(self) -> bool:
@@ -111,7 +127,7 @@ class Plan:
 
     @property
     def end_capacity(self) -> int:
-        """Items that the channel before the consumer holds."""
+        """Items that the channel before the consumer holds, if they take their time."""
         return self.capacity(READ_AHEAD_ITEMS, self.worker + self.after)
 
     @staticmethod

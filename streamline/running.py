@@ -90,7 +90,7 @@ class Running(Cursor[T]):
         arrived = self._session.arrived
         if arrived is not None:
             rest = self._hand.rest
-            rest[-1] = arrived(rest[-1])  # if this raises, the item isn't taken
+            rest[0] = arrived(rest[0])  # if this raises, the item isn't taken
         return super()._take_last()
 
     def _snapshot(self, gate: Gate, items_ago: int = 0) -> Snapshot:

@@ -19,9 +19,9 @@ import anyio
 
 from streamline.cursor import AsyncCursor
 from streamline.errors import ClosedError
-from streamline.flow import Chunk, Flow
+from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.opening import Opening
-from streamline.pace import Pace
+from streamline.pace import SLICE_S, Pace
 from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
@@ -35,6 +35,9 @@ from streamline.watching.watchdog import watch
 __all__ = ["Stream"]
 
 T = TypeVar("T")
+
+TURN_ITEMS = 2 * LIST_ITEMS
+"""Items after which other tasks get a turn, however little time they took."""
 
 
 class Stream(Running[T], AsyncCursor[T]):
@@ -57,6 +60,7 @@ class Stream(Running[T], AsyncCursor[T]):
         self._session.meters.on_hold = HoldHint()
         weakref.finalize(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
+        self._gave_way_at = 0
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
@@ -188,7 +192,7 @@ class Stream(Running[T], AsyncCursor[T]):
         consumer.asks(perf_counter())
         try:
             flow = self._flow or await self.start()
-            await self._pace.breathe()  # a merge with items at hand never waits
+            await self._give_way()
             if self._session.gate.holding:
                 await self._session.gate.passage()  # for a pause of another task that began meanwhile
             self._session.edge(self.behind)
@@ -210,6 +214,13 @@ class Stream(Running[T], AsyncCursor[T]):
         if meters.on and self._call_soon is not None and consumer.body_begins(now):
             self._call_soon(consumer.body_ends)
         return chunk
+
+    async def _give_way(self) -> None:
+        """Reach a checkpoint now and then, by time and by items: a merge with items at hand never waits."""
+        due = self.count - self._gave_way_at >= TURN_ITEMS
+        if due:
+            self._gave_way_at = self.count
+        await self._pace.breathe(0.0 if due else SLICE_S)
 
     def _dealt_with(self) -> None:
         if self._flow is not None:

@@ -59,9 +59,8 @@ def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     fed = plan.mode == "shared" and not plan.worker  # then it is the feed's end that is a channel
     if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
         return flow
-    return behind_channel(
-        flow, site, "worker", plan.worker_capacity(site.num_shards), plan.source.ahead_bytes, by_list=True
-    )
+    usual, widest = plan.worker_capacity(site.num_shards), plan.worker_widest(site.num_shards)
+    return behind_channel(flow, site, "worker", usual, plan.source.ahead_bytes, by_list=True, widest=widest)
 
 
 def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:

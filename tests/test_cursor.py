@@ -140,7 +140,7 @@ async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -
     many = hand.many
     reader._forget()
     assert list(many) == []
-    assert (hand.rest, reader.at_hand, place(reader)) == ([], 0, 1)
+    assert (list(hand.rest), reader.at_hand, place(reader)) == ([], 0, 1)
     assert await anext(reader) == "b"
 
 

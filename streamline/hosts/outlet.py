@@ -56,6 +56,7 @@ class Outlet(Generic[T]):
         self, link: Link, states: StatesOut, worker: int, items: int, size: int, held: int = 0, held_size: int = 0
     ) -> None:
         self.filler: StageMeter | None = None
+        self.longest = LIST_ITEMS
         self.one_by_one = False
         self.on_edge: Callable[[], object] | None = None
         self._begun = False
@@ -81,8 +82,8 @@ class Outlet(Generic[T]):
 
         So its bounds hold, in items and bytes, and nothing is added to them. Returns the items that may be under way.
         """
-        inbox.keeps, self._kept = True, inbox
-        self._capacity = min(self._capacity, inbox.capacity)
+        self._kept = inbox
+        self._capacity = min(self._capacity, inbox.keep())
         return self._capacity
 
     @property

@@ -250,8 +250,8 @@ class RemoteWorker(Generic[T]):
     def opened(self, message: Opened) -> None:
         """It stands at its beginning, or behind the last item that has arrived."""
         self.heard_at = perf_counter()
-        self._capacity = self.channel.capacity = min(self._capacity, message.items)
-        self.channel.inbox.fit(self._capacity)
+        self.channel.bound(message.items)
+        self._capacity = self.channel.capacity
         begin = self._states.state(message.begin)
         if self._behind is None:
             self._begin.actual = begin

@@ -123,7 +123,7 @@ def anatomy(plan: Plan) -> Anatomy:
         cut, head = [Task(stages=tuple(head)), Tube(items=READ_AHEAD_ITEMS)], []
     worker = [*cut, *_section(plan.worker, head, 1)] or [Task(stages=PASSES_ON)]
     if not isinstance(worker[-1], Tube):
-        worker.append(Tube(items=plan.worker_capacity(workers), each=_each(plan.worker)))
+        worker.append(Tube(items=plan.worker_widest(workers), each=_each(plan.worker)))
     after: list[Part] = []
     each = _each(plan.worker + plan.after)
     border: Tube | None = Tube(items=plan.border_capacity, each=each)
@@ -134,7 +134,7 @@ def anatomy(plan: Plan) -> Anatomy:
         )
         if isinstance(after[-1], Tube):
             after.append(Task(stages=PASSES_ON))
-        after.append(Tube(items=plan.end_capacity, each=each))
+        after.append(Tube(items=plan.end_widest, each=each))
         if last is not None:
             after += [
                 Task(stages=tuple((text, 0) for _, text in written([last]))),

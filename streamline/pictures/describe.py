@@ -37,7 +37,7 @@ def on_several_ranks(plan: Plan) -> int:
     n = plan.shard.num_shards
     if n == 1 or plan.after:  # there is only one rank; that channel is there anyway
         return 0
-    channel = plan.end_capacity * math.prod(stage.gathers for stage in plan.worker)
+    channel = plan.end_widest * math.prod(stage.gathers for stage in plan.worker)
     return max(0, _held(plan, (n + 1) // 2) + channel - _held(plan, n))
 
 
@@ -53,13 +53,13 @@ def _held(plan: Plan, workers: int) -> int:
     for stage in plan.worker:
         held += stage.in_flight * weight
         weight *= stage.gathers
-    held += plan.worker_capacity(plan.shard.num_shards) * weight
+    held += plan.worker_widest(plan.shard.num_shards) * weight
     held *= workers
     for stage in plan.after:
         held += stage.in_flight * weight
         weight *= stage.gathers
     if plan.after:
-        held += plan.end_capacity * weight
+        held += plan.end_widest * weight
     return held
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import streamline.driver
+import streamline.engine
+import streamline.plan
+import streamline.room
 import streamline.transforms.concurrent
 import streamline.transforms.map
 import streamline.transforms.order
@@ -30,10 +33,13 @@ lists = st.sampled_from([1, 2, 3, 256])
 
 
 @contextmanager
-def short(**constants: int) -> Iterator[None]:
+def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
     places: dict[str, list[Any]] = {
-        "LIST_ITEMS": [streamline.driver, streamline.transforms.concurrent, streamline.transforms.order],
+        "LIST_ITEMS": [streamline.room, streamline.transforms.concurrent, streamline.transforms.order],
+        "LONG_LIST_ITEMS": [streamline.room, streamline.engine],
+        "QUICK_ITEM_S": [streamline.room],
+        "READ_AHEAD_ITEMS": [streamline.plan],
         "SEGMENT_ITEMS": [streamline.transforms.unordered],
         "AHEAD": [streamline.transforms.map],
         "WAITING_ITEMS": [streamline.transforms.map],
@@ -70,6 +76,16 @@ def test_choosing_compositions_lose_and_double_nothing(composition: Composition,
 def test_choosing_compositions_hold_where_segments_turn(composition: Composition, seed: int, most: int) -> None:
     DICE.seed(seed)
     with short(SEGMENT_ITEMS=3, AHEAD=2, WAITING_ITEMS=2, LIST_ITEMS=most):
+        check_resume(composition.pipeline, seed=seed)
+
+
+@pytest.mark.timeout(600)
+@examples(30)
+@given(compositions(stages=3, most=40), seeds, st.sampled_from([0.0, math.inf]))
+def test_compositions_hold_where_channels_widen(composition: Composition, seed: int, quick_s: float) -> None:
+    """Channels of 2 to 8 items, which are full soon; lists of 1 and of 3 items."""
+    DICE.seed(seed)
+    with short(READ_AHEAD_ITEMS=2, LIST_ITEMS=1, LONG_LIST_ITEMS=3, QUICK_ITEM_S=quick_s):
         check_resume(composition.pipeline, seed=seed)
 
 

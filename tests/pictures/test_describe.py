@@ -39,27 +39,27 @@ def test_a_plan_reads_from_top_to_bottom() -> None:
         "merge (best effort: max_skips_per_round=2, max_lead=8)",
         "  batch(size=4)",
         "reads       each item once, item i by worker i mod 16; a resume computes its place",
-        "worker x16  from_items, map(tokenize), shuffle (holds 16) → [64 items]",
+        "worker x16  from_items, map(tokenize), shuffle (holds 16) → [256 items]",
         "rank        merge, batch (holds 4) → [128 batches]",
         "memory      bounded in items, as above; .prefetch(n, bytes=) bounds a channel in bytes",
-        "at most 1,796 items in flight; in a quick plain loop 4,096 more",
+        "at most 4,868 items in flight; in a quick plain loop 4,096 more",
     ]
     assert repr(pipe) == describe(pipe.plan)
 
 
 def test_the_last_line_says_how_much_is_held() -> None:
     pipe = sl.from_items(range(10)).shard(2)
-    assert repr(pipe).splitlines()[-1] == "at most 1,024 items in flight; in a quick plain loop 4,096 more"
-    assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 512 + BORDER_ITEMS
+    assert repr(pipe).splitlines()[-1] == "at most 4,096 items in flight; in a quick plain loop 4,096 more"
+    assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 4 * 512 + BORDER_ITEMS
 
 
 def test_the_channel_behind_ends_that_ranks_agree_on_is_counted() -> None:
     """▲ Of three workers one rank runs two, and has that channel besides: more than all three on one rank."""
     pipe = sl.from_items(range(10)).shard(3)
-    several = 2 * 341 + 512
+    several = (2 * 341 + 512) * 4
     assert pipe.max_in_flight == several + BORDER_ITEMS
-    more = f"; on several ranks {several - 3 * 341:,} more; in a quick plain loop 4,096 more"
-    assert repr(pipe).splitlines()[-1] == f"at most 1,023 items in flight{more}"
+    more = f"; on several ranks {several - 3 * 4 * 341:,} more; in a quick plain loop 4,096 more"
+    assert repr(pipe).splitlines()[-1] == f"at most 4,092 items in flight{more}"
     for other in (sl.from_items(range(10)), pipe.merge().map(tokenize), sl.from_items(range(10)).shard(4)):
         assert "ranks" not in repr(other)
 
@@ -100,7 +100,8 @@ def test_what_runs_beside_what_is_said_with_its_bounds() -> None:
     pipe = sl.read_jsonl("part-*.jsonl").shard(2).map(fetch, concurrency=8).map(tokenize).merge().batch(8).prefetch(4)
     lines = repr(pipe).splitlines()
     assert (
-        "worker x2   read_jsonl → [512 items] → map(fetch): 8 calls → [72 items] → map(tokenize) → [512 items]" in lines
+        "worker x2   read_jsonl → [512 items] → map(fetch): 8 calls → [72 items] → map(tokenize) → [2,048 items]"
+        in lines
     )
     assert "rank        merge, batch (holds 8) → [4 batches] → passes items on → [64 batches]" in lines
 

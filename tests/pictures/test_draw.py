@@ -63,7 +63,7 @@ def test_a_picture_shows_source_tasks_channels_and_merge_from_top_to_bottom() ->
         "task",
         "holds up to 8,192",
         "shuffle(window=4096, seed=0)",
-        "up to 64 items each",
+        "up to 256 items each",
         "task",
         "merge (best effort: max_skips_per_round=2, max_lead=4)",
         "holds up to 32",

@@ -13,7 +13,7 @@ import streamline as sl
 from streamline.channel import Channel
 from streamline.failing.failures import Failure
 from streamline.flow import Chunk
-from streamline.merge import StrictMerge
+from streamline.merge_flow import StrictMerge
 from streamline.merge_state import Held
 from streamline.pipeline import Pipeline
 from streamline.states import At, Counted, Skipped, SkippedStates, State, Tally

@@ -165,21 +165,20 @@ def test_a_loop_over_ready_items_lets_other_tasks_have_turns(run: Run) -> None:
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_window_shuffle_draws_its_next_window_item_by_item_while_it_serves_one(behind: bool, run: Run) -> None:
-    window = 4096
+    window = 16_384
     source = Counting(6 * window)
     pipe = sl.from_items(source)
     pipe = pipe.merge().shuffle(window=window) if behind else pipe.shuffle(window=window)
 
     async def test() -> None:
-        before, jumps = 0, []
+        before, jumps, most = 0, [], pipe.max_in_flight
         async with pipe.open() as stream:
             for served in range(5 * window):
                 await anext(stream)
                 if served:
                     jumps.append(source.asked - before)
                 before = source.asked
-                assert source.asked - served <= pipe.max_in_flight
-        assert max(jumps) <= 1100  # a few lists: what channels hold, never a window
-        assert max(jumps) < window / 2
+                assert source.asked - served <= most
+        assert max(jumps) <= 4400  # a few lists: what channels hold, never a window
 
     run(test)

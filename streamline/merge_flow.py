@@ -1,0 +1,350 @@
+"""Many workers' flows into one: strict, or best-effort.
+
+Strict always takes from the active worker with the smallest (produced, index): round-robin, in index order, past the
+workers that have ended. Best-effort looks, without blocking, at the first `max_skips_per_round` + 1 eligible workers
+from `next_worker` on, takes the first that has an item, and waits only when none has; a worker more than `max_lead`
+items ahead of the slowest is not eligible. Best-effort is a choosing flow: each choice is logged, as long as somebody
+holds a mark before it, and a flow opened at a state with choices in it repeats them first.
+
+Both take lists: as long as every worker has items at hand, a whole number of rounds is taken at once. That is the same
+order as one by one.
+
+Both run in whatever task pulls them, and no user code runs in here: a cancelled pull has taken nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import anyio
+
+from streamline.channel import Inbox
+from streamline.flow import Chunk, Flow
+from streamline.gate import resting
+from streamline.merge_state import Held, Log, MergeState, Taking
+from streamline.states import Reference, State
+
+__all__ = ["BestEffortMerge", "MergeFlow", "StrictMerge"]
+
+T = TypeVar("T")
+
+MANY = 2**31
+"""Rounds: as many as there are items."""
+
+
+class MergeFlow(Flow[T]):
+    """What both merges share: taking lists, keeping count, repeating given choices.
+
+    Args:
+      name: the stage's name.
+      inboxes: the workers' channels, opened at the workers' states, in index order.
+      own: this stage's part of the state that it is opened at.
+
+    Attributes:
+      on_wait: told which workers the merge waits for, each time that it does, and behind it that it waits for none.
+      on_ended: told of a worker that has ended, and how many items it gave in all.
+      held: what waits for its worker's turn; None: all progress counts as soon as it is seen.
+    """
+
+    choosing = False
+    held: Held | None = None
+
+    def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None) -> None:
+        self._name = name
+        self._inboxes = inboxes
+        self._produced: list[int] = [0] * len(inboxes) if own is None else list(own["produced"])
+        self._next_worker: int = 0 if own is None else own["next_worker"]
+        self._replay: list[int] = [] if own is None else own["replay"][::-1]
+        made = sum(self._produced)
+        self._log = Log(made, self._replay[::-1], made + len(self._replay))
+        self._references = [Reference.to(inbox.state) for inbox in inboxes]
+        self._active = list(range(len(inboxes)))
+        self._started = False
+        self.on_wait: Callable[[Sequence[int]], None] | None = None
+        self.on_ended: Callable[[int, int], None] | None = None
+        self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
+        super().__init__(self._now())
+
+    def release(self) -> None:
+        for inbox in self._inboxes:
+            inbox.release()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        for inbox in self._inboxes:
+            inbox.cancel()  # all at once, then wait for each
+        for inbox in self._inboxes:
+            await inbox.aclose()
+
+    def awaited(self) -> list[tuple[int, State]]:
+        """Return the workers that it waits for, and the states behind the last items taken from them."""
+        waited = [worker for worker in self._awaited() if self._inboxes[worker].idle] if self._active else []
+        return [(worker, self._inboxes[worker].state) for worker in waited]
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        if not self._started:
+            self._started = True
+            for inbox in self._inboxes:
+                inbox.start()
+        self.release()
+        while self._active:
+            chunk = self._rounds(limit)
+            if chunk is None and (self.held or not all(self._inboxes[worker].idle for worker in self._active)):
+                chunk = self._steps(limit)
+            if chunk is not None:
+                return chunk
+            if self._active:
+                await self._wait_told()
+        return None
+
+    async def _wait_told(self) -> None:
+        """Wait, and say for whom; count it."""
+        if self.on_wait is not None:
+            self.on_wait(self._awaited())
+        if self.meter is not None:
+            self.meter.wait_begins("wait_input")
+        try:
+            await self._wait()
+        finally:
+            if self.meter is not None:
+                self.meter.wait_ends()
+            if self.on_wait is not None:
+                self.on_wait(())
+
+    def _rounds(self, limit: int) -> Chunk[T] | None:
+        """Take a whole number of rounds at once, one item from each worker that has some in each."""
+        inboxes = self._inboxes
+        ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
+        if not ready or self._replay:
+            return None
+        rounds = min(limit // len(ready), *ready.values(), self._rounds_of(ready))
+        if rounds < 1:
+            return None
+        order = sorted(ready, key=self._distance) if len(ready) > 1 else list(ready)
+        taking = Taking(self._now())
+        items: list[Any] = [] if len(order) == 1 else [None] * (rounds * len(order))
+        for at, worker in enumerate(order):
+            chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
+            if items:
+                items[at :: len(order)] = chunk.items
+            else:
+                items = cast("list[T]", chunk.items)
+            self._references[worker] = taking.add(worker, chunk, self.held)
+            self._produced[worker] += rounds
+        taking.picks = order * rounds
+        self._next_worker = (order[-1] + 1) % len(inboxes)
+        return self._chunk_of(items, taking)
+
+    def _steps(self, limit: int) -> Chunk[T] | None:
+        """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
+        taking = Taking(self._now())
+        picks = taking.picks
+        self._left = {}
+        repeating = bool(self._replay)
+        try:
+            while len(picks) < limit and self._active and repeating == bool(self._replay):
+                worker = self._choose(taking)
+                if worker is None or (self.held is not None and taking.progressed):  # which states in here don't know
+                    break
+                picks.append(worker)
+                self._left[worker] -= 1
+                self._produced[worker] += 1
+                self._next_worker = (worker + 1) % len(self._inboxes)
+                if repeating:
+                    self._replay.pop()
+        except BaseException:
+            if not picks and not taking.progressed:
+                raise  # else it comes again, behind them
+        items = self._take_picked(taking)
+        if not items:
+            for worker in self._active:
+                self._adopt_progress(worker, taking, its_turn=False)
+        return self._chunk_of(items, taking) if items or taking.progressed else None
+
+    def _take_picked(self, taking: Taking) -> list[T]:
+        """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
+        queues: dict[int, Iterator[T]] = {}
+        for worker in set(taking.picks):
+            chunk = cast("Chunk[T]", self._inboxes[worker].take(taking.picks.count(worker)))
+            self._references[worker] = taking.add(worker, chunk, self.held)
+            queues[worker] = iter(chunk.items)
+        return [next(queues[worker]) for worker in taking.picks]
+
+    def _chunk_of(self, items: list[T], taking: Taking) -> Chunk[T]:
+        """Log the choices, and return what was taken as a chunk."""
+        if items and self.choosing and taking.before.number >= self._log.planned:
+            taking.log = self._log.later = Log(taking.before.number, taking.picks, self._log.planned)
+            self._log = taking.log
+        return Chunk(items, taking, self._now() if taking.progressed else None)
+
+    def _choose(self, taking: Taking) -> int | None:
+        """Return the worker to take the next item from, which has one; None if it isn't there yet."""
+        if self._replay:
+            return self._replay[-1] if self._look(self._replay[-1], taking) else None
+        return self._pick(taking)
+
+    def _look(self, worker: int, taking: Taking) -> bool:
+        """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
+        left = self._left.get(worker)
+        if left is None:
+            inbox = self._inboxes[worker]
+            left = self._left[worker] = inbox.ready
+            if not left:
+                self._adopt_progress(worker, taking, its_turn=True)
+                if inbox.over:
+                    self._active.remove(worker)
+                    if self.on_ended is not None:
+                        self.on_ended(worker, self._produced[worker])
+        return left > 0
+
+    def _adopt_progress(self, worker: int, taking: Taking, *, its_turn: bool) -> None:
+        chunk = None if self._inboxes[worker].ready else self._inboxes[worker].take(0)
+        after = None if chunk is None else chunk.after
+        if self.held is not None:
+            after = self.held.sift(worker, after, None if its_turn else self._references[worker])
+        if after is not None:
+            self._references[worker] = Reference.to(after)
+            taking.progressed = True
+
+    def _distance(self, worker: int) -> tuple[bool, int]:
+        """Sort key: workers from the next one on, and around."""
+        return worker < self._next_worker, worker
+
+    def _now(self) -> MergeState:
+        produced, references = list(self._produced), list(self._references)
+        return MergeState(self._name, self._next_worker, produced, references, self._log, self.choosing)
+
+    @abstractmethod
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        """Return how many rounds over these workers, from the next one on, are what picking one by one would give.
+
+        Args:
+          ready: the active workers that have items, at least as many as the caller will take of the answer.
+        """
+
+    @abstractmethod
+    def _pick(self, taking: Taking) -> int | None:
+        """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
+
+    @abstractmethod
+    def _awaited(self) -> list[int]:
+        """Return the workers that it waits for: an item of any of them would do."""
+
+    @abstractmethod
+    async def _wait(self) -> None:
+        """Wait until `_choose` may have another answer."""
+
+
+class StrictMerge(MergeFlow[T]):
+    """Always the active worker with the smallest (produced, index)."""
+
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        if len(ready) < len(self._active):
+            return 0
+        if len(ready) == 1:
+            self._next_worker = self._active[0]
+            return MANY
+        self._next_worker = self._smallest()
+        lowest = self._produced[self._next_worker]
+        level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+        return MANY if level else 0
+
+    def _pick(self, taking: Taking) -> int | None:
+        while self._active:
+            worker = self._smallest()
+            if self._look(worker, taking):
+                return worker
+            if worker in self._active:
+                return None
+        return None
+
+    def _smallest(self) -> int:
+        return min(self._active, key=lambda worker: (self._produced[worker], worker))
+
+    def _awaited(self) -> list[int]:
+        return self._replay[-1:] or [self._smallest()]
+
+    async def _wait(self) -> None:
+        await self._inboxes[self._awaited()[0]].wait()
+
+
+class BestEffortMerge(MergeFlow[T]):
+    """The first eligible worker that has an item, within bounds.
+
+    Args:
+      max_skips_per_round: how many workers without an item are passed over before waiting; 0 is strict order.
+      max_lead: a worker this many items ahead of the slowest active one waits for it; at least 1.
+    """
+
+    choosing = True
+
+    def __init__(
+        self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None, *, max_skips_per_round: int, max_lead: int
+    ) -> None:
+        super().__init__(name, inboxes, own)
+        self._skips = max_skips_per_round
+        self._max_lead = max_lead
+        self._news = anyio.Event()
+        for inbox in inboxes:
+            inbox.on_ready = self._wake
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        """No more are passed over than may be, and nobody gets too far ahead of the slowest."""
+        if len(self._active) - len(ready) > self._skips:
+            return 0
+        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
+            return MANY
+        slowest = min([self._produced[worker] for worker in self._active])
+        return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
+
+    def _level(self) -> bool:
+        """Every worker is eligible when its turn comes, and so in each round, since all of them move on by one."""
+        produced = self._produced
+        slowest = min([produced[worker] for worker in self._active])
+        at_slowest = sum(produced[worker] == slowest for worker in self._active)
+        for worker in sorted(self._active, key=self._distance):
+            if produced[worker] - slowest >= self._max_lead:
+                return False
+            at_slowest -= produced[worker] == slowest
+            if not at_slowest:
+                return True  # the slowest are one further now, and whoever comes may be so too
+        return True
+
+    def _pick(self, taking: Taking) -> int | None:
+        active, produced = self._active, self._produced
+        count = len(active)
+        while count:
+            limit = min([produced[worker] for worker in active]) + self._max_lead
+            first = bisect_left(active, self._next_worker)
+            looked = 0
+            for at in range(first, first + count):
+                worker = active[at if at < count else at - count]
+                if produced[worker] >= limit:
+                    continue
+                if self._look(worker, taking):
+                    return worker
+                looked += 1
+                if looked > self._skips or len(active) < count:
+                    break
+            if len(active) == count:
+                return None
+            count = len(active)  # one has ended, which may make others eligible: look again
+        return None
+
+    def _awaited(self) -> list[int]:
+        if self._replay:
+            return self._replay[-1:]
+        limit = min([self._produced[worker] for worker in self._active]) + self._max_lead
+        eligible = [worker for worker in sorted(self._active, key=self._distance) if self._produced[worker] < limit]
+        return eligible[: self._skips + 1]
+
+    async def _wait(self) -> None:
+        await resting(self._news.wait())
+        self._news = anyio.Event()
+        await self._inboxes[0].passage()
