@@ -80,6 +80,8 @@ def open_on_disk(
     else:
         files = own.get("tip"), own.get("kept", 0), own.get("next", "")
         place = replace(place, files=files, reached=own.get("reached", own["served"]))
+        if place.reached:  # nothing more of this pass may be pulled, and the next one is the same
+            course.drawn = own["drawing"], epoch
     serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
