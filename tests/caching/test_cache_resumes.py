@@ -86,6 +86,15 @@ def test_a_cache_that_was_on_disk_and_one_that_was_not_resume_each_other(tmp_pat
         rest(memory, begun(disk, 5)[1])
 
 
+@pytest.mark.parametrize(("stop", "why"), [(3, "draws the 3 items"), (6, "has served 6"), (20, "has served 10")])
+def test_a_cache_in_whose_files_the_pass_is_can_not_be_left_out(stop: int, why: str, tmp_path: Path) -> None:
+    items = sl.from_items(range(10)).shard(1)
+    kept = items.cache(path=tmp_path).repeat(3)
+    with pytest.raises(ResumeError, match=rf"cache\.removed: at this snapshot it {why}"):
+        rest(items.repeat(3), begun(kept, stop)[1], "cache.removed")
+    assert rest(items.repeat(3), begun(kept, 0)[1], "cache.removed") == [*range(10)] * 3
+
+
 def test_what_a_resume_draws_again_is_told(tmp_path: Path) -> None:
     pipe = sl.from_items(range(10)).cache(path=tmp_path).repeat(2)
     for stop, told in ((6, "draws the 2 items of its pass again"), (13, "nothing"), (20, "nothing")):
