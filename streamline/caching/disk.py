@@ -169,7 +169,7 @@ class _Pass(Generic[T]):
             if course.known is None or place.number > course.known:
                 drawing = max(drawing, found.newest)
         course.begin(place.number, drawing)
-        self._keeps = tip is not None and drawing >= found.newest
+        self._keeps = drawing >= found.newest
         now = course.place(place.name, place.number, place.epoch, drawing)
         self.place = replace(now, files=place.files, reached=place.reached)
         chain: list[Block] | None = None

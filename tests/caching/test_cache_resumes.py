@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 import streamline as sl
@@ -102,6 +103,20 @@ def test_what_a_resume_draws_again_is_told(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["memory", "disk", "gone"])
+def test_a_pass_that_was_left_is_the_same_behind_a_resume_at_its_last_item(kind: str, tmp_path: Path) -> None:
+    """Nothing more of it is pulled then: the next pass has to know by itself how it was drawn."""
+    source = sl.from_items(range(11)).shuffle(window=4)
+    whole = list(source.cache().take(6).repeat(3))
+    for stop in range(len(whole) + 1):
+        pipe = source.cache(path=None if kind == "memory" else tmp_path).take(6).repeat(3)
+        items, snapshot = begun(pipe, stop)
+        assert items == whole[:stop]
+        if kind == "gone":
+            shutil.rmtree(tmp_path, ignore_errors=True)
+        assert rest(pipe, snapshot) == whole[stop:]
+
+
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 def test_what_can_be_drawn_no_more_is_an_error_that_says_how_much(disk: bool, tmp_path: Path) -> None:
     there = 9
@@ -131,18 +146,25 @@ def test_a_mixture_of_other_parts_is_something_else(tmp_path: Path) -> None:
 # What was left out --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("block", [4, 100])
+@pytest.mark.parametrize("bad", [(1, 6, 9, 12, 13), (1, 6)], ids=["at the end, too", "in the middle"])
 @pytest.mark.parametrize("kind", ["memory", "disk", "gone"])
-def test_what_was_left_out_is_counted_once_wherever_a_run_is_resumed(kind: str, tmp_path: Path) -> None:
+def test_what_was_left_out_is_counted_once_wherever_a_run_is_resumed(
+    kind: str, bad: tuple[int, ...], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", block)
+
     def picky(item: int) -> int:
-        if item in (1, 6, 9, 12, 13):
+        if item in bad:
             raise ValueError(item)
         return item
 
-    items = [0, 2, 3, 4, 5, 7, 8, 10, 11] * (1 if kind == "gone" else 2)
+    passes = 1 if kind == "gone" else 2
+    items = [item for item in range(14) if item not in bad] * passes
     source = sl.from_items(range(14)).map(picky)
-    for stop in range(len(items) + 1):
+    for stop in (0, 1, 2, 5, 8, len(items) - 1, len(items)):
         folder = tmp_path / str(stop)
-        pipe = source.cache(path=None if kind == "memory" else folder).repeat(len(items) // 9)
+        pipe = source.cache(path=None if kind == "memory" else folder).repeat(passes)
         with pipe.open(on_error="skip") as stream:
             assert [next(stream) for _ in range(stop)] == items[:stop]
             snapshot = snapshot_of(stream)
@@ -150,7 +172,22 @@ def test_what_was_left_out_is_counted_once_wherever_a_run_is_resumed(kind: str, 
             shutil.rmtree(folder, ignore_errors=True)
         with pipe.open(on_error="skip", resume=snapshot) as stream:
             assert list(stream) == items[stop:]
-            assert stream.errors.total == 5
+            assert stream.errors.total == len(bad)
+
+
+class Turns:
+    """Chooses an order of twenty items, and from `back` on another one."""
+
+    def __init__(self) -> None:
+        self.back = False
+
+    def pipe(self) -> Pipeline[int]:
+        async def wait(item: int) -> int:
+            for _ in range(5 * (3 - item % 4 if self.back else item % 4)):
+                await anyio.lowlevel.checkpoint()
+            return item
+
+        return sl.from_items(range(20)).map(wait, concurrency=4, ordered=False)
 
 
 # What others do in the folder ---------------------------------------------------------------------------------------
@@ -221,14 +258,18 @@ def test_ranks_that_find_out_their_end_on_the_way_do_not_reset(tmp_path: Path) -
 
 
 def test_each_of_two_that_chose_goes_on_with_its_own_pass(tmp_path: Path) -> None:
-    pipe = sl.from_items(range(20)).map(erratic, concurrency=4, ordered=False).cache(path=tmp_path).repeat(3)
-    subject = directly(pipe)
+    turns = Turns()
+    subject = directly(turns.pipe().cache(path=tmp_path).repeat(3))
 
     async def work(tasks: Tasks) -> None:
         async with opened(tasks, subject, None) as one, opened(tasks, subject, None) as other:
-            passes = [[[await anext(flow) for _ in range(20)] for flow in (one, other)] for _ in range(3)]
-        assert passes[0][0] != passes[0][1]
-        assert passes[0] == passes[1] == passes[2]
+            ours = [await anext(one) for _ in range(20)]
+            turns.back = True
+            theirs = [await anext(other) for _ in range(20)]
+            assert ours != theirs
+            for _ in range(2):
+                assert [await anext(one) for _ in range(20)] == ours
+                assert [await anext(other) for _ in range(20)] == theirs
 
     run(work)
 
@@ -238,15 +279,17 @@ def test_a_pass_is_that_of_the_pass_before_whatever_others_have_written_since(
 ) -> None:
     numbers = count(1)
     monkeypatch.setattr("streamline.caching.disk.new_id", lambda: f"{next(numbers):016x}")  # later ones are preferred
-    chosen = sl.from_items(range(20)).map(erratic, concurrency=4, ordered=False)
-    subjects = [directly(chosen.cache(path=tmp_path / name).repeat(2)) for name in "ab"]
+    turns = Turns()
+    subjects = [directly(turns.pipe().cache(path=tmp_path / name).repeat(2)) for name in "ab"]
 
     async def drawn(tasks: Tasks, subject: ChainSubject) -> list[Any]:
         async with opened(tasks, subject, None) as flow:
             return [await anext(flow) for _ in range(21)][:20]
 
     async def work(tasks: Tasks) -> None:
-        ours, theirs = [await drawn(tasks, subject) for subject in subjects]
+        ours = await drawn(tasks, subjects[0])
+        turns.back = True
+        theirs = await drawn(tasks, subjects[1])
         assert ours != theirs
         async with opened(tasks, subjects[0], None) as flow:
             assert [await anext(flow) for _ in range(20)] == ours

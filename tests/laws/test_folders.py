@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.caching import disk
+from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
+from streamline.tasks import Tasks
 from streamline.testing import Oracle, Script, oracle
 from streamline.testing.compositions import DICE, Composition, continued
 from streamline.testing.laws import close_law, failure_law, quiescence_law, resume_law
-from streamline.testing.running import run
+from streamline.testing.running import Subject, opened, read, run
 from streamline.testing.steps import Step, steps
 from streamline.testing.truth import Truth
 from tests.laws.folders import ANYHOW, SOUND, Folders, Kept
@@ -33,7 +35,7 @@ CACHE = Step(".cache(path=)", lambda pipe: pipe.cache(path="another at each open
 
 
 @st.composite
-def kept(draw: st.DrawFn, *, choosing: bool, most: int = 12) -> Composition:
+def kept(draw: st.DrawFn, *, choosing: bool, most: int = 8) -> Composition:
     """Random plans over scripts, which keep a pass on disk, or several, anywhere."""
     shards = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.integers(0, 2 * most // shards), min_size=shards, max_size=shards))
@@ -90,6 +92,34 @@ def test_behind_choices_nothing_is_lost_or_doubled_whatever_other_runs_have_writ
 
 @pytest.mark.timeout(600)
 @examples(12)
+@given(kept(choosing=True), seeds, blocks)
+def test_behind_choices_what_is_damaged_or_gone_is_drawn_again_exactly_or_an_error(
+    composition: Composition, seed: int, count: int
+) -> None:
+    DICE.seed(seed)
+    truth = Truth(oracle(composition.pipeline), choosing=True)
+    with of_items(count), Folders.made(seed) as folders:
+        run(partial(exact_or_refused, subject=Kept(composition.pipeline, folders), truth=truth, dice=Random(seed)))
+
+
+async def exact_or_refused(tasks: Tasks, subject: Subject, truth: Truth, dice: Random) -> None:
+    async with opened(tasks, subject, None) as flow:
+        whole = await read(flow, subject.write, dice)
+    truth.insist_whole("Order", f"{subject}", [], whole.items)
+    for text, k in {text: k for k, _, text in whole.states}.items():
+        async with opened(tasks, subject, text) as flow:
+            rest = await read(flow, subject.write, dice)
+        where = f"from the state behind item {k}, {text}, of {subject}"
+        if rest.failure is None:
+            truth.insist_whole("Resume", where, whole.items[:k], rest.items)
+        else:
+            assert isinstance(rest.failure, ResumeError), where
+            assert "damaged or gone, and what is before it chooses an order" in str(rest.failure)
+            truth.insist_part("Resume", where, [*whole.items[:k], *rest.items])
+
+
+@pytest.mark.timeout(600)
+@examples(12)
 @given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing)), seeds, blocks, st.data())
 def test_a_failure_leaves_files_that_a_resume_behind_its_fix_goes_on_with(
     composition: Composition, seed: int, count: int, data: st.DataObject
@@ -122,7 +152,7 @@ def before_failure(pipe: Pipeline[Any]) -> int | None:
 
 @pytest.mark.timeout(600)
 @examples(6)
-@given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing, most=8)), seeds, blocks)
+@given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing)), seeds, blocks)
 def test_threads_keep_passes_likewise(composition: Composition, seed: int, count: int) -> None:
     with of_items(count), sl.Threads(2) as pool:
         check(composition, seed, pool)
