@@ -85,6 +85,27 @@ def test_a_header_of_whatever_garbage_is_damage(kind: str, tmp_path: Path) -> No
         files.read(written)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], "its checksum is another one"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "its checksum is another one"),
+        (lambda content: content + b"x", "its checksum is another one"),
+        (lambda content: content[:-1], "is cut short"),
+        (lambda content: b"x" + content[1:], "doesn't begin as such a file does"),
+    ],
+    ids=["an item's last bit", "the checksum", "long", "short", "the beginning"],
+)
+def test_a_block_of_which_anything_has_changed_is_damaged(change: Any, why: str, tmp_path: Path) -> None:
+    files = CacheFiles(str(tmp_path), "cache", "cache", "0" * 16, 0, 1)
+    held = Held([np.arange(3), b"ab"], (0,), {"items": 2})
+    written = files.write(Block(Path(), 0, 2, ROOT, "1" * 16, True, 0), held, 0)
+    assert files.read(written).items[1] == b"ab"
+    written.path.write_bytes(change(written.path.read_bytes()))
+    with pytest.raises(DamagedError, match=why):
+        files.read(written)
+
+
 def test_what_cannot_be_read_is_an_error_and_no_damage(tmp_path: Path) -> None:
     pipe = sl.from_items(range(10)).cache(path=tmp_path)
     list(pipe)

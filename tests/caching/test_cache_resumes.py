@@ -135,8 +135,11 @@ def test_a_mixture_of_other_parts_is_something_else(tmp_path: Path) -> None:
     def plus(item: int) -> int:
         return item + 1
 
+    def minus(item: int) -> int:
+        return item - 1
+
     numbers = sl.from_items(range(6))
-    parts = [numbers, numbers.map(plus), numbers.filter(bool)]
+    parts = [numbers, numbers.map(plus), numbers.map(minus, name="plus"), numbers.filter(bool)]
     mixed: list[Pipeline[Any]] = [sl.mix({"a": part, "b": numbers}) for part in parts]
     zipped: list[Pipeline[Any]] = [sl.zip(numbers, part) for part in parts]
     for pipe in (*mixed, *zipped):
