@@ -140,6 +140,7 @@ def test_a_mixture_of_other_parts_is_something_else(tmp_path: Path) -> None:
 
     numbers = sl.from_items(range(6))
     parts = [numbers, numbers.map(plus), numbers.map(minus, name="plus"), numbers.filter(bool)]
+    parts += [sl.mix({"c": numbers, "d": numbers.map(plus)}, weights={"c": 1, "d": weight}) for weight in (1, 9)]
     mixed: list[Pipeline[Any]] = [sl.mix({"a": part, "b": numbers}) for part in parts]
     zipped: list[Pipeline[Any]] = [sl.zip(numbers, part) for part in parts]
     for pipe in (*mixed, *zipped):
