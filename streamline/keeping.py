@@ -50,7 +50,7 @@ class Keeping(Ordering[T]):
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
             functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
           max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass
-            that is larger fails with `CacheFull`. None: no bound.
+            that is larger fails with `CacheFull`, behind all items that there is room for. None: no bound.
         """
         if max_bytes is not None:
             check_int(".cache(max_bytes=)", max_bytes, 1)

@@ -138,6 +138,7 @@ class _Kept(Generic[T]):
       begin: the upstream's state there; `now`: behind what was drawn.
       flow: the upstream, until it has been closed.
       ended: it is all here.
+      rest: what was drawn and not kept, as there is no room for it.
     """
 
     def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None, drawing: int) -> None:
@@ -146,30 +147,42 @@ class _Kept(Generic[T]):
         self.drawing = drawing
         self.items: list[T] = []
         self.ended = False
+        self.rest: Chunk[T] | None = None
         self.flow: Flow[T] = opener(mark)
         self.begin = self.now = self.flow.state
         self._stage = stage
         self._bytes = 0
 
-    def keep(self, chunk: Chunk[T]) -> None:
-        """Add what was drawn.
+    def keep(self, chunk: Chunk[T]) -> Chunk[T]:
+        """Add what was drawn, as far as there is room for it, and return that; `rest` is what there is none for.
 
         Raises:
-          CacheFull: it is more than may be kept.
+          CacheFull: there is none for the first item.
         """
         most = self._stage.max_bytes
         if most is not None:
-            size = sum(map(nbytes, chunk.items))
-            if self._bytes + size > most:
-                raise CacheFull(
-                    f"{self._stage} of shard {self.opener.site.shard} holds {len(self.items):,} items of "
-                    f"{self._bytes:,} bytes, and the next {len(chunk.items):,} have {size:,}: a pass doesn't fit into "
-                    f"max_bytes={most:,}. Raise it, put .cache before what makes items large, or leave it out: each "
-                    "pass is read anew then"
-                )
-            self._bytes += size
+            count = self._fitting(chunk.items, most)
+            if count < len(chunk.items):
+                if not count:
+                    raise CacheFull(
+                        f"{self._stage} of shard {self.opener.site.shard} holds {len(self.items):,} items of "
+                        f"{self._bytes:,} bytes, and the next one has {nbytes(chunk.items[0]):,}: a pass doesn't fit "
+                        f"into max_bytes={most:,}. Raise it, put .cache before what makes items large, or leave it "
+                        "out: each pass is read anew then"
+                    )
+                self.rest = chunk.part(count, len(chunk.items))
+                chunk = chunk.part(0, count)
         self.items.extend(chunk.items)
         self.now = chunk.end
+        return chunk
+
+    def _fitting(self, items: Sequence[T], most: int) -> int:
+        """Return how many of these there is room for, and count their bytes."""
+        for count, item in enumerate(items):
+            if self._bytes + (size := nbytes(item)) > most:
+                return count
+            self._bytes += size
+        return len(items)
 
 
 class _Reading(Flow[T]):
@@ -184,11 +197,11 @@ class _Reading(Flow[T]):
         if kept is None or kept.ended:
             return None
         kept.flow.reader = self.reader
-        if (chunk := await kept.flow.pull(limit)) is None:
+        chunk = await kept.flow.pull(limit) if kept.rest is None else kept.rest
+        if chunk is None:
             kept.ended = True
-        else:
-            kept.keep(chunk)
-        return chunk
+            return None
+        return kept.keep(chunk)
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -80,6 +80,8 @@ def open_on_disk(
     else:
         files = own.get("tip"), own.get("kept", 0), own.get("next", "")
         place = replace(place, files=files, reached=own.get("reached", own["served"]))
+        if place.reached:  # nothing more of this pass may be pulled, and the next one is the same
+            course.drawn = own["drawing"], epoch
     serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
@@ -167,7 +169,7 @@ class _Pass(Generic[T]):
             if course.known is None or place.number > course.known:
                 drawing = max(drawing, found.newest)
         course.begin(place.number, drawing)
-        self._keeps = tip is not None and drawing >= found.newest
+        self._keeps = drawing >= found.newest
         now = course.place(place.name, place.number, place.epoch, drawing)
         self.place = replace(now, files=place.files, reached=place.reached)
         chain: list[Block] | None = None

@@ -33,6 +33,10 @@ _LENGTH = struct.Struct("<Q")
 _SUM = struct.Struct("<I")
 
 
+GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
+"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types."""
+
+
 class DamagedError(ValueError):
     """A file isn't as it was written; the words say in what, behind its name: "is cut short"."""
 
@@ -116,6 +120,6 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
                 raise ValueError("its checksum is another one")
         except EOFError:
             raise DamagedError("is cut short") from None
-        except (ValueError, KeyError, TypeError, IndexError, MemoryError) as error:
+        except GARBAGE as error:
             raise DamagedError(f"is damaged ({error})") from error
     return made

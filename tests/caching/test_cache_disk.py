@@ -23,7 +23,7 @@ import streamline as sl
 from streamline.caching.files import ROOT
 from streamline.errors import CacheFull, DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing import check_resume, check_stage
+from streamline.testing import check_resume
 from tests.laws.stages import erratic
 
 
@@ -107,18 +107,6 @@ def test_hosts_serve_the_same_and_resume_it(tmp_path: Path, backend: Any) -> Non
 
 
 # Laws ---------------------------------------------------------------------------------------------------------------
-
-
-def fresh(tmp_path: Path) -> Any:
-    """Return another folder each time."""
-    numbers = iter(range(10**6))
-    return lambda: tmp_path / str(next(numbers))
-
-
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_it_keeps_the_laws(tmp_path: Path, loop: str) -> None:
-    folder = fresh(tmp_path)
-    check_stage(lambda pipe: pipe.cache(path=folder()), range(11), generations=2, loop=loop)
 
 
 @pytest.mark.parametrize("name", ["repeat", "left", "nothing", "behind the merge", "window"])
@@ -216,6 +204,15 @@ def test_what_comes_slowly_is_written_in_smaller_blocks(tmp_path: Path, monkeypa
     monkeypatch.setattr("streamline.caching.disk.BLOCK_S", 0)
     assert list(sl.from_items(range(9)).cache(path=tmp_path)) == list(range(9))
     assert len(files(tmp_path)) > 1
+
+
+def test_what_is_large_is_written_in_blocks_of_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 100)
+    monkeypatch.setattr("streamline.caching.disk.BLOCK_BYTES", 2500)
+    pipe = sl.from_items(range(20)).map(lambda n: np.full(1000, n, np.uint8)).batch(1, collate=None).unbatch()
+    assert [int(item[0]) for item in pipe.shuffle(window=1).cache(path=tmp_path)] == list(range(20))
+    assert all(path.stat().st_size < 4000 for path in files(tmp_path))
+    assert len(files(tmp_path)) == 7
 
 
 def test_files_of_another_name_are_not_served(tmp_path: Path) -> None:
@@ -326,6 +323,7 @@ def test_damage_is_drawn_again_once_and_named(tmp_path: Path, caplog: pytest.Log
     for _ in range(3):
         assert list(pipe) == list(range(40))
     assert read.total() == 76
+    assert len(files(tmp_path)) == 11  # and nothing is left of those behind it
 
 
 def test_a_bound_holds_on_disk(tmp_path: Path) -> None:

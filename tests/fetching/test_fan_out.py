@@ -1,5 +1,6 @@
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ from streamline import budget
 from streamline.errors import ReadError
 from streamline.fetching import requests
 from streamline.fetching.file import File, FilePart
-from streamline.fetching.line import Line
+from streamline.fetching.line import Line, Reading
 from streamline.fetching.requests import Request
 from streamline.fetching.sharing import Lease
 from streamline.session import Session
@@ -209,6 +210,35 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
             await file.read(190, 210)
         await lease.aclose()
         assert tasks.session.budget.held == 0
+
+    await crewed.run(work)
+
+
+@pytest.mark.parametrize("taken", [1, 70, None])
+@pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}])
+async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothing(
+    server: Any, part_bytes: int, taken: int | None, faulty: dict[str, Any]
+) -> None:
+    data = random.Random(6).randbytes(150)
+    server.objects = {"a": data}
+    server.script = [server.faulty(**faulty)] * 200
+    crewed = Crewed()
+
+    async def work(tasks: Tasks) -> None:
+        lease = Lease(tasks.session, "x", Access(concurrency=4))
+        path = server.url("a")
+        line = Line(lease.crew(tasks))
+        reading = Reading(0, lease.storages.of(path), Found(path))
+        line.add(reading)
+        found = b""
+        async with aclosing(line.blocks(reading)) as stream:
+            while (taken is None or len(found) < taken) and (block := await anext(stream, b"")):
+                found += block
+        assert data.startswith(found)
+        assert taken is not None or found == data
+        assert (line.account.held, tasks.session.budget.held) == (0, 0)
+        await line.aclose()
+        await lease.aclose()
 
     await crewed.run(work)
 

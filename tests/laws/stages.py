@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,6 +21,22 @@ _jitter = Jitter(Random(0))
 async def erratic(item: Any) -> Any:
     """Return the item; never at the same pace twice, so that each run chooses another order."""
     return await _jitter(item)
+
+
+class Folder:
+    """Where caches on disk are, in a test of stages: each in a folder of its own.
+
+    Attributes:
+      root: of the folders; None: no such test runs.
+    """
+
+    root: Path | None = None
+    _numbers = count()
+
+    @classmethod
+    def new(cls) -> Path:
+        assert cls.root is not None
+        return cls.root / str(next(cls._numbers))
 
 
 def plus(item: int) -> int:
@@ -92,6 +110,7 @@ STAGES: dict[str, Fragment] = {
     "regenerate ahead": lambda pipe: pipe.regenerate(4, overlap=True),
     "regenerate one cycle": lambda pipe: pipe.regenerate(100, shuffle=False, reuse=2),
     "cache": lambda pipe: pipe.cache(),
+    "cache on disk": lambda pipe: pipe.cache(path=Folder.new()),
     "prefetch": lambda pipe: pipe.prefetch(3),
     "prefetch bytes": lambda pipe: pipe.prefetch(8, bytes=60),
     "stateful": lambda pipe: pipe.through(pairs),
@@ -125,6 +144,12 @@ ORDERED: dict[str, Fragment] = {
     "repeat of a cache": lambda pipe: pipe.shuffle(window=4).cache().repeat(2),
     "repeat of a part of a cache": lambda pipe: pipe.shuffle(window=4).cache().take(5).repeat(3),
     "repeat of a cache of nothing": lambda pipe: pipe.filter(lambda item: False).cache().repeat(3),
+    "repeat of a part of a cache on disk": lambda pipe: (
+        pipe.shuffle(window=4).cache(path=Folder.new()).take(5).repeat(3)
+    ),
+    "repeat of a cache on disk of nothing": lambda pipe: (
+        pipe.filter(lambda item: False).cache(path=Folder.new()).repeat(3)
+    ),
     "repeat of shuffles": lambda pipe: pipe.shuffle(window=4).repeat(3),
     "repeat of a filter": lambda pipe: pipe.filter(lambda item: item % 7 == 1).repeat(3),
     "shards": lambda pipe: pipe.shard(3).merge().shuffle(window=4),

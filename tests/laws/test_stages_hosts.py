@@ -63,8 +63,3 @@ def test_a_source_of_several_parts_resumes_exactly_on_hosts(name: str, hosts: An
 def test_spilled_cycles_resume_exactly_on_hosts(overlap: bool, tmp_path: Path, hosts: Any) -> None:
     pipe = numbers(ITEMS).shard(2).regenerate(2, overlap=overlap, spill=tmp_path)
     check_resume(pipe, backend=hosts, generations=1)
-
-
-def test_a_cache_on_disk_resumes_exactly_on_hosts(tmp_path: Path, hosts: Any) -> None:
-    pipe = numbers(ITEMS).shard(2).shuffle(window=3).cache(path=tmp_path).repeat(2)
-    check_resume(pipe, backend=hosts, generations=1)

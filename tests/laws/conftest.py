@@ -1,0 +1,26 @@
+"""What caches on disk need wherever laws are checked: folders, blocks of few items, and no syncs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from streamline.caching import disk
+from tests.laws.stages import Folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    Folder.root = tmp_path_factory.mktemp("caches")
+    yield
+    Folder.root = None
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(disk, "BLOCK_ITEMS", 4)
+    with monkeypatch.context() as quick:
+        quick.setattr(os, "fsync", lambda descriptor: None)  # some thousand files: only a power cut would tell
+        yield
