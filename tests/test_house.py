@@ -45,6 +45,7 @@ FLOORS: list[set[str]] = [
     {"mixing"},
     {"opening"},
     {"resetting"},
+    {"handover"},
     {"running", "engine"},
     {"stream", "sync"},
     {"opened", "debug"},

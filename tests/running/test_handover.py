@@ -1,0 +1,141 @@
+"""Lists between the event loop's thread and a plain loop's: piled up where items take no time, else handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+
+import pytest
+
+import streamline as sl
+import streamline.handover
+from streamline.flow import LONG_LIST_ITEMS, Chunk
+from streamline.handover import PILE_S, SLOW_ITEM_S, TINY_ITEM_S, Handover
+from streamline.states import Counted
+
+MOST = 4 * LONG_LIST_ITEMS
+
+
+def chunk(items: int) -> Chunk[int]:
+    return Chunk(range(items), Counted("items", 1))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every list is dealt with in no time."""
+    monkeypatch.setattr(streamline.handover, "perf_counter", lambda: 1.0)
+
+
+def quick(handover: Handover[int]) -> None:
+    """Let the consumer be as quick as can be: 4,096 items may be out then."""
+    for _ in range(20):
+        handover.take(lambda: None, 1.0)  # there is none yet
+
+
+@pytest.fixture
+async def handover(clock: None) -> Handover[int]:
+    found = Handover[int](MOST)
+    found.taken_at = 1.0
+    quick(found)
+    return found
+
+
+async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(handover: Handover[int]) -> None:
+    for _ in range(4):
+        assert await handover.wait_room(None) == LONG_LIST_ITEMS
+        assert handover.queue.empty()
+        handover.put(chunk(LONG_LIST_ITEMS), 0.0)
+    waiting = asyncio.create_task(handover.wait_room(None))
+    await asyncio.sleep(0)
+    assert handover.queue.qsize() == 4
+    events = []
+    for _ in range(4):
+        found = handover.take(handover.queue.get, 1.0)
+        assert isinstance(found, Chunk)
+        events.append(handover.dealt_with(len(found.items)))
+    assert events[:3] == [None] * 3  # the loop is woken when nothing is left
+    assert events[3] is not None
+    events[3].set()
+    assert await waiting == LONG_LIST_ITEMS
+
+
+@pytest.mark.parametrize("item_s", [TINY_ITEM_S, 2 * TINY_ITEM_S, SLOW_ITEM_S / 2])
+async def test_a_list_that_took_its_time_is_handed_over_at_once_with_those_before(
+    handover: Handover[int], item_s: float
+) -> None:
+    handover.put(chunk(10), 0.0)
+    assert handover.queue.empty()
+    handover.put(chunk(10), 10 * item_s)
+    assert handover.queue.qsize() == 2
+
+
+async def test_a_consumer_that_has_not_been_quick_gets_each_list_at_once(clock: None) -> None:
+    handover = Handover[int](MOST)
+    handover.put(chunk(2), 0.0)
+    assert handover.queue.qsize() == 1
+
+
+async def test_the_loop_is_woken_behind_each_list_of_a_consumer_that_has_not_been_quick(clock: None) -> None:
+    handover = Handover[int](2)
+    handover.put(chunk(1), 0.0)
+    handover.put(chunk(1), 0.0)
+    waiting = asyncio.create_task(handover.wait_room(None))
+    await asyncio.sleep(0)
+    event = handover.dealt_with(1)
+    assert event is not None
+    event.set()
+    assert await waiting == 1
+
+
+async def test_a_pile_waits_no_longer_than_a_moment(handover: Handover[int]) -> None:
+    """The source may have stopped."""
+    handover.put(chunk(10), 0.0)
+    handover.put(chunk(10), 0.0)
+    assert handover.queue.empty()
+    await asyncio.to_thread(handover.queue.get)
+    assert handover.queue.qsize() == 1
+
+
+async def test_what_is_piled_up_comes_before_the_end(handover: Handover[int]) -> None:
+    handover.put(chunk(10), 0.0)
+    failure = ValueError("no more")
+    handover.end(failure)
+    assert isinstance(handover.queue.get_nowait(), Chunk)
+    assert handover.queue.get_nowait() is failure
+
+
+async def test_what_is_dropped_does_not_count_and_comes_no_more(handover: Handover[int]) -> None:
+    for _ in range(4):
+        handover.put(chunk(LONG_LIST_ITEMS), 0.0)
+    handover.begin_anew()
+    assert await handover.wait_room(None) == LONG_LIST_ITEMS
+    await asyncio.sleep(2 * PILE_S)
+    assert handover.queue.empty()
+
+
+def test_items_before_a_source_that_stops_reach_a_quick_loop() -> None:
+    """Those before a wait that never ends: none stays behind in a pile."""
+    stops = threading.Event()
+
+    async def source() -> AsyncIterator[int]:
+        for item in range(50_000):
+            yield item
+        stops.set()
+        await asyncio.Event().wait()
+
+    with sl.from_iterable(source).open() as stream:
+        assert list(islice(stream, 50_000)) == list(range(50_000))
+    assert stops.is_set()
+
+
+def test_items_before_a_failure_reach_a_quick_loop() -> None:
+    def source() -> Iterator[int]:
+        yield from range(50_000)
+        raise ValueError("no more")
+
+    with sl.from_iterable(source).open() as stream:
+        assert list(islice(stream, 50_000)) == list(range(50_000))
+        with pytest.raises(ValueError, match="no more"):
+            next(stream)
