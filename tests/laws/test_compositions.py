@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import streamline.engine
+import streamline.handover
 import streamline.plan
 import streamline.room
 import streamline.transforms.concurrent
@@ -37,7 +37,7 @@ def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
     places: dict[str, list[Any]] = {
         "LIST_ITEMS": [streamline.room, streamline.transforms.concurrent, streamline.transforms.order],
-        "LONG_LIST_ITEMS": [streamline.room, streamline.engine],
+        "LONG_LIST_ITEMS": [streamline.room, streamline.handover],
         "QUICK_ITEM_S": [streamline.room],
         "READ_AHEAD_ITEMS": [streamline.plan],
         "SEGMENT_ITEMS": [streamline.transforms.unordered],
