@@ -16,7 +16,7 @@ from streamline.choices import Fork
 from streamline.compiling import compiled
 from streamline.errors import PlanError, PlanTypeError
 from streamline.failing.skipping import counts_in
-from streamline.flow import LIST_ITEMS, Flow, Site
+from streamline.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
 from streamline.meters.traffic import Traffic
 from streamline.options import given
 from streamline.plan import Plan, Shard
@@ -130,7 +130,7 @@ class Several(Source[T], ABC):
 
     @property
     def in_flight(self) -> int:
-        return sum(LIST_ITEMS + _in_flight(plan) for _, plan in self.components)
+        return sum(LONG_LIST_ITEMS + _in_flight(plan) for _, plan in self.components)
 
     @property
     def afar(self) -> bool:

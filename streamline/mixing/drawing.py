@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamline.errors import ResumeError
-from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, Site
+from streamline.flow import Chunk, Demand, Flow, Lists, Site
 from streamline.mixing.draws import BLOCK, Draws, Numbers, Span
 from streamline.mixing.hand import Hand
 from streamline.mixing.mix_states import Behind, Drawn, Ended, MixState, Pass, Picks
@@ -101,10 +101,9 @@ class Drawing:
         while (wheel := self._turned()) is not None:
             picks, at = self._draw(wheel), 0
             while at < len(picks):
-                most = min(demand.want, LIST_ITEMS)  # ahead of what is drawn
                 drawn = picks[at : at + demand.want]
                 counts = self._counts(drawn)
-                if reach := await self._reach(drawn, counts, most):
+                if reach := await self._reach(drawn, counts, demand.want):
                     at += reach
                     chunk = self._serve(drawn, counts) if reach == len(drawn) else self._serve_some(drawn[:reach])
                     self._told.now = chunk.behind
@@ -113,7 +112,7 @@ class Drawing:
                     await pace.breathe()
                     continue
                 name, hand = list(self._number)[drawn[0]], self._hands[drawn[0]]
-                if not await hand.pull(most):
+                if not await hand.pull(demand.want):
                     self._ended |= {name}
                     self._wheel = None
                     self._behind = self._made_behind()
@@ -182,11 +181,11 @@ class Drawing:
 
         Args:
           counts: of each component.
-          most: items of one component to be at hand, if no more of it are drawn.
+          most: items of one component to be at hand.
         """
         reach = len(drawn)
         for number, (hand, count) in enumerate(zip(self._hands, counts, strict=True)):
-            if count > len(hand.items) and not await hand.fill(count, max(count, most)):
+            if count > len(hand.items) and not await hand.fill(count, most):
                 reach = min(reach, int(np.flatnonzero(drawn == number)[len(hand.items)]))
         return reach
 
