@@ -16,16 +16,15 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
-from streamline.ending.length import num_given
 from streamline.errors import ClosedError, PlanError
 from streamline.loading.ahead import Passes
 from streamline.loading.epochs import Epochs, Phase, Place
+from streamline.loading.length import length_of
 from streamline.loading.loader_state import Inside, LoaderState
 from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
 from streamline.opening import Opening
 from streamline.options import check_ago, check_int
-from streamline.ranks import find_rank
 from streamline.resetting import reset_from, reset_kept
 from streamline.snapshot import Snapshot
 
@@ -115,21 +114,7 @@ class Loader(Reports[T]):
           TypeError: nobody knows before they have been read, or there is no end.
         """
         steps = self._now.epochs.steps
-        if steps is not None:
-            return steps
-        opening, rank = self._opening, self._opening.rank
-        if rank.found_in == "alone":
-            rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
-        policy = "allow" if opening.ending is None else opening.ending.ends.policy
-        items = num_given(opening.plan, rank.rank, rank.world_size, policy)
-        if items is None:
-            raise TypeError(
-                "how many items an epoch of this pipeline has isn't known before they have been read: "
-                "loader(steps_per_epoch=n) has n"
-            )
-        if items == float("inf"):
-            raise TypeError("this pipeline has no end: give the loader steps_per_epoch=")
-        return int(items)
+        return length_of(self._opening) if steps is None else steps
 
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
