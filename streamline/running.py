@@ -13,6 +13,7 @@ from streamline.failing.failures import ErrorReport
 from streamline.gate import Gate
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
+from streamline.plan import Plan
 from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.states import At, State
@@ -35,6 +36,11 @@ class Running(Cursor[T]):
         self._opening = opening
         self._session = session or Session(memory=opening.memory)
         self._session.leave_out(opening.errors(self._session.meters))
+
+    @property
+    def plan(self) -> Plan:
+        """What runs."""
+        return self._opening.plan
 
     @property
     def errors(self) -> ErrorReport:

@@ -14,6 +14,7 @@ from streamline.opened import RunOptions
 from streamline.pace import SLICE_S
 from streamline.replicating.shares import Shares
 from streamline.runnable import Runnable
+from streamline.running import Running
 from streamline.snapshot import Snapshot
 from streamline.states import Reference, Since
 from streamline.stream import Stream
@@ -182,7 +183,7 @@ def check_source(source: object) -> None:
       PlanTypeError: it can't be iterated.
       PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
     """
-    if isinstance(source, Runnable):
+    if isinstance(source, Runnable | Running):
         for stage in source.plan.after:
             if isinstance(stage, Transfer) and stage.hands_over:
                 raise PlanError(

@@ -292,6 +292,8 @@ def test_replicas_go_to_the_device_each_for_its_own_reader(torch: FakeTorch) -> 
     """Else the batches would be for the stream of whoever reads for all of them."""
     with pytest.raises(PlanError, match=r'replicator\.pipeline\(r\)\.transfer\("cuda:1"\)'):
         sl.StreamReplicator(numbers().transfer("cuda:1"), 2)
+    with numbers().transfer("cuda:1").open() as running, pytest.raises(PlanError, match="CUDA stream of the thread"):
+        sl.StreamReplicator(running, 2)
     mine = torch.cuda.Stream()
     with sl.StreamReplicator(numbers(), 2) as replicator, torch.cuda.stream(mine):
         with (
@@ -336,7 +338,7 @@ async def test_batches_that_wait_together_are_handed_over_one_by_one(torch: Fake
     assert [batch.tolist() for batch in found] == [batch.tolist() for batch in numbers(80)]
 
 
-def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch) -> None:
+def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Any] = []
     to = Tensor.to
 
@@ -344,8 +346,8 @@ def test_no_more_than_depth_batches_are_ahead_of_the_loop(torch: FakeTorch) -> N
         moved.append(self)
         return to(self, *args, **options)
 
-    with pytest.MonkeyPatch.context() as patch, numbers(400).transfer("cuda", depth=3).open() as stream:
-        patch.setattr(Tensor, "to", counted)
+    monkeypatch.setattr(Tensor, "to", counted)  # before it is opened: some are on their way then
+    with numbers(400).transfer("cuda", depth=3).open() as stream:
         for at in range(1, 30):
             next(stream)
             assert len(moved) <= at + 3
