@@ -34,7 +34,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 laws: $(READY)  ## the law kit, deep: thousands of random pipelines
-	STREAMLINE_EXAMPLES=20 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
+	STREAMLINE_EXAMPLES=50 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
 
 bench-smoke: $(READY)
 	$(BIN)/python -m bench --smoke
