@@ -72,5 +72,5 @@ def make_container(endpoint: str, name: str) -> None:
     signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)).decode()
     headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {ACCOUNT}:{signature}"}
     request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT", headers=headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=200) as answer:
         assert answer.status == 201

@@ -25,7 +25,7 @@ __all__ = ["Nginx", "nginx"]
 
 INSTALL = "run .ci/servers (as root, or with sudo): it installs nginx-extras, which these tests need"
 
-START_S = 20.0
+START_S = 200.0
 
 LOCATIONS = """
     location / { root ROOT; }
@@ -91,7 +91,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         yield Nginx(home / "root", home, ports)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(200)
 
 
 def _started(program: str, home: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
