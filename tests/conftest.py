@@ -20,6 +20,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
+
+from tests.servers.absent import not_run
+
 T = TypeVar("T")
 
 if find_spec("hypothesis"):
@@ -39,6 +43,14 @@ COLLECT_S = 0.02
 
 OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests for which a server isn't here."""
+    if lines := list(not_run(terminalreporter.stats.get("skipped", ()))):
+        terminalreporter.section("not run")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
