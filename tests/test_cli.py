@@ -118,7 +118,7 @@ def test_a_wrong_call_is_told_what_is_right(arguments: list[str]) -> None:
 @pytest.mark.parametrize("command", [["-m", "streamline"]])
 def test_it_runs_as_a_module(command: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", *command, "--version"], capture_output=True, text=True, timeout=50, check=True
+        [sys.executable, "-W", "error", *command, "--version"], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout == f"streamline, version {sl.__version__}\n"
     assert done.stderr == ""

@@ -206,7 +206,7 @@ replace_file(path, b"new" * 2000)
 def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
     replace_file(path, OLD)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(step)], env=environment, timeout=30)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(step)], env=environment, timeout=200)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == (OLD if step <= RENAME else NEW)
     left = [other.name for other in path.parent.iterdir() if other != path]

@@ -111,7 +111,7 @@ EXPECTED: dict[str, list[str]] = {
 
 def run(path: Path, *arguments: str) -> str:
     command = [sys.executable, "-W", "error", str(path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout

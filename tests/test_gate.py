@@ -51,7 +51,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
         pytest.importorskip("uvloop")
 
     async def limited(test: AsyncTest) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(200):
             await test()
 
     return lambda test: anyio.run(limited, test, backend=backend, backend_options=options)

@@ -144,9 +144,9 @@ def test_every_module_has_its_floor() -> None:
     assert sum(map(len, FLOORS)) == len(FLOOR_OF), "a name stands on two floors"
 
 
-@pytest.mark.parametrize("name", modules())
-def test_imports_point_down_only(name: str) -> None:
-    assert not wrong_imports(name), "\n".join(wrong_imports(name))
+def test_imports_point_down_only() -> None:
+    wrong = [said for name in modules() for said in wrong_imports(name)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
@@ -174,17 +174,20 @@ def f():
     assert [name for name, _ in imports(ast.parse(text), known)] == ["flow", "transforms.map", "flow", "streamline"]
 
 
-@pytest.mark.parametrize("name", modules())
-def test_no_file_and_no_function_is_too_long(name: str) -> None:
-    path = modules()[name]
+def test_no_file_and_no_function_is_too_long() -> None:
+    long = [said for name, path in modules().items() for said in too_long(name, path)]
+    assert not long, "\n".join(long)
+
+
+def too_long(name: str, path: Path) -> Iterator[str]:
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MOST_LINES, f"{path.name} has {lines} lines: move a decision out of it, into a module of its own"
+    if lines > MOST_LINES:
+        yield f"{path.name} has {lines} lines: move a decision out of it, into a module of its own"
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             count = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert count <= MOST_FUNCTION_LINES, (
-                f"{path.name}:{node.lineno} {node.name} has {count} lines: it does too much"
-            )
+            if count > MOST_FUNCTION_LINES:
+                yield f"{path.name}:{node.lineno} {node.name} has {count} lines: it does too much"
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
@@ -195,7 +198,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
         "print(f'import streamline: {1000 * (time.perf_counter() - began):.0f} ms')\n"
         f"print('heavy:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     took, heavy = done.stdout.splitlines()
     print(took)  # for information: `pytest -s`
     assert heavy == "heavy:"
@@ -222,5 +225,5 @@ def test_importing_it_imports_none_of_it_yet() -> None:
     program = (
         "import streamline, sys; print(*(name for name in sys.modules if name.startswith(('streamline', 'numpy'))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.split() == ["streamline"]

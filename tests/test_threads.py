@@ -43,7 +43,7 @@ async def test_a_result_of_none_is_a_result(pool: ThreadPool) -> None:
 
 
 async def test_calls_run_at_once_up_to_the_limit(pool: ThreadPool) -> None:
-    barrier = threading.Barrier(3, timeout=5)
+    barrier = threading.Barrier(3, timeout=200)
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(pool.run, barrier.wait)
@@ -62,7 +62,7 @@ async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool) -> None
         with lock:
             running -= 1
 
-    barrier = threading.Barrier(3, timeout=5)
+    barrier = threading.Barrier(3, timeout=200)
     async with anyio.create_task_group() as group:
         for _ in range(9):
             group.start_soon(pool.run, work)
@@ -85,11 +85,11 @@ async def test_a_cancelled_call_returns_at_once_and_the_next_one_works(pool: Thr
 
     def stuck() -> bool:
         started.set()
-        return release.wait(5)
+        return release.wait(200)
 
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, stuck)
-        assert await pool.run(lambda: started.wait(5))
+        assert await pool.run(lambda: started.wait(200))
         group.cancel_scope.cancel()
     assert not release.is_set()
     assert await pool.run(lambda: "next") == "next"
@@ -99,7 +99,7 @@ async def test_a_cancelled_call_returns_at_once_and_the_next_one_works(pool: Thr
 def test_closing_lets_every_thread_end() -> None:
     async def main() -> set[threading.Thread]:
         pool = ThreadPool(max_threads=2)
-        barrier = threading.Barrier(2, timeout=5)
+        barrier = threading.Barrier(2, timeout=200)
         async with anyio.create_task_group() as group:
             group.start_soon(pool.run, barrier.wait)
             group.start_soon(pool.run, barrier.wait)
@@ -109,7 +109,7 @@ def test_closing_lets_every_thread_end() -> None:
         return mine
 
     for thread in anyio.run(main):
-        thread.join(5)
+        thread.join(200)
         assert not thread.is_alive()
 
 
@@ -117,7 +117,7 @@ def test_a_call_that_ends_behind_its_loop_ends_quietly() -> None:
     release, ended = threading.Event(), threading.Event()
 
     def stuck() -> None:
-        release.wait(5)
+        release.wait(200)
         ended.set()
 
     async def main() -> None:
@@ -129,7 +129,7 @@ def test_a_call_that_ends_behind_its_loop_ends_quietly() -> None:
     anyio.run(main)
     (thread,) = threads()
     release.set()
-    thread.join(5)
+    thread.join(200)
     assert ended.is_set()
     assert not thread.is_alive()
 
@@ -141,7 +141,7 @@ def test_a_waker_reaches_the_loop_from_another_thread(backend: str) -> None:
         wake: Callable[[Callable[[], None]], object] = waker()
         thread = threading.Thread(target=lambda: wake(event.set))
         thread.start()
-        with anyio.fail_after(5):
+        with anyio.fail_after(200):
             await event.wait()
         thread.join()
 
@@ -160,7 +160,7 @@ async def test_a_share_runs_as_many_calls_at_once_as_it_may(pool: ThreadPool) ->
         with lock:
             running -= 1
 
-    barrier = threading.Barrier(2, timeout=5)
+    barrier = threading.Barrier(2, timeout=200)
     async with anyio.create_task_group() as group:
         for _ in range(8):
             group.start_soon(share.run, work)
@@ -174,7 +174,7 @@ async def test_a_thread_goes_on_to_the_next_call_of_a_share_while_the_event_loop
         group.start_soon(share.run, lambda: None)
         group.start_soon(share.run, second.set)
         await anyio.lowlevel.checkpoint()
-        assert second.wait(5)  # the loop stands still meanwhile
+        assert second.wait(200)  # the loop stands still meanwhile
 
 
 async def test_calls_of_a_share_begin_in_order(pool: ThreadPool) -> None:
@@ -190,12 +190,12 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_made(pool: Threa
 
     def stuck() -> None:
         started.set()
-        release.wait(5)
+        release.wait(200)
 
     async with anyio.create_task_group() as group:
         group.start_soon(share.run, stuck)
         group.start_soon(share.run, lambda: begun.append("cancelled"))
-        assert await pool.run(lambda: started.wait(5))
+        assert await pool.run(lambda: started.wait(200))
         group.cancel_scope.cancel()
     release.set()
     assert await share.run(lambda: "next") == "next"
@@ -206,7 +206,7 @@ async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool
     share = pool.share(2)
     with anyio.move_on_after(0):
         await share.run(lambda: None)
-    barrier = threading.Barrier(2, timeout=5)
+    barrier = threading.Barrier(2, timeout=200)
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(share.run, barrier.wait)

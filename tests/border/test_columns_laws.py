@@ -1,6 +1,6 @@
 """States that have crossed a border, over random pipelines, are those that an inline worker hands out.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/border` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/border` searches deeper.
 """
 
 from __future__ import annotations

@@ -132,5 +132,5 @@ print("all is well")
 def test_classes_of_a_script_come_back_as_its_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"CHILD = {CHILD!r}\n{SCRIPT}")
-    done = subprocess.run([sys.executable, "-X", "dev", str(script)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-X", "dev", str(script)], capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.stderr) == ("the script runs\nall is well\n", "")

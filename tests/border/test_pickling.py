@@ -336,7 +336,7 @@ def test_a_scripts_own_classes_come_back_as_its_own_and_untouched(tmp_path: Path
         [sys.executable, str(path), str(pad)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )

@@ -35,7 +35,7 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 def run_on(loop: str, test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await test()
 
     backend, options = LOOPS[loop]

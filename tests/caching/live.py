@@ -51,7 +51,7 @@ class Live:
         gone, wake = anyio.Event(), waker()
         self._on_none = lambda: wake(gone.set)
         if self._refs:
-            with anyio.fail_after(10):
+            with anyio.fail_after(200):
                 await gone.wait()
         self._on_none = lambda: None
 

@@ -126,7 +126,7 @@ def test_seconds_are_counted_while_a_cycle_is_being_drawn() -> None:
     opened = threading.Event()
 
     def look(item: int) -> int:
-        opened.wait(8)
+        opened.wait(200)
         found = [stage for stage in stream.stats().stages if stage.kind == "regenerate"]
         seen.append(found[0].detail("generating_s"))
         return item

@@ -66,4 +66,4 @@ def test_an_interrupted_demo_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
     url = re.findall(r"http://[\d.:]+", seen)[0]
     with pytest.raises(urllib.error.URLError, match="refused"):
-        urllib.request.urlopen(url, timeout=5)
+        urllib.request.urlopen(url, timeout=200)

@@ -400,7 +400,7 @@ def test_without_pyarrow_the_extra_is_named() -> None:
         "for read in (sl.read_parquet, sl.read_arrow):\n"
         "    try:\n        read('a')\n    except sl.errors.PlanError as error:\n        print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.count("pip install 'streamline[arrow]'") == 2
 
 
@@ -408,7 +408,7 @@ def test_a_plan_imports_no_pyarrow() -> None:
     program = (
         "import sys, streamline as sl\nsl.read_parquet('a', columns=['id']).shard(2)\nprint('pyarrow' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.strip() == "False"
 
 

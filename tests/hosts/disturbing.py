@@ -17,17 +17,25 @@ from typing import Any
 import pytest
 
 from streamline.hosts.lane import Lane
+from tests.running.kit import LONGEST_S
 
 __all__ = ["Chaos", "children", "lanes", "leaves_nothing_shared", "quiet", "recoveries"]
 
 
 def children() -> list[int]:
-    """Return the processes that this one has started."""
+    """Return the hosts that this process has started: of servers that other tests use, none may be struck."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has just ended
             found += map(int, (task / "children").read_text().split())
-    return sorted(found)
+    return sorted(filter(_is_host, found))
+
+
+def _is_host(pid: int) -> bool:
+    try:
+        return b"streamline process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return False
 
 
 def lanes(stream: Any) -> list[Lane]:
@@ -53,7 +61,7 @@ def leaves_nothing_shared() -> Iterator[None]:
     """Insist that no shared memory is left, mapped or named."""
     before = _shared()
     yield
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + LONGEST_S
     while left := _shared() - before:
         assert time.monotonic() < deadline, f"shared memory is left: {left}"
         gc.collect()  # a closed stream is a cycle, which its thread may still hold, and with it a list of items

@@ -94,7 +94,7 @@ class Run:
         self.errors = 0
 
     async def read(self, pipe: Pipe, backend: Any, resume: sl.Snapshot | None = None) -> Run:
-        with anyio.fail_after(10):
+        with anyio.fail_after(200):
             async with pipe.open(backend=backend, resume=resume, **SKIP) as stream:
                 async for item in stream:
                     self.items.append(item)
@@ -173,7 +173,7 @@ def test_a_worker_that_dies_three_times_and_gives_nothing_fails_the_stream() -> 
     async def test() -> None:
         pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
         cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
-        with anyio.fail_after(10), pytest.raises(sl.errors.WorkerDied) as caught:
+        with anyio.fail_after(200), pytest.raises(sl.errors.WorkerDied) as caught:
             async with pipe.open(backend=Copying(1, cuts)) as stream:
                 await anext(stream)
         assert caught.value.shard in (0, 1)
@@ -232,7 +232,7 @@ def test_a_worker_that_begins_when_its_host_was_left_already_can_be_closed() -> 
     async def test() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(supervise, begin, stop, Session())
-            with anyio.fail_after(5):
+            with anyio.fail_after(200):
                 await ready.wait()
                 stop.set()
                 await closed.wait()

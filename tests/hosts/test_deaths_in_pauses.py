@@ -59,7 +59,7 @@ class Paused:
         self.snapshots: list[str] = []
 
     async def read(self, pipe: Pipe, backend: Any, resume: sl.Snapshot | None = None) -> Paused:
-        with anyio.fail_after(10):
+        with anyio.fail_after(200):
             async with pipe.open(backend=backend, resume=resume) as stream:
                 while True:
                     await settle(self.dice.choice([0, 1, 3, 10]))

@@ -17,7 +17,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from tests.hosts.disturbing import children
-from tests.running.kit import Pipe
+from tests.running.kit import LONGEST_S, Pipe
 
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[Popen[str]]"]
@@ -91,7 +91,7 @@ def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, hosts: Bac
 
     async def test() -> None:
         truth = [item async for item in SHAPES[shape]()]
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             async with SHAPES[shape]().open(backend=hosts) as stream:
                 found, timeouts = await whole(stream, ask)
         assert found == truth if shape != "best effort" else sorted(found) == sorted(truth)
@@ -140,7 +140,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None
 
     async def test() -> None:
         done = anyio.Event()
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await beside(done)
 
     async def beside(done: anyio.Event) -> None:
@@ -195,7 +195,7 @@ def children():
     return found
 
 def alone():
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 100
     while (threading.active_count() > 1 or children()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return threading.active_count() == 1 and not children()
@@ -235,7 +235,7 @@ print(alone())
 """
     )
     with start_python(script) as process:
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=200)
     assert (output, errors) == ("interrupted\nTrue\n", "")
 
 
@@ -260,7 +260,7 @@ print(alone())
 """
     )
     with start_python(script) as process:
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=200)
     assert (output, errors) == ("interrupted\nTrue\n", "")
 
 
@@ -291,7 +291,7 @@ asyncio.run(main())
 """
     )
     assert python(script, *options) == "leaving\n"
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + LONGEST_S
     while left := [pid for pid in pids.read_text().split() if alive(pid)]:
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.01)
@@ -309,13 +309,11 @@ def test_an_interpreter_exits_under_a_worker_that_is_stuck_in_user_code(kind: st
     script = PRELUDE % ("slow", kind) + (
         """
 def stuck(item):
-    time.sleep(100 if item >= 5 else 0)
+    time.sleep(10_000 if item >= 5 else 0)
     return item
 
 stream = sl.from_items(range(100)).shard(2).map(stuck).open(backend=backend).sync_stream()
 print(next(stream))
 """
     )
-    began = time.monotonic()
     assert python(script) == "0\n"
-    assert time.monotonic() - began < 15  # not 100

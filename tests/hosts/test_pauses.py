@@ -53,7 +53,7 @@ class Held:
         self.called.append(item)
         if item == self.at:
             self.entered.set()
-            assert self.go.wait(20)
+            assert self.go.wait(200)
         return item
 
 
@@ -132,7 +132,7 @@ def test_a_function_that_is_stuck_in_a_thread_is_named() -> None:
     held = Held(at=10)
     with sl.from_items(range(COUNT)).shard(2).map(held).open(backend=sl.Threads(2)) as stream:
         found = [next(stream)]
-        assert held.entered.wait(20)
+        assert held.entered.wait(200)
         with stream.paused(quiesce_timeout=0.2) as at_work:
             assert at_work == ("map(Held) of shard 0 in thread 0",)  # as its meter says: it can't answer itself
             held.go.set()
@@ -167,7 +167,7 @@ async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
 @pytest.mark.anyio
 async def test_a_stream_is_closed_inside_a_pause_in_which_its_host_died() -> None:
     backend = Copying(1, (Cut(0, sent=6),), max_restarts=10)
-    with anyio.fail_after(20):
+    with anyio.fail_after(200):
         async with sl.from_items(range(5_000)).map(abs).open(backend=backend) as stream:
             await anext(stream)
             async with stream.paused():

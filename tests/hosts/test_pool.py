@@ -144,8 +144,8 @@ def test_closing_a_pool_wakes_a_consumer_that_waits() -> None:
     with sl.Threads(1) as pool:
         thread = threading.Thread(target=consume, args=(pool,))
         thread.start()
-        assert called.wait(20)
-    assert ended.wait(20)
+        assert called.wait(200)
+    assert ended.wait(200)
     thread.join()
 
 
@@ -153,7 +153,7 @@ async def test_a_pool_that_is_closed_before_a_stream_reads_is_an_error_not_a_wai
     with sl.Threads(2) as pool:
         stream = PIPE.open(backend=pool).stream()
         await stream.start()
-    with anyio.fail_after(20), pytest.raises(ClosedError):
+    with anyio.fail_after(200), pytest.raises(ClosedError):
         await anext(stream)
     await stream.aclose()
 
@@ -164,13 +164,13 @@ def test_workers_that_are_opened_again_in_a_closed_pool_fail() -> None:
     def last(item: int) -> int:
         if item == 3:
             reached.set()
-            assert go_on.wait(20)
+            assert go_on.wait(200)
         return item
 
     pipe = sl.from_items(range(4)).shard(2).merge().map(last, executor="thread").repeat(2)
     with sl.Threads(2) as pool:
         stream = pipe.open(backend=pool).sync_stream()
-        assert reached.wait(20)
+        assert reached.wait(200)
     go_on.set()
     items: list[int] = []
     with pytest.raises(ClosedError):

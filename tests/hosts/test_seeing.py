@@ -200,7 +200,7 @@ def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() ->
     meter.begun = began = time.perf_counter()
     telling.wake()
     try:
-        assert link.came.acquire(timeout=20)
+        assert link.came.acquire(timeout=200)
     finally:
         telling.close()
     meters, mirror = mirrored()
@@ -215,10 +215,10 @@ def test_nothing_is_said_twice_and_nobody_looks_while_nothing_is_at_work() -> No
     telling = Telling(link, session)
     session.meters.stage("decode", "map", 3).count([1, 2])
     telling.wake()
-    assert link.came.acquire(timeout=20)
+    assert link.came.acquire(timeout=200)
     thread = telling._thread
     assert thread is not None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while telling._news.is_set():  # it waits for news once it has looked
         assert time.monotonic() < deadline
     telling.close()

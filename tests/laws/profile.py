@@ -10,8 +10,11 @@ from hypothesis import HealthCheck, settings
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
-SHARE = 0.6
-"""Of the counts that tests are written with, so that all of them together take CI some ten minutes."""
+SHARE = 0.25
+"""Of the counts that tests are written with, so that the whole suite takes six minutes: `make laws` searches deeper."""
+
+SEEDS = range(max(2, int(2 * FACTOR)))
+"""For tests that are run with several seeds."""
 
 
 def examples(count: int) -> Callable[[Any], Any]:

@@ -1,7 +1,7 @@
 """Features together: skipped items, dead letters, live sources, ranks and loaders, over random pipelines and resumes.
 
 Whatever is interrupted how often: what is delivered, how many items are counted as skipped, and the lines of dead
-letters are those of a run that was never interrupted. `STREAMLINE_EXAMPLES=20 pytest tests/laws` searches deeper.
+letters are those of a run that was never interrupted. `STREAMLINE_EXAMPLES=50 pytest tests/laws` searches deeper.
 """
 
 from __future__ import annotations

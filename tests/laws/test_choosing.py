@@ -21,9 +21,8 @@ from streamline.tasks import Tasks
 from streamline.testing import LOOPS, YIELD, Script, check_resume, scripted
 from streamline.testing.running import PipelineSubject, read, run
 from streamline.testing.truth import atoms
+from tests.laws.profile import SEEDS
 from tests.laws.stages import erratic, fan, odd, pairs, twice
-
-SEEDS = range(4)
 
 
 def unordered(pipe: Pipeline[Any], concurrency: int = 4) -> Pipeline[Any]:
@@ -66,8 +65,7 @@ def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> 
     check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "loop"), list(enumerate([*LOOPS, *("asyncio" for _ in SEEDS)])))
 def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)
     check_resume(best_effort(pipe).shuffle(window=4), seed=seed, loop=loop)

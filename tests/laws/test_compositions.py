@@ -1,6 +1,6 @@
 """Random compositions of all stages: strict ones equal the oracle, choosing ones lose and double nothing.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/laws` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws` searches deeper.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random pipelines over files of every format: what plain libraries read, resumed anywhere, whoever runs the workers.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files.py` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws/test_files.py` searches deeper.
 """
 
 from __future__ import annotations

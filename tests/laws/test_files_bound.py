@@ -1,6 +1,6 @@
 """A consumer that stops, stops the reading: items in flight, over random pipelines, and bytes read ahead of a server.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files_bound.py` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws/test_files_bound.py` searches deeper.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random pipelines over files with bad records, or that are gone: what comes before, the error, what is skipped.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files_failing.py` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws/test_files_failing.py` searches deeper.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random pipelines over files on a server that breaks its answers at random: the same items, from any state on.
 
-`STREAMLINE_EXAMPLES=20 pytest tests/laws/test_files_http.py` searches deeper.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws/test_files_http.py` searches deeper.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from streamline.opened import RunOptions
 from streamline.opening import Opening
 from tests.loading.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
 
-WAIT_S = 20
+WAIT_S = 200
 
 
 class Calls:

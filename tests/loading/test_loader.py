@@ -761,7 +761,7 @@ def test_a_program_that_is_interrupted_and_started_again_uses_each_batch_once(tm
     def train(name: str, stop: int) -> list[str]:
         command = [sys.executable, "-W", "error", str(script), str(tmp_path / name), str(stop)]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
         assert done.stderr == ""
         return done.stdout.splitlines()
 

@@ -80,7 +80,7 @@ def in_threads(works: list[Callable[[], None]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(200)
         assert not thread.is_alive()
 
 
@@ -432,7 +432,7 @@ def test_a_close_in_another_thread_ends_waits() -> None:
     def quiet() -> Iterator[int]:
         yield 0
         waits.set()
-        release.wait(10)
+        release.wait(200)
 
     release = threading.Event()
     replicator = sl.StreamReplicator(quiet(), 1)
@@ -440,7 +440,7 @@ def test_a_close_in_another_thread_ends_waits() -> None:
     assert next(replica) == 0
 
     def close() -> None:
-        waits.wait(5)
+        waits.wait(200)
         replicator._dealer.stop()
 
     closing = threading.Thread(target=close)
@@ -577,7 +577,7 @@ def test_whatever_readers_do_nothing_is_lost_or_doubled(
 
 def with_limit(main: AsyncTest) -> None:
     async def limited() -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await main()
 
     anyio.run(limited)

@@ -57,7 +57,7 @@ def start_python(tmp_path: Path) -> Callable[..., AbstractContextManager[subproc
 def python(start_python: Callable[..., AbstractContextManager[subprocess.Popen[str]]]) -> Callable[..., str]:
     """Run a script in a Python of its own, and return what it printed; anything on its stderr fails."""
 
-    def run(script: str, *options: str, code: int = 0, limit_s: float = 20) -> str:
+    def run(script: str, *options: str, code: int = 0, limit_s: float = 200) -> str:
         with start_python(script, *options) as process:
             output, errors = process.communicate(timeout=limit_s)
         told = [line for line in errors.splitlines() if not SLOW.fullmatch(line)]

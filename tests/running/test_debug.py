@@ -312,7 +312,7 @@ async def custom(items):
 @pytest.mark.parametrize("place", PLACES)
 def test_pdb_stops_in_user_code_and_goes_on(place: str, start_python: StartPython) -> None:
     with start_python(PDB.format(pipe=PLACES[place], more=MORE), stdin=subprocess.PIPE) as process:
-        output, errors = process.communicate("u\np item\nw\nc\n", timeout=20)
+        output, errors = process.communicate("u\np item\nw\nc\n", timeout=200)
     assert errors == ""
     assert process.returncode == 0
     before, _, behind = output.partition("(Pdb) ")
@@ -324,14 +324,14 @@ def test_pdb_stops_in_user_code_and_goes_on(place: str, start_python: StartPytho
 
 def test_pdb_sees_the_item(start_python: StartPython) -> None:
     with start_python(PDB.format(pipe=PLACES["map"], more=""), stdin=subprocess.PIPE) as process:
-        output, errors = process.communicate("p item + 40\nc\n", timeout=20)
+        output, errors = process.communicate("p item + 40\nc\n", timeout=200)
     assert (errors, process.returncode) == ("", 0)
     assert "(Pdb) 42\n" in output
 
 
 def test_quitting_pdb_ends_the_script_without_noise_of_tasks(start_python: StartPython) -> None:
     with start_python(PDB.format(pipe=PLACES["async map"], more=MORE), stdin=subprocess.PIPE) as process:
-        errors = process.communicate("q\n", timeout=20)[1]
+        errors = process.communicate("q\n", timeout=200)[1]
     assert process.returncode == 1
     assert errors.rstrip().splitlines()[-2].startswith("bdb.BdbQuit")
     assert "destroyed" not in errors
@@ -387,7 +387,7 @@ def test_ctrl_c_comes_out_where_the_items_are_asked_for(stage: str, start_python
             assert line, printed
             printed += line
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=200)
     assert (errors, process.returncode) == ("", 0)
     assert (printed + output).split("\n")[-5:] == ["closed", "closed", "interrupted", "for ever", ""]
 

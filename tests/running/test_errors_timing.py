@@ -120,7 +120,7 @@ def skipped(state: State) -> int:
 
 async def pulled(merge: StrictMerge[int], limit: int) -> list[int]:
     """Return the next list, and be sure that it needs no news."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(200):
         chunk = await merge.pull(limit)
     return [] if chunk is None else list(chunk.items)
 

@@ -20,13 +20,12 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ClosedError
-from tests.running.kit import AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
+from tests.running.kit import LONGEST_S, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
 Way: TypeAlias = "Callable[[Pipe], Awaitable[None]]"
 
 GOOD = 20
-MOST_S = 3.0  # promised is 1 s; the machine is shared
 
 
 async def stuck_later(item: int) -> int:
@@ -245,10 +244,8 @@ def test_leaving_an_async_loop_leaves_nothing(way: Way, run: Run, capfd: pytest.
     for shape, pipe in ALL.items():
 
         async def test(shape: str = shape, pipe: Callable[[], Pipe] = pipe) -> None:
-            began = time.monotonic()
             await way(pipe())
             await gone(streamline_tasks)
-            assert time.monotonic() - began < MOST_S, shape
 
         run(test)
     assert capfd.readouterr() == ("", "")
@@ -548,9 +545,7 @@ PLAIN_WAYS = [
 @pytest.mark.parametrize("way", PLAIN_WAYS, ids=lambda way: way.__name__)
 def test_leaving_a_plain_loop_leaves_nothing(way: Callable[[Pipe], None], capfd: pytest.CaptureFixture[str]) -> None:
     def test(shape: str, pipe: Callable[[], Pipe]) -> None:
-        began = time.monotonic()
         way(pipe())
-        assert time.monotonic() - began < MOST_S, shape
 
     for shape, pipe in ALL.items():
         in_thread(partial(test, shape, pipe))
@@ -572,9 +567,9 @@ def test_a_plain_loop_may_be_closed_while_another_thread_waits_in_it() -> None:
 
     thread = threading.Thread(target=consume, daemon=True)
     thread.start()
-    assert waiting.wait(MOST_S)
+    assert waiting.wait(LONGEST_S)
     stream.close()
-    thread.join(MOST_S)
+    thread.join(LONGEST_S)
     assert [type(error) for error in seen] == [ClosedError]
 
 

@@ -73,7 +73,7 @@ def loop_turns(stream: sl.SyncStream[Any], turns: int = 20) -> None:
         turned = threading.Event()
         if not stream._engine.far._call(turned.set):
             return
-        assert turned.wait(5)
+        assert turned.wait(200)
 
 
 def moved(run: Any, composition: Composition) -> Any:
@@ -232,7 +232,7 @@ def test_a_call_that_holds_the_loop_is_named_and_another_thread_may_pause() -> N
     def hold(item: int) -> int:
         if armed.is_set() and not go.is_set():
             entered.set()
-            assert go.wait(5)
+            assert go.wait(200)
         return item
 
     def consume(stream: sl.SyncStream[int]) -> None:
@@ -240,20 +240,20 @@ def test_a_call_that_holds_the_loop_is_named_and_another_thread_may_pause() -> N
             try:
                 found.append(next(stream))
             except PausedError:
-                assert left.wait(5)
+                assert left.wait(200)
 
     with sl.from_items(range(50_000)).map(hold, name="hold").open() as stream:
         thread = threading.Thread(target=consume, args=(stream,), daemon=True)
         thread.start()
         armed.set()
-        assert entered.wait(5)
+        assert entered.wait(200)
         with stream.paused(quiesce_timeout=0.01) as at_work:
             assert "worker of shard 0" in at_work
             go.set()
             loop_turns(stream)
             assert stream._session.gate.phase is Phase.PAUSED
         left.set()
-        thread.join(10)
+        thread.join(200)
     assert found == list(range(50_000))
 
 
@@ -265,14 +265,14 @@ def test_calls_in_threads_end_and_no_new_one_starts() -> None:
         started.append(item)
         if item in (3, 4):
             two.release()
-            assert go.wait(5)
+            assert go.wait(200)
         ended.append(item)
         return item
 
     def test() -> None:
         with sl.from_items(range(300)).map(slow, executor="thread", concurrency=2).open() as stream:
             first = next(stream)
-            assert two.acquire(timeout=5)
+            assert two.acquire(timeout=200)
             timer = threading.Timer(0.05, go.set)
             timer.start()
             with stream.paused() as at_work:
@@ -294,19 +294,19 @@ def test_a_call_in_a_thread_that_waits_behind_a_stuck_one_is_not_made_in_the_pau
         started.append(item)
         if item == 0:
             stuck.set()
-            assert go.wait(5)
+            assert go.wait(200)
             ended.set()
         return item
 
     def test() -> None:
         with sl.from_items(range(300)).map(slow, executor="thread").open() as stream:
-            assert stuck.wait(5)
+            assert stuck.wait(200)
             loop_turns(stream)  # the next one is claimed
             with stream.paused(quiesce_timeout=0) as at_work:
                 assert at_work != ()
                 loop_turns(stream)  # it holds
                 go.set()
-                assert ended.wait(5)
+                assert ended.wait(200)
                 loop_turns(stream)
                 assert started == [0]
             assert list(stream) == list(range(300))
@@ -334,7 +334,7 @@ def test_a_custom_stage_and_an_async_source_come_to_rest_behind_what_they_wait_f
         tap.put(*range(6))
         async with tap.pipe.through(waiting).open() as stream:
             assert [await anext(stream), await anext(stream)] == [0, 1]
-            with anyio.fail_after(5):
+            with anyio.fail_after(200):
                 while begun != [0, 1, 2]:
                     await settle()
             async with stream.paused(quiesce_timeout=0.01) as at_work:
@@ -410,7 +410,7 @@ def test_a_consumer_that_waits_already_gets_its_item_behind_the_pause(run: Run) 
                     await settle()
                     assert found == []
                 await settle()
-                with anyio.fail_after(5):
+                with anyio.fail_after(200):
                     while not found:
                         await anyio.lowlevel.checkpoint()
 
@@ -569,7 +569,7 @@ def test_closing_a_plain_stream_ends_the_wait_of_whoever_pauses_it() -> None:
     while stream._session.gate.phase is Phase.RUNNING:
         loop_turns(stream, 1)
     stream.close()
-    thread.join(5)
+    thread.join(200)
     assert not thread.is_alive()
 
 

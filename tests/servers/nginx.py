@@ -21,11 +21,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.servers.absent import absent
+
 __all__ = ["Nginx", "nginx"]
 
 INSTALL = "run .ci/servers (as root, or with sudo): it installs nginx-extras, which these tests need"
 
-START_S = 20.0
+START_S = 200.0
 
 LOCATIONS = """
     location / { root ROOT; }
@@ -81,24 +83,25 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """Start nginx on free ports; it ends with the tests."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
     if program is None:
-        pytest.fail(f"nginx is missing: {INSTALL}", pytrace=False)
+        absent(f"nginx isn't here: {INSTALL}")
+    loads = _modules(program)
     home = tmp_path_factory.mktemp("nginx")
     (home / "root").mkdir()
     _write_certificates(home)
     (home / "users").write_text("me:{PLAIN}secret\n")
-    process, ports = _started(program, home)
+    process, ports = _started(program, loads, home)
     try:
         yield Nginx(home / "root", home, ports)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(200)
 
 
-def _started(program: str, home: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+def _started(program: str, loads: str, home: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
     """Start it; again, if somebody else has taken one of the ports meanwhile."""
     for _ in range(5):
         ports = _free_ports("plain", "tls", "expired", "named", "mutual")
-        (home / "nginx.conf").write_text(_config(program, home, ports))
+        (home / "nginx.conf").write_text(_config(loads, home, ports))
         log = home / "error.log"
         with log.open("wb") as errors:
             command = [program, "-e", str(log), "-p", str(home), "-c", str(home / "nginx.conf")]
@@ -124,7 +127,7 @@ def _free_ports(*names: str) -> dict[str, int]:
         return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
 
 
-def _config(program: str, home: Path, ports: dict[str, int]) -> str:
+def _config(loads: str, home: Path, ports: dict[str, int]) -> str:
     paths = "".join(
         f"  {kind}_temp_path {home}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -139,7 +142,7 @@ def _config(program: str, home: Path, ports: dict[str, int]) -> str:
             servers += f"    ssl_client_certificate {home}/ca.pem;\n    ssl_verify_client on;\n"
         servers += f"{locations}  }}\n"
     return (
-        f"{'user root root;' if os.geteuid() == 0 else ''}\n{_modules(program)}"
+        f"{'user root root;' if os.geteuid() == 0 else ''}\n{loads}"
         f"daemon off;\nmaster_process off;\npid {home}/pid;\nerror_log {home}/error.log warn;\n"
         "events { worker_connections 1024; }\n"
         f"http {{\n  access_log off;\n  default_type application/octet-stream;\n{paths}{servers}}}\n"
@@ -147,12 +150,15 @@ def _config(program: str, home: Path, ports: dict[str, int]) -> str:
 
 
 def _modules(program: str) -> str:
-    """Return the line that loads the echo module, where it isn't compiled in."""
+    """Return the line that loads the echo module, where it isn't compiled in; end the test where there is none."""
     told = subprocess.run([program, "-V"], capture_output=True, text=True, check=True, timeout=START_S).stderr
     if "echo-nginx-module" in told and "add-dynamic-module" not in told:
         return ""
     folder = next((word.partition("=")[2] for word in told.split() if word.startswith("--modules-path=")), "modules")
-    return f"load_module {folder}/ngx_http_echo_module.so;\n"
+    module = Path(folder, "ngx_http_echo_module.so")
+    if not module.exists():
+        absent(f"nginx has no echo module: {INSTALL}")
+    return f"load_module {module};\n"
 
 
 def _write_certificates(home: Path) -> None:

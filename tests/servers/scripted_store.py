@@ -85,7 +85,7 @@ def serve(handler: Handler, *, cut: int | None = None, told: int | None = None, 
         handler.wfile.write(data[start:stop][:cut])
         handler.wfile.flush()
     if stall:
-        store.release.wait(20)
+        store.release.wait(200)
     return None
 
 

@@ -136,7 +136,7 @@ def test_it_is_reset_while_another_thread_waits_which_then_closes_it() -> None:
     def items() -> Iterator[int]:
         try:
             waits.set()
-            go.wait(5)
+            go.wait(200)
             yield 1
         finally:
             closed.append(1)
@@ -149,7 +149,7 @@ def test_it_is_reset_while_another_thread_waits_which_then_closes_it() -> None:
     dataset = sl.StreamDataset(items)
     thread = threading.Thread(target=read)
     thread.start()
-    assert waits.wait(5)
+    assert waits.wait(200)
     dataset.reset()  # doesn't wait
     assert not closed
     go.set()

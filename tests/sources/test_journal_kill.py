@@ -104,7 +104,7 @@ def test_killed_again_and_again_every_item_that_was_kept_comes_out_exactly_once(
                 child.kill()
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as last:
             feed.serve(20).close()
-            output, _ = last.communicate(timeout=30)
+            output, _ = last.communicate(timeout=200)
     assert last.returncode == 0
     seen = Counter(json.loads(output))
     assert set(seen.values()) == {1}

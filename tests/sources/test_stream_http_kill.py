@@ -83,6 +83,6 @@ def test_killed_again_and_again_every_event_comes_out_exactly_once(tmp_path: Pat
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as last:
             while not serve(listening, 60):
                 pass
-            output, _ = last.communicate(timeout=30)
+            output, _ = last.communicate(timeout=200)
     assert last.returncode == 0
     assert sorted(json.loads(output)) == list(range(EVENTS))

@@ -172,7 +172,7 @@ async def test_being_cancelled_while_a_file_opens_leaves_nothing(path: str, monk
 
     def slowly(path: str, flags: int) -> int:
         loop.call_soon_threadsafe(opening.set)
-        go_on.wait(10)
+        go_on.wait(200)
         return really_open(path, flags)
 
     monkeypatch.setattr(local, "_open_without_waiting", slowly)
@@ -194,7 +194,7 @@ async def test_a_read_that_hangs_does_not_stop_the_close(path: str, monkeypatch:
     class Hanging(FileIO):
         def read(self, size: int | None = -1, /) -> bytes:
             loop.call_soon_threadsafe(hanging.set)
-            go_on.wait(10)
+            go_on.wait(200)
             return b""
 
     monkeypatch.setattr(local, "FileIO", Hanging)
@@ -209,5 +209,5 @@ async def test_a_read_that_hangs_does_not_stop_the_close(path: str, monkeypatch:
     thread = next(thread for thread in threading.enumerate() if thread.name.startswith("streamline files"))
     assert thread.daemon
     go_on.set()
-    thread.join(10)
+    thread.join(200)
     assert leftovers() == ([], [])

@@ -75,7 +75,7 @@ async def test_marks_of_directories_are_no_objects(bucket: Bucket, storage: Obje
 def put_raw(url: str) -> None:
     request = urllib.request.Request(url, b"", method="PUT")
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request")
-    with urllib.request.urlopen(request, timeout=20):
+    with urllib.request.urlopen(request, timeout=200):
         pass
 
 

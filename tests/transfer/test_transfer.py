@@ -331,7 +331,7 @@ async def test_batches_come_whole_and_in_order(torch: FakeTorch, kind: str, dept
 async def test_batches_that_wait_together_are_handed_over_one_by_one(torch: FakeTorch) -> None:
     async with numbers(80).transfer("cuda", depth=5).open() as stream:
         found = [await anext(stream)]
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             while len(torch.cuda.pinned_on) < 5:  # noqa: ASYNC110 - until all five buffers have been written to
                 await anyio.sleep(0.01)
         found += [batch async for batch in stream]
@@ -368,7 +368,7 @@ async def test_depth_batches_are_on_their_way_while_an_async_loop_has_one(
     async with numbers(400).transfer("cuda", depth=depth).open() as stream:
         for at in range(1, 10):
             await anext(stream)
-            with anyio.fail_after(20):
+            with anyio.fail_after(200):
                 while len(moved) < at + depth:  # noqa: ASYNC110 - threads move them
                     await anyio.sleep(0.001)
             assert len(moved) == at + depth

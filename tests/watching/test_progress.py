@@ -26,7 +26,7 @@ from streamline.meters.stats import Stats
 from streamline.watching import progress
 from streamline.watching.progress import Progress, bars, clock, console_of, figures, summary
 
-LONGEST_S = 8.0
+LONGEST_S = 200.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -23,7 +23,7 @@ from streamline.session import Awaited, Session
 from streamline.states import At
 from streamline.watching.watchdog import Patience, Watched, user_frame, watch
 
-LONGEST_S = 8.0
+LONGEST_S = 200.0
 STALL_S = 0.02
 
 
