@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
+from pathlib import PurePath
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from streamline.errors import PlanError, PlanTypeError
@@ -18,6 +19,7 @@ from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
+from streamline.table_rows import rows_of
 
 __all__ = ["from_items", "from_iterable", "from_stream", "mix", "zip"]
 
@@ -27,24 +29,52 @@ Weights: TypeAlias = Mapping[str, float]
 
 
 def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
-    """Read by index what has `__len__` and `__getitem__`: a list, an array, a memory map, a map-style dataset.
+    """Read by index what has `__len__` and `__getitem__`: a list, an array, a memory map, a map-style dataset, a table.
 
     Its `__getitems__` is called with lists of indices if it has one. A resume computes its place: nothing is read
     again. If reading item i fails, the items before it arrive, then the error, which names the index.
+
+    Of a pandas or polars DataFrame, a pyarrow Table or RecordBatch, items are rows: dicts of Python values by column,
+    also where column labels are no strings. Of a Series, an Array or a ChunkedArray, items are its values. Both go by
+    position, whatever the index says, and are made of slices, as many rows at a time as take a few milliseconds.
 
     Args:
       items: read, never changed.
       name: its part of a state is kept under it.
 
     Raises:
-      PlanTypeError: `items` has no length or no index.
+      PlanTypeError: `items` has no length or no index, or is read by key: a dict, a polars LazyFrame.
+      PlanError: a table with two columns of one name.
     """
-    if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
-        raise PlanTypeError(
-            f"from_items needs __len__ and __getitem__, and {type(items).__name__} has not both: for an iterable, use "
-            "from_iterable(lambda: ...)"
-        )
-    return Pipeline(Items(name=name, items=items))
+    if isinstance(items, type) or not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+        raise _not_indexed(items)
+    return Pipeline(Items(name=name, items=rows_of(items)))
+
+
+def _not_indexed(items: object) -> PlanTypeError:
+    """Return the refusal of what `from_items` can't read, with the line to write instead."""
+    kind = type(items).__name__
+    if isinstance(items, Pipeline):
+        hint = "it is the beginning of a pipeline already"
+    elif kind == "LazyFrame":
+        hint = "it has no rows yet, sl.from_items(frame.collect())"
+    elif isinstance(items, Set):
+        hint = "it has no order, sl.from_items(sorted(items))"
+    elif isinstance(items, PurePath):
+        hint = "of a file, sl.read_lines(path), sl.read_jsonl(path), …"
+    elif isinstance(items, int):
+        hint = f"of numbers, sl.from_items(range({items}))"
+    elif isinstance(items, AsyncIterable):
+        hint = "of an async iterable, sl.from_iterable(make), where make() returns a new one for each pass"
+    elif isinstance(items, Iterator):
+        hint = "of an iterator, sl.from_items(list(items)), or sl.from_iterable(make), where make() returns a new one"
+    elif isinstance(items, Iterable):
+        hint = "for an iterable, use from_iterable(lambda: items)"
+    elif callable(items):
+        hint = "sl.from_iterable(make) calls a function for an iterable, anew for each pass"
+    else:
+        hint = "of an iterable, use from_iterable(lambda: ...)"
+    return PlanTypeError(f"from_items needs __len__ and __getitem__, and {kind} has not both: {hint}")
 
 
 def from_iterable(

@@ -20,6 +20,7 @@ import anyio.lowlevel
 from streamline.blame import cancellation_requested, not_an_end
 from streamline.errors import ClosedError, PlanError, ResumeError
 from streamline.sources.stateful import Foreign, foreign
+from streamline.table_rows import check_not_table
 
 __all__ = ["AsyncDrawn", "Drawn", "SyncDrawn"]
 
@@ -43,6 +44,7 @@ class Drawn(ABC, Generic[T]):
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._dropped = self._ended = False
+        check_not_table("StreamDataset's factory returned", iterable)
         self._foreign: Foreign | None = foreign(iterable)
         state = None if resume is None else resume["state"]
         if self._foreign is not None and state is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -13,17 +14,21 @@ from streamline import sharding
 from streamline.blame import blame
 from streamline.errors import PlanError, PlanTypeError
 from streamline.failing.replay import Call
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.index import Index, Whole
 from streamline.meters.stage_meter import Holding, StageMeter
 from streamline.pace import Pace
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.states import At, Counted, Json, Tree
+from streamline.table_rows import TableRows
 
 __all__ = ["Indexable", "Items"]
 
 PLAIN: tuple[object, ...] = (range, list, tuple)
 """What takes no time to read, and runs no code of the user's; a slice of it is what its indices say."""
+
+TABLE_S = 0.004
+"""Seconds that a call for rows of a table may take: pandas needs some 0.3 ms for a single one."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -53,10 +58,10 @@ class Items(Source[T]):
 
     def __eq__(self, other: object) -> bool:
         """Of the same items, not of equal ones: comparing data takes long, and arrays don't compare to a bool."""
-        return isinstance(other, Items) and self.items is other.items and self.name == other.name
+        return isinstance(other, Items) and _same(self.items, other.items) and self.name == other.name
 
     def __hash__(self) -> int:
-        return hash((self.name, id(self.items)))
+        return hash((self.name, id(self.items.table if isinstance(self.items, TableRows) else self.items)))
 
     @property
     def length(self) -> int | None:
@@ -127,6 +132,8 @@ class Items(Source[T]):
 
     def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
         """Return what appends the items of the first of some indices to a list, as many as fit a slice of time."""
+        if isinstance(self.items, TableRows):
+            return _Slices(self._read_list, meter)
         if isinstance(self.items, _TakesLists):
             return lambda indices, pace, found: self._read_list(indices, found, meter)
         getitem: Callable[[int], T] = self.items.__getitem__
@@ -138,7 +145,7 @@ class Items(Source[T]):
         read = cast(_TakesLists, self.items).__getitems__
         try:
             with Holding(meter):
-                items = read(list(indices))
+                items = read(indices if isinstance(self.items, TableRows) else list(indices))  # type: ignore[arg-type]
         except Exception:
             for index in indices:  # which one is it? what is before it is delivered
                 found.extend(_list_of(read([index]), [index]))
@@ -151,6 +158,30 @@ class Items(Source[T]):
             asked = list(indices) if isinstance(error, PlanError) else [indices[0]]  # see `_read_list`
             return Call(self.items.__getitems__, asked)
         return Call(self.items.__getitem__, indices[0])
+
+
+class _Slices:
+    """Reads the rows of a table, as many in a call as take a few milliseconds: of wide rows, images say, few."""
+
+    def __init__(
+        self, read: Callable[[Sequence[int], list[Any], StageMeter | None], None], meter: StageMeter | None
+    ) -> None:
+        self._read = read
+        self._meter = meter
+        self._rows = 16
+
+    def __call__(self, indices: Sequence[int], pace: Pace, found: list[Any]) -> None:
+        began = perf_counter()
+        self._read(indices[: self._rows], found, self._meter)
+        spent = perf_counter() - began
+        if spent > TABLE_S:
+            self._rows = max(1, self._rows // 2)
+        elif spent < TABLE_S / 3:
+            self._rows = min(LIST_ITEMS, self._rows * 2)
+
+
+def _same(items: object, others: object) -> bool:
+    return items is others or (isinstance(items, TableRows) and items == others)
 
 
 def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: list[T]) -> None:

@@ -23,6 +23,7 @@ from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.stateful import Foreign, Marks, Use, as_text, foreign
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
+from streamline.table_rows import check_not_table
 
 __all__ = ["IterableSource"]
 
@@ -147,6 +148,7 @@ class _Reader:
         if isinstance(iterable, StreamDataset):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None
+        check_not_table("from_iterable's factory returned", iterable)
         known = foreign(iterable)
         if known is not None:
             self._begin(known, state)  # before it is iterated

@@ -17,6 +17,7 @@ from streamline.flow import Chunk, Lists, Run
 from streamline.meters.stage_meter import Holding
 from streamline.pace import Pace
 from streamline.states import Json, Over, Since, State
+from streamline.table_rows import check_not_table
 from streamline.transforms.base import Stage
 
 __all__ = ["FlatMap", "Unbatch"]
@@ -97,6 +98,7 @@ class _Unfolding(Generic[In, Out]):
                 outputs = self._stage.fn(item)
             if not isinstance(outputs, Iterable):
                 raise PlanTypeError(f"expected an iterable from {self._stage}, got {type(outputs).__name__}")
+            check_not_table(f"{self._stage} returned", outputs)
             self._outputs = iter(outputs)
         except BaseException as error:
             self._fail(error, item)

@@ -1,0 +1,227 @@
+"""The rows of tables that other libraries hold: pandas, polars and pyarrow, none of which is imported here.
+
+A table's own `[i]` is a column, a row by its label, or a table of one row; its iterator gives names or columns. Here a
+row is what stands at a position: a dict of Python values by column, as `read_parquet` gives it; of a single column, the
+value. Labels of an index don't matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from streamline.errors import PlanError, PlanTypeError
+
+__all__ = ["TableRows", "check_not_table", "rows_of"]
+
+
+class TableRows(ABC):
+    """Reads a table by position, as a map-style dataset is read.
+
+    Attributes:
+      table: as it was given, never changed.
+    """
+
+    as_list: ClassVar[str]
+    """The call that makes a list of its rows, for a message."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        _check_names(table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the rows at these positions, in this order."""
+
+    def __eq__(self, other: object) -> bool:
+        """Of the same table, not of an equal one."""
+        return isinstance(other, TableRows) and self.table is other.table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table,)
+
+
+class _PandasFrame(TableRows):
+    as_list = ".to_dict('records')"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        rows: list[Any] = self.table.iloc[_selected(indices)].to_dict("records")
+        return rows
+
+
+class _PandasColumn(TableRows):
+    as_list = ".tolist()"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        values: list[Any] = self.table.iloc[_selected(indices)].tolist()
+        return values
+
+
+class _PolarsFrame(TableRows):
+    as_list = ".to_dicts()"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        rows: list[Any] = self.table[_selected(indices)].to_dicts()
+        return rows
+
+
+class _PolarsColumn(TableRows):
+    as_list = ".to_list()"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        values: list[Any] = self.table[_selected(indices)].to_list()
+        return values
+
+
+class _ArrowRows(TableRows):
+    """Reads chunk by chunk: pyarrow's own `take` of a chunked column may copy all of it first."""
+
+    as_list = ".to_pylist()"
+
+    def __init__(self, table: Any) -> None:
+        super().__init__(table)
+        cut = getattr(table, "to_batches", None)
+        self._chunks = cut() if cut is not None else getattr(table, "chunks", [table])
+        self._starts = np.cumsum([0, *map(len, self._chunks)])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        positions = np.asarray(indices, np.int64)
+        places = np.searchsorted(self._starts, positions, side="right") - 1
+        rows: list[Any] = [None] * len(positions)
+        for place in np.unique(places).tolist():
+            wanted = np.flatnonzero(places == place)
+            found = _of_chunk(self._chunks[place], positions[wanted] - self._starts[place])
+            for at, row in zip(wanted.tolist(), found, strict=True):
+                rows[at] = row
+        return rows
+
+
+def _of_chunk(chunk: Any, positions: Any) -> list[Any]:
+    first, count = int(positions[0]), len(positions)
+    if int(positions[-1]) - first == count - 1 and (np.diff(positions) == 1).all():
+        found: list[Any] = chunk.slice(first, count).to_pylist()
+    else:
+        found = chunk.take(positions).to_pylist()
+    return found
+
+
+def _selected(indices: Sequence[int]) -> Any:
+    """Return what selects these positions: a slice, where they follow one another."""
+    if isinstance(indices, range) and indices.step == 1:
+        return slice(indices.start, indices.stop)
+    return list(indices)
+
+
+KINDS: dict[tuple[str, str], type[TableRows]] = {
+    ("pandas", "DataFrame"): _PandasFrame,
+    ("pandas", "Series"): _PandasColumn,
+    ("polars", "DataFrame"): _PolarsFrame,
+    ("polars", "Series"): _PolarsColumn,
+    ("pyarrow", "Table"): _ArrowRows,
+    ("pyarrow", "RecordBatch"): _ArrowRows,
+    ("pyarrow", "ChunkedArray"): _ArrowRows,
+    ("pyarrow", "Array"): _ArrowRows,
+}
+"""By library and class, a base class's, too."""
+
+LIBRARIES = {library for library, _ in KINDS}
+TABLES = ("DataFrame", "Table", "RecordBatch")
+
+
+def rows_of(data: Any) -> Any:
+    """Return what reads `data` by row if it is a table, else `data` itself.
+
+    Raises:
+      PlanTypeError: it is read by something else than positions: a dict, a query that has not run, a foreign table.
+      PlanError: a table that has a column twice.
+    """
+    known = _known(data)
+    if known is None:
+        _check_positions(data)
+        return data
+    return KINDS[known](data)
+
+
+def check_not_table(what: str, iterable: object) -> None:
+    """Insist on something else than a table: its iterator gives names or columns, not rows.
+
+    Args:
+      what: where it came from: "from_iterable's factory returned".
+      iterable: what is to be iterated.
+
+    Raises:
+      PlanTypeError: it is one.
+    """
+    known = _known(iterable)
+    if known is not None and known[1] in TABLES:
+        raise PlanTypeError(
+            f"{what} a {_named(iterable)}, whose iterator gives columns: to have its rows, read it with "
+            f"sl.from_items(table), or return table{KINDS[known].as_list}"
+        )
+
+
+def _known(data: object) -> tuple[str, str] | None:
+    """Return library and class of a table, or of a column."""
+    for base in type(data).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library in LIBRARIES and (library, base.__name__) in KINDS:
+            return library, base.__name__
+    return None
+
+
+def _named(data: object) -> str:
+    return f"{type(data).__module__.partition('.')[0]} {type(data).__name__}"
+
+
+def _check_names(table: Any) -> None:
+    names: Iterable[Any] = getattr(table, "column_names", getattr(table, "columns", ()))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise PlanError(
+            f"the {_named(table)} has more than one column {twice[0]!r}, and a row is a dict, which has each key once: "
+            "rename them, or leave all but one out"
+        )
+
+
+def _check_positions(data: Any) -> None:
+    """Insist that `data[i]` is item i, as far as its type tells."""
+    library, name = type(data).__module__.partition(".")[0], type(data).__name__
+    if library == "pandas" and name.endswith("GroupBy"):
+        raise PlanTypeError(f"a pandas {name} is read by key, not by position: sl.from_items(list(groups))")
+    if library == "datasets" and name == "Dataset":
+        style = data.format["type"]
+        if style in ("arrow", "polars"):
+            raise PlanTypeError(
+                f"this Hugging Face dataset has the format {style!r}, in which a list of rows is a table: "
+                "sl.from_items(dataset.with_format(None)), or 'numpy', 'torch', 'jax'"
+            )
+    elif isinstance(data, Mapping) and len(data) and not (0 in data and len(data) - 1 in data):
+        raise PlanTypeError(
+            f"from_items reads by position, and a {name} is read by key, as {next(iter(data))!r}. "
+            f"Of one of its values: sl.from_items(data[{next(iter(data))!r}]). Of all of them, each an item: "
+            "sl.from_items(list(data.values())). Of rows, where the values are columns: "
+            "sl.zip(*map(sl.from_items, data.values())).map(lambda row: dict(zip(data, row)))"
+        )
+    elif not hasattr(data, "__getitems__") and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")):
+        raise PlanTypeError(
+            f"from_items doesn't know how a {_named(data)} is read by row: sl.from_items(pyarrow.table(data)), or a "
+            "list of its rows"
+        )
+    elif hasattr(data, "shape"):
+        try:
+            len(data)
+        except TypeError as error:
+            raise PlanTypeError(f"from_items needs a length, and this {_named(data)} has none: {error}") from error
