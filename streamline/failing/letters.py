@@ -10,6 +10,7 @@ not synced, so a power cut may.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from streamline.failing.failures import Failure
 from streamline.failing.texts import clean, cut, said
 
 __all__ = ["Letter", "Letters"]
+
+logger = logging.getLogger(__name__)
 
 PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""
@@ -109,14 +112,31 @@ class Letters:
         """Keep the lines of what the state has counted, and of earlier epochs."""
         if not self.path.exists():
             self._append(())  # so that a place where nothing can be written is found out now
+            self._warn_of_missing(counts, [])
             return
         with self.path.open("rb") as file:
             lines = list(self._checked(file))
         kept = [line for line, letter in lines if letter is not None and self._keeps(letter, counts)]
+        self._warn_of_missing(counts, [letter for _, letter in lines if letter is not None])
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
         else:
             self._append(())
+
+    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], letters: Iterable[Letter]) -> None:
+        """Log which items the state counts as skipped that have no line after the last one of their stage and shard."""
+        there: dict[tuple[int, str], int] = {}
+        for letter in letters:
+            if letter["epoch"] == self._epoch:
+                key = letter["shard"], letter["stage"]
+                there[key] = max(there.get(key, 0), letter["n"])
+        for (shard, stage), count in counts.items():
+            if there.get((shard, stage), 0) < count:
+                logger.warning(
+                    "%s ends before the snapshot: %s has skipped %d items in shard %d, and the file has lines up to "
+                    "number %d. The others were skipped, too: use a copy of the file that is as new as the snapshot",
+                    self.path, stage, count, shard, there.get((shard, stage), 0),
+                )  # fmt: skip
 
     def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Letter | None]]:
         """Yield each line with what it says; None for a last one that a kill has cut off."""

@@ -20,7 +20,16 @@ from streamline.durable import make_directory, sync_directory
 from streamline.errors import JournalError, ResumeError
 from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, Places
-from streamline.sources.journal_files import About, DiskErrors, Lock, files_in, read_about, read_files, segment_path
+from streamline.sources.journal_files import (
+    About,
+    DiskErrors,
+    Lock,
+    files_in,
+    mend_files,
+    read_about,
+    read_files,
+    segment_path,
+)
 from streamline.sources.segments import Header, Segment, record
 from streamline.states import Json, Tree
 
@@ -109,10 +118,14 @@ class DiskJournal(Journal):
                 "anew, remove the directory"
             )
         given = self._gather(segments, passed, about)
-        last = segments[-1] if segments else None
-        self.read = max(about.first if last is None else last.read, 0 if kept is None else kept.read)
+        there = segments[-1].read if segments else about.first
+        beyond = {shard: max(0, int(n) - given[shard]) for shard, n in passed.items() if n != math.inf}
+        if kept is not None and kept.read - there > sum(beyond.values()):
+            self._too_short(kept, there, segments)
+        mend_files(self._directory, segments)
+        self.read = max(there, 0 if kept is None else kept.read)
         self.next, self.mark = self._next_behind(segments, kept)
-        self._roll(given, self.read, about.first if last is None else last.read)
+        self._roll({shard: n + beyond.get(shard, 0) for shard, n in given.items()}, self.read, there)
 
     def _create(self, kept: Kept | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
         """Begin a journal; the items of a snapshot that kept them itself come first."""
@@ -161,8 +174,6 @@ class DiskJournal(Journal):
         for shard, first in need.items():
             if first < given[shard]:
                 self._lacks(shard, first, about)
-            if first != math.inf:
-                given[shard] = int(first)  # more than is here: a power cut took what the snapshot has passed
         return given
 
     def _lacks(self, shard: int, ordinal: int | float, about: About) -> NoReturn:
@@ -174,6 +185,23 @@ class DiskJournal(Journal):
         raise JournalError(
             f"the journal in {self._directory} doesn't have item {ordinal:,} of shard {shard} any more, where the "
             f"snapshot stands{why}"
+        )
+
+    def _too_short(self, kept: Kept, there: int, segments: Sequence[Segment]) -> NoReturn:
+        """Refuse a journal that ends before what the snapshot needs, by file and byte.
+
+        What a power cut took may be missing if the snapshot's state has passed all of it. How many items a worker that
+        has ended was handed isn't known, so what is missing counts as needed then.
+        """
+        path, byte = (segments[-1].path, segments[-1].end) if segments else (segment_path(self._directory, there), 0)
+        way_out = f"resume from a snapshot that was taken when at most {there:,} items were read"
+        if not kept.stored:
+            way_out = "give another directory as journal=: the snapshot has the items itself"
+        raise JournalError(
+            f"the journal is too short for the snapshot: {path} is whole up to byte {byte:,}, item {there:,} of the "
+            f"feed, but the snapshot was taken when {kept.read:,} items were read, and needs some of the missing "
+            f"{kept.read - there:,}. The file was cut, later files are gone, or this is an older copy: put back a copy "
+            f"of {self._directory} that is as new as the snapshot, or {way_out}"
         )
 
     def _next_behind(self, segments: Sequence[Segment], kept: Kept | None) -> tuple[int, Json]:

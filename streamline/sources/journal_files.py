@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from streamline.durable import replace_file
 from streamline.errors import JournalError
 from streamline.sources.segments import Segment, read_segment
 
-__all__ = ["ABOUT", "About", "DiskErrors", "Lock", "files_in", "read_about", "read_files", "segment_path"]
+__all__ = ["ABOUT", "About", "DiskErrors", "Lock", "files_in", "mend_files", "read_about", "read_files", "segment_path"]
 
 ABOUT = "journal.json"
 
@@ -118,7 +119,7 @@ def read_about(directory: Path) -> About | None:
 
 
 def read_files(directory: Path, about: About) -> list[Segment]:
-    """Read all files, cut off a torn tail, remove what a kill has left over, and insist that nothing is missing.
+    """Read all files, without what a kill has left over, and insist that nothing between them is missing.
 
     Raises:
       JournalError: a file is damaged, missing, or of another journal.
@@ -128,14 +129,10 @@ def read_files(directory: Path, about: About) -> list[Segment]:
     for path in paths:
         last = path is paths[-1]
         if not last and int(path.stem) < about.first:
-            path.unlink()  # a kill came between a trim's two steps
-            continue
+            continue  # a kill came between a trim's two steps
         segment = read_segment(path, last=last)
         if segment.header is None:
-            path.unlink()  # a kill came while it was begun
-            continue
-        if segment.size > segment.end:
-            os.truncate(path, segment.end)
+            continue  # a kill came while it was begun
         if segment.header.id != about.id:
             raise JournalError(f"{path} is of another journal ({segment.header.id}): it doesn't belong here")
         expected, found = about.first, segment.header.read
@@ -150,3 +147,17 @@ def read_files(directory: Path, about: About) -> list[Segment]:
     if not segments and about.first:
         raise JournalError(f"the files of the journal in {directory} are missing: use a copy of it")
     return segments
+
+
+def mend_files(directory: Path, segments: Sequence[Segment]) -> None:
+    """Cut off a torn tail, and remove what a kill has left over: all but these.
+
+    Only once it is certain that the journal is used: one that is refused stays as it is.
+    """
+    sound = {segment.path for segment in segments}
+    for path in files_in(directory):
+        if path not in sound:
+            path.unlink()
+    for segment in segments:
+        if segment.size > segment.end:
+            os.truncate(segment.path, segment.end)

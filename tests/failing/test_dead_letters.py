@@ -242,6 +242,25 @@ def test_a_full_disk_fails_the_stream_and_what_it_left_is_repaired(tmp_path: Pat
     assert bad_of(path) == [("check", "1"), ("check", "4"), ("check", "7")]
 
 
+def test_a_file_that_ends_before_the_snapshot_is_said_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, pipe = tmp_path / "bad.jsonl", sl.from_items(range(9)).map(check)
+    with pipe.open(**SKIP, dead_letters=path) as stream:
+        assert [next(stream) for _ in range(4)] == [0, 2, 3, 5]
+        snapshot = stream.snapshot()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in (2, 1, 0):
+        caplog.clear()
+        path.write_bytes(b"".join(lines[:kept]))
+        with pipe.open(**SKIP, dead_letters=path, resume=snapshot):
+            said = [record.getMessage() for record in caplog.records if "before the snapshot" in record.getMessage()]
+        assert len(said) == (kept < 2)
+        assert all(
+            f"check has skipped 2 items in shard 0, and the file has lines up to number {kept}." in x for x in said
+        )
+
+
 def test_a_disk_that_is_full_at_the_close_is_said_in_the_log(
     tmp_path: Path, full_disk: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:

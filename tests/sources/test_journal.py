@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import streamline as sl
 from streamline.resuming.inspection import report
 from streamline.sources import directory as directory_module
 from streamline.sources import segments as segments_module
+from streamline.sources.directory import DiskJournal
 from streamline.sources.encoding import Written
+from streamline.sources.journal import Places, kept_of
 from streamline.sources.segments import MAGIC, read_segment, record
 
 from .live_kit import Pipe, Tape, rest, some
@@ -432,6 +435,102 @@ async def test_a_power_cut_that_took_what_the_snapshot_has_passed_loses_nothing(
     more, later = await some(pipe, 10, snapshot)
     assert seen + more == list(range(40))
     assert await rest(pipe, later) == list(range(40, 60))
+
+
+async def saved_at_each_item(path: Path, count: int) -> tuple[list[sl.Snapshot], list[int]]:
+    """Run a feed that is at most 2 items ahead; return a snapshot before each item, and how many were read by then."""
+    wanted, snapshots = anyio.Event(), []
+    taken = 0
+
+    async def feed() -> Any:
+        nonlocal wanted
+        for x in range(count):
+            while x > taken + 1:
+                wanted = anyio.Event()
+                await wanted.wait()
+            yield x
+
+    async with sl.from_stream(feed, journal=path).shard(2).merge().open() as stream:
+        for x in range(count):
+            snapshots.append(await stream.snapshot())
+            assert await anext(stream) == x
+            taken += 1
+            wanted.set()
+            await anyio.wait_all_tasks_blocked()
+        snapshots.append(await stream.snapshot())
+    return snapshots, [snapshot.journal["read"] for snapshot in snapshots if snapshot.journal]
+
+
+def layout(path: Path, files: dict[str, bytes]) -> None:
+    """Let a journal's directory hold these files, and nothing else."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+
+
+async def test_cut_at_every_byte_a_journal_has_what_a_snapshot_needs_or_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    whole, copy, count = tmp_path / "whole", tmp_path / "copy", 7
+    snapshots, read = await saved_at_each_item(whole, count)
+    assert read == [0, 3, 4, 5, 6, 7, 7, 7]
+    (path,) = segments(whole)
+    about, content = (whole / "journal.json").read_bytes(), path.read_bytes()
+    size = len(record(0, Written("v", 0)))
+    start = len(content) - count * size
+    ends = list(range(start + size, len(content) + 1, size))
+    (source,) = snapshots[0].worker_states[0]
+    places, outcomes = Places(source, snapshots[0].merge, [0, 1]), Counter[bool]()
+    for cut in range(len(content) + 1):
+        there, byte = sum(cut >= end for end in ends), max(end for end in (0, start, *ends) if end <= cut)
+        for passed, snapshot in enumerate(snapshots):
+            layout(copy, {"journal.json": about, path.name: content[:cut]})
+            state = snapshot.flow_state
+            kept, entries = kept_of(snapshot.journal, state, places)
+            lacks = there < read[passed] and passed < read[passed]
+            outcomes[lacks] += 1
+            if lacks:
+                at = rf"{path.name} is whole up to byte {byte}, item {there} "
+                with pytest.raises(sl.errors.JournalError, match=rf"{at}.* when {read[passed]} items were"):
+                    DiskJournal(copy, places, kept, entries, state)
+                assert (copy / path.name).read_bytes() == content[:cut]
+                continue
+            journal = DiskJournal(copy, places, kept, entries, state)
+            journal.close()
+            assert sorted(json.loads(entry.written.value) for entry in journal.backlog) == list(range(passed, there))
+    assert min(outcomes.values()) > 500
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_an_older_copy_of_a_journal_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    tape, path, old = Tape(60, hold_at=20), tmp_path / "journal", tmp_path / "old"
+    pipe = pipe_over(tape, path)
+
+    async def read_all(snapshot: sl.Snapshot | None) -> sl.Snapshot:
+        async with pipe.open(resume=snapshot) as stream:
+            await anext(stream)
+            await tape.held.wait()
+            return await stream.snapshot()
+
+    early = await read_all(None)
+    shutil.copytree(path, old)
+    tape.hold_at, tape.held = 40, anyio.Event()
+    late = await read_all(early)
+    segments(path)[-1].unlink()
+    with pytest.raises(
+        sl.errors.JournalError, match=r"item 3\d of the feed, .* when 40 items were read.* later files are gone"
+    ):
+        await rest(pipe, late)
+    shutil.rmtree(path)
+    shutil.copytree(old, path)
+    with pytest.raises(
+        sl.errors.JournalError, match=r"segment is whole up to byte \d+, item 20 .*at most 20 items were read"
+    ):
+        await rest(pipe, late)
+    tape.at, tape.hold_at = 20, None
+    assert await rest(pipe, early) == list(range(1, 60))  # and that way out works
 
 
 async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
