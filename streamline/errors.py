@@ -7,6 +7,7 @@ streamline itself finds.
 from __future__ import annotations
 
 import sys
+import unicodedata
 from pathlib import Path
 
 __all__ = [
@@ -196,3 +197,22 @@ def users_level() -> int:
     while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def printable(text: str) -> str:
+    """Return text from elsewhere (a server, a file name) with everything escaped that would act on a terminal.
+
+    Escaped, as Python writes it in a string: control characters (ESC, line ends, tabs), format characters (overrides of
+    the direction of writing, zero width), line and paragraph separators, lone surrogates, unassigned code points.
+    Everything else stays as it is, blanks and backslashes included: `é`, `東京` and a name without such characters read
+    as before. For messages, logs and pictures; not for what is saved or opened, since it can't be undone.
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":  # blanks of all widths
+        return character
+    return character.encode("unicode_escape").decode("ascii")
