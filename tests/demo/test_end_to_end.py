@@ -47,10 +47,12 @@ def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Pat
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("number", "presses"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 3)])
-@pytest.mark.parametrize("at", ["http://", "uninterrupted"])
+@pytest.mark.parametrize(
+    ("at", "number", "presses"),
+    [("http://", signal.SIGTERM, 1), ("http://", signal.SIGINT, 3), ("uninterrupted", signal.SIGINT, 1)],
+)
 def test_an_interrupted_demo_leaves_nothing_behind(
-    tmp_path: Path, number: signal.Signals, presses: int, at: str
+    tmp_path: Path, at: str, number: signal.Signals, presses: int
 ) -> None:
     with start_demo(tmp_path) as demo:
         assert demo.stdout is not None

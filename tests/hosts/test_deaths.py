@@ -31,7 +31,7 @@ from tests.sources.live_kit import Tape
 
 pytestmark = pytest.mark.usefixtures("quietly")
 
-LENGTH = 20
+LENGTH = 14
 """Items: some lists of each worker's, and all of it in hundredths of a second."""
 
 

@@ -105,7 +105,7 @@ def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_behind_each_it
         dice = Random(name)
         cuts = [Cut(link, sent=at) for link in range(2) for at in range(deaths.sent[link])]
         cuts += [Cut(link, received=at) for link in range(2) for at in range(deaths.received[link])]
-        for cut in dice.sample(cuts, min(len(cuts), 30)):
+        for cut in dice.sample(cuts, min(len(cuts), 20)):
             backend = Copying(2, (cut,))
             found = await Paused(dice=dice).read(make(), backend)
             await insist_undisturbed(make, whole, found, dice)

@@ -76,7 +76,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
             async with pipe(go)[1].open(backend=hosts) as stream, anyio.create_task_group() as group:
                 group.start_soon(consume, stream)
                 while await lowest_again(await stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - nobody tells
-                    await anyio.sleep(0.005)
+                    await anyio.sleep(0.03)
                 assert not found
                 go.touch()
         assert found == [LENGTH - 1]

@@ -211,8 +211,10 @@ pipe, backend = PIPES[%r], sl.%s(2)
 KINDS = ["Processes", "Threads"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["running", "stuck", "slow"])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [("running", "Processes"), ("stuck", "Processes"), ("slow", "Processes"), ("slow", "Threads")],
+)
 def test_ctrl_c_in_a_plain_loop_ends_it_and_leaves_nothing(shape: str, kind: str, start_python: Start) -> None:
     """As a terminal does it: the whole group of processes is struck."""
     script = PRELUDE % (shape, kind) + (
@@ -264,8 +266,7 @@ print(alone())
     assert (output, errors) == ("interrupted\nTrue\n", "")
 
 
-@pytest.mark.parametrize("options", [(), ("-X", "dev")], ids=["", "dev"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), [("Processes", ()), ("Threads", ("-X", "dev"))])
 def test_an_interpreter_that_exits_under_open_streams_says_nothing_and_leaves_nothing(
     kind: str, options: tuple[str, ...], python: Python, tmp_path: Path
 ) -> None:

@@ -331,7 +331,7 @@ def test_the_main_module_needs_no_guard(way: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     text = path.read_text() if way == "stdin" else None
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, env=env, input=text, timeout=50
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, env=env, input=text, timeout=200
     )
     if way != "stdin":  # an interactive interpreter writes its prompts there
         assert done.stderr == ""

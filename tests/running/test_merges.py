@@ -186,9 +186,9 @@ def test_more_shards_than_items_end(kind: Kind, run: Run) -> None:
     run(test)
 
 
-# A filter that passes 1 in 100,000 ----------------------------------------------------------------------------------
+# A filter that passes 1 in 40,000 -----------------------------------------------------------------------------------
 
-RARE = 100_000
+RARE = 40_000
 
 
 def rare(item: int) -> bool:
