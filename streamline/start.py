@@ -96,8 +96,8 @@ def from_iterable(
     Raises:
       PlanTypeError: `factory` can't be called: an iterable itself could be read once only. While it runs: it returned
         no iterable; or the state holds what JSON can't.
-      PlanError: while it runs: the factory returned an object whose place belongs to another use; or one whose state is
-        known to lose items.
+      PlanError: while it runs: the factory returned an iterator, or another object whose place belongs to another use,
+        a second time; or one whose state is known to lose items.
       ResumeError: while it runs: the snapshot holds a state, and what the factory returns can't load one.
     """
     if isinstance(factory, StreamDataset):

@@ -16,6 +16,7 @@ import anyio
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError
 from streamline.options import check_function, check_int, given
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
+from streamline.sources.single_use import Use
 
 __all__ = ["StreamDataset"]
 
@@ -175,13 +176,16 @@ class StreamDataset(Generic[T]):
 
         The factory's own iterable, where this worker keeps all of it: that may have a state of its own.
         """
-        made = self.factory()
+        made, use = self.factory(), self._use()
         worker, of = self.stride
         if isinstance(made, AsyncIterable) and of > 1:
-            return _strided(made, worker, of)
+            return _strided(made, worker, of, use)
         if isinstance(made, Awaitable):
-            return _awaited(made, worker, of)
-        return made if of == 1 or not isinstance(made, Iterable) else _sync_strided(made, worker, of)
+            return _awaited(made, worker, of, use)
+        return made if of == 1 or not isinstance(made, Iterable) else _sync_strided(made, worker, of, use)
+
+    def _use(self) -> Use:
+        return Use("StreamDataset", self.factory, shared=self.strategy == "shared")
 
     def _check_pass(self, number: int) -> None:
         if number != self._pass:
@@ -223,9 +227,9 @@ class StreamDataset(Generic[T]):
         """Begin with what the factory has returned."""
         drawn: Drawn[T]
         if isinstance(made, AsyncIterable) and in_loop:
-            drawn = AsyncDrawn(made, *self.stride, self._resume)
+            drawn = AsyncDrawn(made, *self.stride, self._resume, self._use())
         elif isinstance(made, Iterable):
-            drawn = SyncDrawn(made, *self.stride, self._resume)
+            drawn = SyncDrawn(made, *self.stride, self._resume, self._use())
             self._finalize = weakref.finalize(self, drawn.drop)
             self._finalize.atexit = False
         elif isinstance(made, AsyncIterable):
@@ -285,18 +289,20 @@ class _Pass(Generic[T]):
         return await self._dataset._anext(self._number)
 
 
-def _sync_strided(items: Iterable[T], worker: int, of: int) -> Iterator[T]:
-    iterator = iter(items)
+def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:
+    iterator = use.iterated(items, iter)
     try:
         for at, item in enumerate(iterator):
             if at % of == worker:
                 yield item
     finally:
         getattr(iterator, "close", lambda: None)()
+        del items, iterator
+        use.close()
 
 
-async def _strided(items: AsyncIterable[T], worker: int, of: int) -> AsyncIterator[T]:
-    iterator, at = aiter(items), 0
+async def _strided(items: AsyncIterable[T], worker: int, of: int, use: Use) -> AsyncIterator[T]:
+    iterator, at = use.iterated(items, aiter), 0
     try:
         async for item in iterator:
             if at % of == worker:
@@ -305,17 +311,19 @@ async def _strided(items: AsyncIterable[T], worker: int, of: int) -> AsyncIterat
     finally:
         if (aclose := getattr(iterator, "aclose", None)) is not None:
             await aclose()
+        del items, iterator
+        use.close()
 
 
-async def _awaited(made: Awaitable[Any], worker: int, of: int) -> AsyncIterator[Any]:
+async def _awaited(made: Awaitable[Any], worker: int, of: int, use: Use) -> AsyncIterator[Any]:
     found = await made
     if isinstance(found, AsyncIterable):
-        items = _strided(found, worker, of)
+        items = _strided(found, worker, of, use)
         try:
             async for item in items:
                 yield item
         finally:
             await cast(Any, items).aclose()
     else:
-        for item in _sync_strided(found, worker, of):
+        for item in _sync_strided(found, worker, of, use):
             yield item

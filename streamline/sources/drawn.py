@@ -19,6 +19,7 @@ import anyio.lowlevel
 
 from streamline.blame import cancellation_requested, not_an_end
 from streamline.errors import ClosedError, PlanError, ResumeError
+from streamline.sources.single_use import Use
 from streamline.sources.stateful import Foreign, foreign
 from streamline.table_rows import check_not_table
 
@@ -34,9 +35,11 @@ class Drawn(ABC, Generic[T]):
       iterable: as the factory returned it, not iterated yet.
       worker, of: the items i with i mod `of` = `worker` are given.
       resume: where it is to begin, as `state_dict` said; None: at the beginning.
+      use: of what the factory returned; it ends with the drop.
     """
 
-    def __init__(self, iterable: Any, worker: int, of: int, resume: dict[str, Any] | None) -> None:
+    def __init__(self, iterable: Any, worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
+        self._use = use
         self._worker = worker
         self._of = of
         self._at = 0
@@ -81,6 +84,10 @@ class Drawn(ABC, Generic[T]):
         self._at = at + 1
         return at % self._of == self._worker and at >= self._pass_over
 
+    def _over(self) -> None:
+        self._iterator = self._foreign = None
+        self._use.close()
+
     def _check(self) -> None:
         if self._dropped:
             raise ClosedError("this StreamDataset was reset: iterate it anew")
@@ -115,13 +122,13 @@ class Drawn(ABC, Generic[T]):
 class SyncDrawn(Drawn[T]):
     """Out of a sync iterator."""
 
-    def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None) -> None:
+    def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        super().__init__(iterable, worker, of, resume)
+        super().__init__(iterable, worker, of, resume, use)
 
     def _iterated(self, iterable: Any) -> Any:
-        return iter(iterable)
+        return self._use.iterated(iterable, iter)
 
     def next(self) -> T:
         """Return the next item that is given.
@@ -174,6 +181,7 @@ class SyncDrawn(Drawn[T]):
                 if not self._closed:
                     self._closed = True
                     getattr(self._iterator, "close", lambda: None)()
+                    self._over()
             finally:
                 self._lock.release()
 
@@ -181,14 +189,16 @@ class SyncDrawn(Drawn[T]):
 class AsyncDrawn(Drawn[T]):
     """Out of an async iterator, in the event loop in which it was made."""
 
-    def __init__(self, iterable: AsyncIterable[T], worker: int, of: int, resume: dict[str, Any] | None) -> None:
+    def __init__(
+        self, iterable: AsyncIterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use
+    ) -> None:
         self._lock = anyio.Lock(fast_acquire=True)
         self._loop = anyio.lowlevel.current_token()
         self._cut = self._closed = False
-        super().__init__(iterable, worker, of, resume)
+        super().__init__(iterable, worker, of, resume, use)
 
     def _iterated(self, iterable: Any) -> Any:
-        return aiter(iterable)
+        return self._use.iterated(iterable, aiter)
 
     async def next(self) -> T:
         """Return the next item that is given.
@@ -255,5 +265,6 @@ class AsyncDrawn(Drawn[T]):
                 if (aclose := getattr(self._iterator, "aclose", None)) is not None:
                     with anyio.CancelScope(shield=True):
                         await aclose()
+                self._over()
         finally:
             self._lock.release()

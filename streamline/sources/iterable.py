@@ -21,7 +21,8 @@ from streamline.meters.stage_meter import Working
 from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
-from streamline.sources.stateful import Foreign, Marks, Use, as_text, foreign
+from streamline.sources.single_use import Use
+from streamline.sources.stateful import Foreign, Marks, as_text, foreign
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 from streamline.table_rows import check_not_table
 
@@ -107,7 +108,7 @@ class _Reader:
         self._iterator: Iterator[Any] | AsyncIterator[Any] | None = None
         self._nexts: Iterator[Any] | None = None
         self._marks: Marks | None = None
-        self._use: Use | None = None
+        self._use = Use("from_iterable", source.factory)
         self._meter = demand.meter
         self.pace = Pace(demand.meter)
         self.count = 0
@@ -153,10 +154,10 @@ class _Reader:
         if known is not None:
             self._begin(known, state)  # before it is iterated
         if isinstance(iterable, AsyncIterable):
-            self._iterator = aiter(iterable)
+            self._iterator = self._use.iterated(iterable, aiter)
         elif isinstance(iterable, Iterable):
-            self._iterator = iter(iterable)
-            self._nexts = _nexts(self._iterator)
+            iterator = self._iterator = self._use.iterated(iterable, iter)
+            self._nexts = _nexts(iterator)
         else:
             raise PlanTypeError(
                 f"expected from_iterable's factory to return an iterable, got {type(iterable).__name__}"
@@ -171,7 +172,7 @@ class _Reader:
 
     def _begin(self, known: Foreign, state: Json) -> None:
         """Load the state, if there is one, and keep track of it from now on."""
-        self._use = Use(known.owner, loads=state is not None)
+        self._use.stateful(known.owner, loads=state is not None)
         if state is None:
             self._marks = Marks(known, None, 0)
             return
@@ -181,13 +182,15 @@ class _Reader:
 
     async def aclose(self) -> None:
         """Close the iterator, if it can be closed."""
-        if self._use is not None:
+        try:
+            if isinstance(self._iterator, AsyncIterator):
+                if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+                    await aclose()
+            elif (close := getattr(self._iterator, "close", None)) is not None:
+                close()
+        finally:
+            self._iterator = self._nexts = self._marks = None
             self._use.close()
-        if isinstance(self._iterator, AsyncIterator):
-            if (aclose := getattr(self._iterator, "aclose", None)) is not None:
-                await aclose()
-        elif (close := getattr(self._iterator, "close", None)) is not None:
-            close()
 
 
 def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from streamline.meters.traffic import Traffic
 from streamline.options import check_function, check_int, is_async
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.encoding import Codec, Written
+from streamline.sources.single_use import check_not_over
 from streamline.states import Json, Tree
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "Live", "MarkedStream", "live_of"]
@@ -166,6 +167,7 @@ class Live(Source[T]):
 
         Raises:
           PlanTypeError: the function returned something else than an async iterable.
+          PlanError: it returned an async generator that has ended.
         """
         stream: Any = self.stream
         if isinstance(stream, MarkedStream):
@@ -181,6 +183,7 @@ class Live(Source[T]):
         elif isinstance(stream, AsyncIterator):
             self.check_unread()
             self.once.taken = True
+        check_not_over("from_stream", stream)
         return aiter(stream)
 
 

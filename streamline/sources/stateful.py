@@ -17,14 +17,13 @@ import base64
 import json
 import math
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.states import Json
 
-__all__ = ["Foreign", "Marks", "Use", "as_text", "decoded", "encoded", "foreign"]
+__all__ = ["Foreign", "Marks", "as_text", "decoded", "encoded", "foreign"]
 
 SNAPSHOT_EVERY = 16
 """Items between two states that are taken; a resume iterates over up to twice as many again."""
@@ -174,46 +173,3 @@ def _named(value: Any) -> str:
         keys = [key for key in value if type(key) is not str or key in (BYTES, TUPLE)]
         return f"a dict with the key {keys[0]!r}"
     return f"{value!r}" if isinstance(value, float) else f"a {type(value).__module__}.{type(value).__qualname__}"
-
-
-# Objects that are used once ------------------------------------------------------------------------------------------
-
-
-class Use:
-    """The use of one object that holds its state itself, from its opening to its close.
-
-    Raises:
-      PlanError: the factory returned an object whose state belongs to another use.
-    """
-
-    def __init__(self, owner: Any, loads: bool) -> None:
-        before = USED.get(id(owner))
-        if before is not None and before.is_of(owner) and (before.open or before.loaded or loads):
-            raise PlanError(
-                f"from_iterable's factory returned the same {type(owner).__name__} again, which keeps where it stands "
-                "in itself: have it make a new one at each call (of a Hugging Face dataset, copy.deepcopy(dataset))"
-            )
-        self._record = _Record(owner, loads)
-
-    def close(self) -> None:
-        """Let the object be iterated again from its start, unless it was loaded."""
-        self._record.open = False
-
-
-class _Record:
-    def __init__(self, owner: Any, loaded: bool) -> None:
-        key = id(owner)
-        self.open = True
-        self.loaded = loaded
-        try:
-            self._owner = weakref.ref(owner, lambda _: USED.pop(key, None))
-        except TypeError:
-            return  # it can't be watched (slots), so nothing is known of it
-        USED[key] = self
-
-    def is_of(self, owner: Any) -> bool:
-        return self._owner() is owner
-
-
-USED: dict[int, _Record] = {}
-"""By identity; an object that is gone takes its entry with it."""
