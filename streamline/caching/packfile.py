@@ -7,6 +7,7 @@ the CRC-32 of all that (4 bytes).
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -16,7 +17,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from streamline.caching.packing import Buffer, Read, bytes_of
-from streamline.durable import write_parts
+from streamline.durable import open_own, write_parts
 from streamline.states import Json
 
 __all__ = ["DamagedError", "json_list", "packed", "read_packed", "size_of", "whose", "write_packed"]
@@ -70,13 +71,16 @@ def size_of(parts: Parts) -> int:
     return sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts) + _SUM.size
 
 
-def write_packed(path: Path, parts: Parts) -> None:
+def write_packed(path: Path, parts: Parts, family: str) -> None:
     """Write it durably.
+
+    Args:
+      family: how the names of such files begin, see `whose`.
 
     Raises:
       OSError: as `streamline.durable.write_parts`.
     """
-    write_parts(path, _summed(parts))
+    write_parts(path, _summed(parts), family)
 
 
 def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
@@ -96,7 +100,7 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
       OSError: it can't be read.
     """
     found = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
 
         def read(buffer: memoryview) -> None:
             nonlocal found
@@ -113,7 +117,7 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
             if some(len(magic)) != magic:
                 raise ValueError("it doesn't begin as such a file does")
             (length,) = _LENGTH.unpack(some(_LENGTH.size))
-            if length > path.stat().st_size:
+            if length > os.fstat(file.fileno()).st_size:
                 raise EOFError
             made, expected = unpacked(json.loads(some(length)), read), found
             if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
