@@ -34,8 +34,9 @@ _LENGTH = struct.Struct("<Q")
 _SUM = struct.Struct("<I")
 
 
-GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
-"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types."""
+GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
+"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
+warns of some, which a filter may make an error of."""
 
 
 class DamagedError(ValueError):
