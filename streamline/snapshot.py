@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, overload
 
 import msgspec
 
-from streamline.durable import replace_file
+from streamline.durable import open_regular, replace_file
 from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
 from streamline.rank_files import complete_set, file_name, nothing_at, some, target
@@ -349,11 +349,16 @@ def _read_all(location: Path) -> list[Snapshot]:
 
 
 def _decoded(path: Path) -> Snapshot:
-    body = decode(path.read_bytes(), path)
+    body = decode(_content(path), path)
     try:
         return _snapshot_of(body)
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:

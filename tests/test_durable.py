@@ -1,6 +1,7 @@
 """Files that are whole or not there: a failure, an interrupt and a kill at every system call."""
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from streamline import durable
-from streamline.durable import replace_file
+from streamline.durable import UnsafeFileError, read_own, replace_file, write_parts
 
 OLD, NEW = b"old" * 1000, b"new" * 2000
-STEPS = ["open", "write", "fsync", "close", "replace", "open", "fsync", "close"]
+STEPS = ["open", "write", "fsync", "close", "replace", "close", "open", "fsync", "close"]
 RENAME = STEPS.index("replace")
 
 
@@ -134,7 +135,7 @@ def test_a_write_that_took_only_a_part_is_gone_on_with(path: Path, monkeypatch: 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_can_not_sync_directories_will_do(code: int, path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        Disk(patch, RENAME + 2, OSError(code, "no"))
+        Disk(patch, STEPS.index("fsync", RENAME), OSError(code, "no"))
         replace_file(path, NEW)
     assert content(path) == NEW
 
@@ -211,3 +212,42 @@ def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
     assert path.read_bytes() == (OLD if step <= RENAME else NEW)
     left = [other.name for other in path.parent.iterdir() if other != path]
     assert len(left) == (0 < step <= RENAME)
+    replace_file(path.with_name("another.json"), NEW)
+    path.with_name("another.json").unlink()
+    assert [other.name for other in path.parent.iterdir() if other != path] == left
+    replace_file(path, NEW)
+    assert content(path) == NEW
+
+
+def test_a_temporary_that_is_being_written_is_left_alone_by_another_save_of_the_same_file(path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        yield NEW
+        replace_file(path, OLD)
+        assert path.read_bytes() == OLD
+        yield NEW
+
+    write_parts(path, parts())
+    assert content(path) == 2 * NEW
+
+
+def test_without_locks_a_file_is_written_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    replace_file(path, NEW)
+    assert content(path) == NEW
+
+
+def test_in_a_directory_that_others_write_to_only_own_files_are_opened(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    os.chown(path, 12345, -1)
+    assert read_own(path) == OLD  # root, who may write here alone, has put it there
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UnsafeFileError, match="file belongs to user 12345, and this process is of user 0: name a dir"):
+        read_own(path)
+    os.chown(path, 0, -1)
+    assert read_own(path) == OLD

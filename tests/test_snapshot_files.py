@@ -253,12 +253,20 @@ def test_a_sound_file_with_another_content_is_an_error_that_names_it(saved: Path
 
 
 def test_a_file_that_can_not_be_read_is_an_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path) -> bytes:
+    def forbidden(*_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
-    with pytest.raises(SnapshotError, match=rf"can't read a snapshot from {saved}: Permission denied"):
-        Snapshot.load(saved, missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", forbidden)
+        with pytest.raises(SnapshotError, match=rf"can't read a snapshot from {saved}: Permission denied"):
+            Snapshot.load(saved, missing_ok=True)
+
+
+def test_a_pipe_is_an_error_and_its_writer_is_not_waited_for(saved: Path) -> None:
+    saved.unlink()
+    os.mkfifo(saved)
+    with pytest.raises(SnapshotError, match=rf"{saved}: snapshot\.json is a named pipe, expected a regular file"):
+        Snapshot.load(saved)
 
 
 def test_a_path_through_a_file_is_an_error(saved: Path) -> None:

@@ -194,7 +194,7 @@ class CacheFiles:
                 ".cache before what makes items large, or leave it out: each pass is read anew then"
             )
         try:
-            write_packed(path, parts)
+            write_packed(path, parts, self._whose)
         except OSError as error:
             raise ReadError(f"can't keep a pass in {path}: {error.strerror or error}; {self._wants}") from error
         return Block(path, block.drawing, block.stop, block.before, block.id, block.end, size)

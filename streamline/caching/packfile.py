@@ -7,6 +7,7 @@ the CRC-32 of all that (4 bytes).
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -16,7 +17,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from streamline.caching.packing import Buffer, Read, bytes_of
-from streamline.durable import write_parts
+from streamline.durable import open_own, write_parts
 from streamline.states import Json
 
 __all__ = ["DamagedError", "json_list", "packed", "read_packed", "size_of", "whose", "write_packed"]
@@ -33,8 +34,9 @@ _LENGTH = struct.Struct("<Q")
 _SUM = struct.Struct("<I")
 
 
-GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
-"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types."""
+GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
+"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
+warns of some, which a filter may make an error of."""
 
 
 class DamagedError(ValueError):
@@ -70,13 +72,16 @@ def size_of(parts: Parts) -> int:
     return sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts) + _SUM.size
 
 
-def write_packed(path: Path, parts: Parts) -> None:
+def write_packed(path: Path, parts: Parts, family: str) -> None:
     """Write it durably.
+
+    Args:
+      family: how the names of such files begin, see `whose`.
 
     Raises:
       OSError: as `streamline.durable.write_parts`.
     """
-    write_parts(path, _summed(parts))
+    write_parts(path, _summed(parts), family)
 
 
 def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
@@ -96,7 +101,7 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
       OSError: it can't be read.
     """
     found = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
 
         def read(buffer: memoryview) -> None:
             nonlocal found
@@ -113,7 +118,7 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
             if some(len(magic)) != magic:
                 raise ValueError("it doesn't begin as such a file does")
             (length,) = _LENGTH.unpack(some(_LENGTH.size))
-            if length > path.stat().st_size:
+            if length > os.fstat(file.fileno()).st_size:
                 raise EOFError
             made, expected = unpacked(json.loads(some(length)), read), found
             if some(_SUM.size) != _SUM.pack(expected) or file.read(1):

@@ -71,7 +71,7 @@ class Spill:
           ReadError: the folder can't be written.
           DataError: the items can't be.
         """
-        await in_thread(threads, partial(_write, self._folder / name, kept))
+        await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
 
     async def read(self, name: str, threads: ThreadPool) -> Found:
         """Return the cycle in a file.
@@ -82,13 +82,13 @@ class Spill:
         return await in_thread(threads, partial(_read, self._folder / name))
 
 
-def _write(path: Path, kept: Found) -> None:
+def _write(path: Path, kept: Found, family: str) -> None:
     buffers: list[Buffer] = []
     items = json_list(pack(item, buffers, WRITER) for item in kept.items)
     rest = pack(kept.rest, buffers, WRITER)
     body = {"rest": rest, "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
     try:
-        write_packed(path, packed(MAGIC, items, body, buffers))
+        write_packed(path, packed(MAGIC, items, body, buffers), family)
     except OSError as error:
         raise ReadError(
             f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it can "

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from streamline.durable import replace_file
+from streamline.durable import open_regular, replace_file
 from streamline.errors import DeadLetterError
 from streamline.failing.failures import Failure
 from streamline.failing.texts import clean, cut, said
@@ -101,7 +101,7 @@ class Letters:
 
     def _append(self, letters: Iterable[Letter]) -> None:
         rest = memoryview(b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters))
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
@@ -114,7 +114,7 @@ class Letters:
             self._append(())  # so that a place where nothing can be written is found out now
             self._warn_of_missing(counts, [])
             return
-        with self.path.open("rb") as file:
+        with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
             lines = list(self._checked(file))
         kept = [line for line, letter in lines if letter is not None and self._keeps(letter, counts)]
         self._warn_of_missing(counts, [letter for _, letter in lines if letter is not None])

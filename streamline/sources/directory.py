@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from streamline.durable import make_directory, sync_directory
+from streamline.durable import make_directory, open_own, sync_directory
 from streamline.errors import JournalError, ResumeError
 from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, Places
@@ -307,7 +307,7 @@ class DiskJournal(Journal):
         if before is not None:
             _sync_and_close(before)  # before there is another one: only the last file's tail may be torn
         flags = os.O_WRONLY | os.O_APPEND | (0 if again else os.O_CREAT | os.O_EXCL)
-        self._file = os.open(segment_path(self._directory, read), flags, 0o666)
+        self._file = open_own(segment_path(self._directory, read), flags)
         if not again:
             header = Header(self.id, read, behind, dict(given), self.next, self.mark)
             _write(self._file, header.begin())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamline.durable import replace_file
+from streamline.durable import open_own, read_own, replace_file, try_lock
 from streamline.errors import JournalError
 from streamline.sources.segments import Segment, read_segment
 
@@ -48,21 +48,19 @@ class Lock:
 
     def take(self) -> bool:
         """Take the lock if nobody has it."""
+        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
-            import fcntl
+            if try_lock(descriptor):
+                self._descriptor = descriptor
+                return True
         except ImportError:  # pragma: no cover - Windows
-            raise JournalError("from_stream(journal=) needs a system with flock: leave it out here") from None
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
             os.close(descriptor)
-            return False
+            raise JournalError("from_stream(journal=) needs a system with flock: leave it out here") from None
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
-        return True
+        os.close(descriptor)
+        return False
 
     def free(self) -> None:
         """Let others have it. Idempotent."""
@@ -106,7 +104,7 @@ def read_about(directory: Path) -> About | None:
     """
     path = directory / ABOUT
     try:
-        about = msgspec.convert(json.loads(path.read_bytes()), About)
+        about = msgspec.convert(json.loads(read_own(path)), About)
     except FileNotFoundError:
         if files_in(directory):
             raise JournalError(f"{directory} has files of a journal, but no {ABOUT}: use a copy of it") from None
@@ -160,4 +158,8 @@ def mend_files(directory: Path, segments: Sequence[Segment]) -> None:
             path.unlink()
     for segment in segments:
         if segment.size > segment.end:
-            os.truncate(segment.path, segment.end)
+            descriptor = open_own(segment.path, os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, segment.end)
+            finally:
+                os.close(descriptor)

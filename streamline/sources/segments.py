@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from streamline.durable import read_own
 from streamline.errors import JournalError
 from streamline.sources.encoding import Written, from_bytes, to_bytes
 
@@ -101,7 +102,7 @@ def read_segment(path: Path, *, last: bool) -> Segment:
     Raises:
       JournalError: it is damaged; the message names the byte.
     """
-    content = path.read_bytes()
+    content = read_own(path)
     start = len(MAGIC)
     if not content.startswith(MAGIC):
         if last and (MAGIC.startswith(content) or not content.strip(b"\0")):

@@ -35,8 +35,8 @@ class Access:
     Attributes:
       http: how http(s) URLs are read; None: as usual. Its `retries` and `timeout_s` count for object stores too.
       concurrency: requests that one source may have in flight in one process, >= 1.
-      cache_dir: a folder on local disk in which objects that are read from afar are kept; processes and jobs may share
-        one. None: nothing is kept. Local files never are.
+      cache_dir: a folder on local disk, one that only this user can write to, in which objects that are read from afar
+        are kept; processes and jobs may share it. None: nothing is kept. Local files never are.
       cache_max_bytes: what it may hold: beyond, the objects used least recently go; >= 1. None: no limit.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.

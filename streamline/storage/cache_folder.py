@@ -9,7 +9,9 @@ Behind an object's bytes stands a trailer, which says how many they are. Journal
 APFS) lengthen a file only once the bytes are on disk. So a power cut leaves one that was written in order too short,
 and its trailer missing; one that was written out of order could have holes, and is synced before it is renamed.
 
-Nothing but files of these names is counted or removed, and no name comes from a URL: it is a digest.
+Nothing but files of these names is counted or removed, and no name comes from a URL: it is a digest. Others may be able
+to write to the folder, and to compute a digest. So a part is only ever a new file, and what is read is a regular file
+of this user.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import re
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
+from streamline.durable import UnsafeFileError, is_open_as, is_own, open_own, removed_if_abandoned, try_lock
 from streamline.errors import PlanError, ReadError
 
 __all__ = ["FOLDER", "CacheFolder", "Kept", "Part", "digest"]
@@ -77,9 +80,14 @@ class CacheFolder:
         self._room_bytes = 0  # what may be written before the next look
         self._looking = threading.Lock()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
             raise ReadError(f"can't make {self.path} for cache_dir=: {error.strerror}: name another folder") from error
+        if (owner := self.path.stat().st_uid) and not is_own(owner, self.path):
+            raise ReadError(
+                f"{self.path} belongs to user {owner}, who could replace what cache_dir= keeps there: name a folder of "
+                "your own"
+            )
         try:
             import fcntl  # noqa: F401
         except ImportError as error:
@@ -90,12 +98,19 @@ class CacheFolder:
     # Reading ------------------------------------------------------------------------------------------------------
 
     def open(self, name: str) -> Kept | None:
-        """Return an object that is there and whole, open; its bytes stay readable if it is removed meanwhile."""
+        """Return an object that is there and whole, open; its bytes stay readable if it is removed meanwhile.
+
+        Raises:
+          ReadError: what has its name, or its part's, is no regular file of this user.
+        """
         path = self._object(name)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_own(path, os.O_RDONLY, strict=True)
         except FileNotFoundError:
+            self._check_part(name)
             return None
+        except UnsafeFileError as error:
+            raise self._planted(error) from None
         except OSError as error:
             logger.warning("can't read %s of the cache, fetching it anew: %s", path, error)
             return None
@@ -115,6 +130,18 @@ class CacheFolder:
             os.close(fd)
             return None
 
+    def _check_part(self, name: str) -> None:
+        """Insist that a part, if there is one, is a file that this user is writing: `begin` takes any other for one."""
+        try:
+            os.close(open_own(self._part(name), os.O_RDONLY, strict=True))
+        except UnsafeFileError as error:
+            raise self._planted(error) from None
+        except OSError:
+            return
+
+    def _planted(self, error: UnsafeFileError) -> ReadError:
+        return ReadError(f"{self.path}, of cache_dir=, has what this user has not put there: {error.strerror}")
+
     @staticmethod
     def _remove_same(path: Path, status: os.stat_result) -> None:
         """Remove a damaged file, if it is still the one that was looked at."""
@@ -131,19 +158,22 @@ class CacheFolder:
         path = self._part(name)
         while True:
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                if removed_if_abandoned(path) or not os.path.lexists(path):
+                    continue
+                return None
             except OSError as error:
                 self.failed(error)
                 return None
             part = Part(fd, path, self._object(name))
             try:
-                if not _locked(fd):
+                if not try_lock(fd):
                     part.close()
                     return None
-                if not _is(fd, path):  # renamed or removed before it was ours
+                if not is_open_as(fd, path):  # renamed or removed before it was ours
                     part.close()
                     continue
-                os.ftruncate(fd, 0)
                 if not self._object(name).exists():
                     return part
                 part.drop()
@@ -182,7 +212,7 @@ class CacheFolder:
                 if entry.name.endswith(".object"):
                     used += status.st_size
                     objects.append((status.st_mtime_ns, status.st_size, entry.path))
-                elif not _removed_if_nobodys(Path(entry.path)):
+                elif not removed_if_abandoned(Path(entry.path)):
                     used += min(status.st_size, status.st_blocks * 512)  # it may have holes
             if self.max_bytes is None:
                 return
@@ -286,48 +316,3 @@ def _write(fd: int, position: int, data: bytes) -> None:
     while rest:
         written = os.pwrite(fd, rest, position)
         rest, position = rest[written:], position + written
-
-
-def _locked(fd: int) -> bool:
-    """Lock a file; whether it could be: nobody else has, in this process or another.
-
-    Raises:
-      OSError: the file system has no locks.
-    """
-    import fcntl
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is(fd: int, path: Path) -> bool:
-    """Whether `path` is the name of an open file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _removed_if_nobodys(path: Path) -> bool:
-    """Remove a part whose writer is gone; whether it was."""
-    with _opened(path) as fd, suppress(OSError):
-        if fd is not None and _locked(fd) and _is(fd, path):
-            path.unlink()
-            return True
-    return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import glob
 import os
-import stat
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from io import FileIO
@@ -25,6 +24,7 @@ from aiofiles.threadpool import wrap
 from streamline.errors import ReadError
 from streamline.storage.base import Found, joined
 from streamline.storage.one_thread import OneThread
+from streamline.storage.paths import check_regular
 
 __all__ = ["LocalStorage"]
 
@@ -179,8 +179,7 @@ class _File:
         """Open the file, at byte `start`."""
         self._handle = FileIO(self._path, opener=_open_without_waiting)
         status = os.fstat(self._handle.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ReadError(f"{self._path} is not a regular file: its size isn't known, and it can't be read again")
+        check_regular(self._path, status)
         self.size, self._changed_ns = status.st_size, status.st_mtime_ns
         if start > self.size:
             raise ReadError(

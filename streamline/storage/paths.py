@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "braces",
     "bucket_of",
     "check_once",
+    "check_regular",
     "check_user",
     "given",
     "is_object",
@@ -184,13 +186,30 @@ def size_of(path: str) -> int:
     """Return the size of a local file in bytes.
 
     Raises:
-      ReadError: it can't be looked at: a glob matches links to nothing, too.
+      ReadError: it can't be looked at: a glob matches links to nothing, too; or it is a pipe, say, which has no size.
     """
     try:
-        return Path(path).stat().st_size
+        status = Path(path).stat()
+        check_regular(path, status)
+        return status.st_size
+    except ReadError:
+        raise
     except OSError as error:
         link = ", and it is a link" if Path(path).is_symlink() else ""
         raise ReadError(f"can't look at {path}: {error.strerror}{link}: repair it, or leave it out") from error
+
+
+def check_regular(path: str, status: os.stat_result) -> None:
+    """Refuse what has no size, and can't be read again: a pipe, a socket, a device.
+
+    Raises:
+      ReadError: it is one of these.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise ReadError(
+            f"{path} is not a regular file: its size isn't known, and it can't be read again. Read a pipe with "
+            "from_stream, which keeps what a resume needs"
+        )
 
 
 def _matches(pattern: str) -> list[str]:

@@ -116,6 +116,20 @@ def test_what_cannot_be_read_is_an_error_and_no_damage(tmp_path: Path) -> None:
         list(pipe)
 
 
+@pytest.mark.parametrize("kind", ["a symbolic link", "a named pipe"])
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path, kind: str) -> None:
+    folder, outside = tmp_path / "cache", tmp_path / "outside"
+    pipe = sl.from_items(range(10)).cache(path=folder)
+    list(pipe)
+    (path,) = folder.glob("*.000000000008.*")
+    path.rename(outside)
+    path.symlink_to(outside) if "link" in kind else os.mkfifo(path)
+    with pytest.raises(
+        ReadError, match=rf"can't read {re.escape(str(path))} of cache: .* is {kind}, expected a regular"
+    ):
+        list(pipe)
+
+
 def test_damaged_and_old_files_that_cannot_be_removed_harm_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,12 @@ def test_another_file_is_never_touched(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
+def test_a_pipe_is_refused_and_its_reader_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "bad.jsonl")
+    with pytest.raises(sl.errors.DeadLetterError, match="is a named pipe, expected a regular file"):
+        sl.from_items(range(9)).map(check).open(**SKIP, dead_letters=tmp_path / "bad.jsonl").sync_stream()
+
+
 def test_a_place_where_nothing_can_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     pipe = sl.from_items(range(3)).map(check)
     for path in (tmp_path, tmp_path / "missing" / "bad.jsonl"):

@@ -533,6 +533,24 @@ async def test_an_older_copy_of_a_journal_is_refused_with_the_way_out(tmp_path: 
     assert await rest(pipe, early) == list(range(1, 60))  # and that way out works
 
 
+@pytest.mark.parametrize("kind", ["a symbolic link", "a named pipe"])
+@pytest.mark.parametrize("name", ["lock", "journal.json", f"{0:020}.segment"])
+async def test_what_others_have_planted_is_neither_followed_nor_waited_for(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    path, outside = tmp_path / "journal" / name, tmp_path / "outside"
+    pipe = pipe_over(Tape(5), path.parent)
+    await rest(pipe, None)
+    path.rename(outside)
+    path.symlink_to(outside) if "link" in kind else os.mkfifo(path)
+    before = outside.read_bytes()
+    with pytest.raises(
+        sl.errors.JournalError, match=rf"can't open the journal .*{name} is {kind}, expected a regular file"
+    ):
+        await rest(pipe, None)
+    assert outside.read_bytes() == before
+
+
 async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(sl.errors.JournalError, match="can't open the journal"):

@@ -198,7 +198,65 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         CacheFolder(str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("call", ["open", "pwrite", "ftruncate"])
+def planted(path: Path, kind: str) -> None:
+    """Put something that is no file of this user where a file is looked for."""
+    if kind == "a symbolic link":
+        path.symlink_to(path.parent.parent / "victim")
+    elif kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"data" + TRAILER.pack(cache_folder.MAGIC, 4))
+        os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize("kind", ["a symbolic link", "a named pipe", "a directory", "belongs to user 12345"])
+@pytest.mark.parametrize("end", ["object", "part"])
+def test_what_others_have_planted_is_neither_followed_nor_waited_for_nor_read(
+    tmp_path: Path, kind: str, end: str
+) -> None:
+    if kind.startswith("belongs") and os.geteuid():
+        pytest.skip("only root can give a file away")
+    victim, folder = tmp_path / "victim", CacheFolder(str(tmp_path))
+    victim.write_bytes(b"precious")
+    planted(folder.path / f"{A}.{end}", kind)
+    with pytest.raises(
+        ReadError, match=rf"objects-v1, of cache_dir=, has .*{A}\.{end} .*{kind}.*name (another|a) directory"
+    ):
+        folder.open(A)
+    keep(folder, A, b"data")
+    CacheFolder(str(tmp_path))
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_part_that_is_a_second_name_of_another_file_leaves_that_alone(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", CacheFolder(str(tmp_path))
+    victim.write_bytes(b"precious")
+    os.link(victim, folder.path / f"{A}.part")
+    assert keep(folder, A, b"data")
+    assert content(folder, A) == b"data"
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    folder = CacheFolder(str(tmp_path))
+    os.chown(folder.path, 12345, -1)
+    with pytest.raises(ReadError, match=r"objects-v1 belongs to user 12345, .*name a folder of your own"):
+        CacheFolder(str(tmp_path))
+    stat = os.fstat
+
+    def squashed(fd: int) -> Any:  # as of a server that gives root's files to another user
+        return os.stat_result([*stat(fd)[:4], 12345, *stat(fd)[5:]])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", squashed)
+        CacheFolder(str(tmp_path))
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
 def test_a_full_disk_is_said_once_and_what_is_there_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,7 +289,7 @@ from streamline.storage.cache_folder import CacheFolder, digest
 
 root, DATA = Path(sys.argv[1]), b"0123456789" * 5
 NAMES = [digest(str(i), "v") for i in range(4)]
-CALLS = ["open", "pwrite", "ftruncate", "fsync", "close", "utime", "pread", "fstat"]
+CALLS = ["open", "pwrite", "fsync", "close", "utime", "pread", "fstat"]
 
 def content(folder, name):
     kept = folder.open(name)

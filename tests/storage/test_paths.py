@@ -191,10 +191,19 @@ def test_what_is_of_another_type_is_refused(paths: object) -> None:
         given(paths)  # type: ignore[arg-type]
 
 
-def test_a_socket_is_a_file_that_exists(tmp_path: Path) -> None:
+def test_a_socket_is_refused_as_one_and_is_not_said_to_be_missing(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))
-        assert expand([str(tmp_path / "s")]) == [str(tmp_path / "s")]  # reading it says what is wrong with it
+        with pytest.raises(ReadError, match=r"/s is not a regular file"):
+            expand([str(tmp_path / "s")])
+
+
+@pytest.mark.parametrize("read", [sl.read_lines, sl.read_parquet, sl.read_npy, sl.read_files])
+def test_a_pipe_is_refused_when_the_pipeline_is_opened_split_or_not(read: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npy")
+    for pipe in (read(tmp_path / "*"), read([tmp_path / "pipe.npy"]).shard(1, mode="contiguous")):
+        with pytest.raises(ReadError, match=r"pipe\.npy is not a regular file: .*Read a pipe with from_stream"):
+            list(pipe)
 
 
 def test_a_glob_that_matches_a_link_to_nothing_names_it(tmp_path: Path) -> None:
