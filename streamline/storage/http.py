@@ -23,7 +23,7 @@ from streamline.storage.answers import Answer, Version, ask, refusal, understand
 from streamline.storage.attempts import Attempts, TransientError
 from streamline.storage.base import Arrival, Found, joined
 from streamline.storage.hedging import HEDGED_BYTES, first_answer
-from streamline.storage.http_client import HttpClient
+from streamline.storage.http_client import HttpClient, more_of
 from streamline.storage.http_errors import judged, shown
 from streamline.storage.http_options import HttpOptions
 
@@ -82,7 +82,7 @@ class HttpStorage:
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
                 if answer.stop == one.position:
                     return
-                body = _Body(one.response, answer, one.position, stop, attempts)
+                body = _Body(one.response, answer, one.position, stop, attempts, self._options.timeout_s)
                 while block := await body.next():
                     one.position += len(block)
                     known = known or answer.version
@@ -116,7 +116,7 @@ class HttpStorage:
                         return
                     end = UNKNOWN if arrival.stop is None else arrival.stop
                     known = known or version
-                body = _Body(one.response, answer, one.position, end, attempts)
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
                 while one.position < end and (block := await body.next()):
                     one.position += len(block)
                     attempts.forgive()
@@ -193,10 +193,16 @@ class _Try:
 class _Body:
     """What an answer brings of bytes `position` to `stop`."""
 
-    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_read", "_response", "_stop")
+    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_response", "_stop", "_timeout_s")
 
     def __init__(
-        self, response: aiohttp.ClientResponse, answer: Answer, position: int, stop: int | None, attempts: Attempts
+        self,
+        response: aiohttp.ClientResponse,
+        answer: Answer,
+        position: int,
+        stop: int | None,
+        attempts: Attempts,
+        timeout_s: float,
     ) -> None:
         self._response = response
         self._answer = answer
@@ -204,18 +210,18 @@ class _Body:
         self._position = position
         self._stop = UNKNOWN if stop is None else stop
         self._attempts = attempts
-        self._read = response.content.readany
+        self._timeout_s = timeout_s
         self._protocol = None if response.connection is None else response.connection.protocol
 
     async def next(self) -> bytes:
         """Return the next block; an empty one at the end.
 
         Raises:
-          TransientError: the body broke off.
+          TransientError: the body broke off, or stalled.
           ReadError: it is longer than told, or the object shorter than expected; too slowly it came.
         """
         begin = self._at
-        while begin < self._stop and (data := await self._read()):
+        while begin < self._stop and (data := await self._more()):
             self._at += len(data)
             self._attempts.arrived(len(data))
             if self._position <= begin and self._at <= self._stop:
@@ -226,6 +232,13 @@ class _Body:
         if begin < self._stop:
             self._check_end()
         return b""
+
+    async def _more(self) -> bytes:
+        try:
+            return await more_of(self._response.content, min(self._timeout_s, self._attempts.left_s))
+        except TimeoutError:
+            self._attempts.arrived(0)
+            raise TransientError(f"the server stalled: nothing came for timeout_s={self._timeout_s:g} s") from None
 
     def _check_end(self) -> None:
         at, stop = self._at, self._answer.stop

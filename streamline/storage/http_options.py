@@ -34,10 +34,11 @@ class HttpOptions:
 
     Attributes:
       retries: attempts after the first that may fail in a row without a byte of progress, >= 0.
-      timeout_s: seconds of silence after which a connection counts as dropped; > 0; `math.inf` for none.
+      timeout_s: seconds of silence after which a connection counts as dropped, and the most that a request may wait for
+        the whole header of its answer, connecting included; > 0; `math.inf` for none.
       connect_timeout_s: seconds that a connection may take to come about, name look-up and TLS included; likewise.
-      deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts and
-        pauses; likewise. The time in which the training loop holds a block doesn't count.
+      deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts,
+        redirects and pauses; likewise. The time in which the training loop holds a block doesn't count.
       hedge_after_s: seconds after which a request that has no answer yet is sent once more, on another connection; the
         first to answer wins, the other is broken off. For requests of up to 8 MiB: small objects, parts of large ones.
         > 0; None: never.
