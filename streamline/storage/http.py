@@ -8,6 +8,7 @@ it ends; nothing else is.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -29,6 +30,8 @@ from streamline.storage.http_options import HttpOptions
 
 __all__ = ["HttpStorage"]
 
+logger = logging.getLogger("streamline.reading")  # as the docs call it
+
 FAILURES = (aiohttp.ClientError, TransientError, OSError)
 """What a request may fail with; which of them may pass is `judged`."""
 
@@ -40,6 +43,10 @@ REFUSAL_BYTES = 4096
 
 REFUSAL_S = 2.0
 """... and for how long."""
+
+
+UNNAMED: set[str] = set()
+"""Hosts of which this process has said that they name no versions."""
 
 
 class HttpStorage:
@@ -64,7 +71,7 @@ class HttpStorage:
         while True:
             async with one:
                 one.response, answer = await self._request(url, 0, 1, None, attempts)
-                return Found(url, answer.version.total, answer.version.etag, ranged=not answer.whole)
+                return Found(url, answer.version.total, answer.version.tag, ranged=not answer.whole)
 
     async def blocks(
         self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -76,7 +83,7 @@ class HttpStorage:
         """
         attempts = self._attempts(url)
         one = _Try(start, attempts)
-        known = None if etag is None else Version(etag, None, None)
+        known = None if etag is None else Version.of(etag)
         while stop is None or one.position < stop:
             async with one:
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
@@ -105,13 +112,13 @@ class HttpStorage:
         """
         attempts = self._attempts(url)
         one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
-        known = None if etag is None else Version(etag, None, None)
+        known = None if etag is None else Version.of(etag)
         while one.position < end:
             async with one:
                 one.response, answer = await self._request(url, one.position, end, known, attempts)
                 version = answer.version
                 if one.position == start:
-                    found = Found(url, version.total, version.etag)
+                    found = Found(url, version.total, version.tag)
                     if not arrival.begins(found, answer.stop, not answer.whole):
                         return
                     end = UNKNOWN if arrival.stop is None else arrival.stop
@@ -145,10 +152,27 @@ class HttpStorage:
         try:
             if 400 <= status < 500 and status not in (408, 416, 429):
                 raise refusal(attempts.what, status, await _content(response))
-            return response, understand(attempts.what, status, response.headers, position, known)
+            strict = self._options.require_validator
+            answer = understand(attempts.what, status, response.headers, position, known, strict)
+            if status != 416 and answer.version.tag is None:
+                _note_unnamed(response.url.authority, attempts.what)
+            return response, answer
         except BaseException:
             response.close()
             raise
+
+
+def _note_unnamed(host: str, url: str) -> None:
+    """Say, once for each host, that an object can be replaced in silence."""
+    if host not in UNNAMED:
+        UNNAMED.add(host)
+        logger.warning(
+            "%s: the server tells neither an ETag nor a Last-Modified that is a second old: if an object of %s is "
+            "replaced by one of the same length, while it is read or before a resume, old and new data are mixed "
+            "unnoticed. HttpOptions(require_validator=True) refuses such objects",
+            url,
+            host,
+        )
 
 
 async def _content(response: aiohttp.ClientResponse) -> str:

@@ -222,7 +222,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._factory = partial[ResponseHandler](_Protocol, loop=self._loop)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]  # partial is invariant
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
