@@ -28,7 +28,7 @@ from streamline.sources.http_request import EndlessRequest
 from streamline.sources.sse import MIME_TYPE
 from streamline.storage.answers import refusal, status_name, understand
 from streamline.storage.attempts import TransientError
-from streamline.storage.http_client import HttpClient
+from streamline.storage.http_client import HttpClient, more_of
 from streamline.storage.http_errors import judged, shown
 from streamline.storage.http_options import HttpOptions
 
@@ -58,7 +58,7 @@ async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> Async
       DataError: what came can't be an item.
     """
     options = replace(request.http or HttpOptions(), timeout_s=request.idle_timeout_s)
-    client = HttpClient(options, traffic)
+    client = HttpClient(options, traffic, "idle_timeout_s")
     reader = _Reader(request, client, traffic, options.retries, last_id)
     try:
         while not reader.over:
@@ -174,11 +174,12 @@ class _Reader:
 
         Raises:
           DataError: what came can't be an item.
+          TransientError: nothing came for too long.
           aiohttp.ClientError, OSError: the connection broke.
         """
         pace, came = Pace(), 0
         try:
-            async for data in response.content.iter_any():
+            while data := await self._more(response):
                 self._fruitless = 0
                 self._traffic.bytes += len(data)
                 for at in range(0, len(data), PIECE_BYTES):
@@ -199,6 +200,12 @@ class _Reader:
         finally:
             self._answered_at = monotonic()
 
+    async def _more(self, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await more_of(response.content, self._request.idle_timeout_s)
+        except TimeoutError:
+            raise TransientError("nothing came for idle_timeout_s") from None
+
     def _failure(self, error: Exception) -> None:
         """Take note of a connection that failed.
 
@@ -210,8 +217,7 @@ class _Reader:
             found = TransientError(f"the name {error.host} can't be looked up any more")
         else:
             found = judged(url, error)
-        silent = isinstance(error, aiohttp.SocketTimeoutError)
-        self._why = "nothing came for idle_timeout_s" if silent else str(found)
+        self._why = str(found)
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1
         if self._answered_at is None and self._failed > self._retries:

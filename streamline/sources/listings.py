@@ -1,6 +1,7 @@
 """What has happened to a list of files between a snapshot and its resume, and what that means. Pure.
 
-A listing is a list of objects: "path", "size" in bytes or None, and "etag" where a store or a server has told one.
+A listing is a list of objects: "path", "size" in bytes or None, and "etag" where a store or a server has told one, or
+"Last-Modified: " and a date instead of it.
 What one of two listings doesn't know is no difference. Local files have a size only: a time of modification would
 refuse data that was copied to another machine.
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from streamline.sources.base import Change
 from streamline.states import Json
+from streamline.storage.base import MODIFIED
 
 __all__ = ["CHANGES", "carried", "changes", "paths_of"]
 
@@ -116,9 +118,13 @@ def _differ(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def _other_etag(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether both have an ETag, and not the same; a weak one ("W/...") says that the content is the same, too."""
     before, now = old.get("etag"), new.get("etag")
-    if not isinstance(before, str) or not isinstance(now, str):
+    if not isinstance(before, str) or not isinstance(now, str) or _is_date(before) != _is_date(now):
         return False
     return before.removeprefix("W/") != now.removeprefix("W/")
+
+
+def _is_date(tag: str) -> bool:
+    return tag.startswith(MODIFIED)
 
 
 def _grew(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -130,7 +136,7 @@ def _size(entry: dict[str, Any]) -> str:
     rest = {key: value for key, value in entry.items() if key != "path" and value is not None}
     size = rest.pop("size", None)
     words = ([f"{size:,} bytes"] if isinstance(size, int) else []) + [
-        f"{NAMES.get(key, key)} {value}" for key, value in rest.items()
+        str(value) if _is_date(str(value)) else f"{NAMES.get(key, key)} {value}" for key, value in rest.items()
     ]
     return f" ({', '.join(words)})" if words else ""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from streamline.errors import ReadError
 from streamline.storage.attempts import TransientError
+from streamline.storage.base import MODIFIED
 
 __all__ = ["Answer", "Version", "ask", "refusal", "retry_after_s", "status_name", "understand"]
 
@@ -32,11 +33,30 @@ WORDS_LENGTH = 200
 
 
 class Version(NamedTuple):
-    """What tells one version of an object from another, as far as the server says."""
+    """What tells one version of an object from another, as far as the server says.
+
+    Attributes:
+      settled: whether `modified` was a second old when the server answered. Before, another change within that second
+        would have the same date (RFC 9110, 8.8.2.2); and servers that make the date up tell the current one.
+    """
 
     etag: str | None
     modified: str | None
     total: int | None
+    settled: bool = True
+
+    @classmethod
+    def of(cls, tag: str) -> Version:
+        """Return what a tag says."""
+        dated = tag.startswith(MODIFIED)
+        return cls(None, tag.removeprefix(MODIFIED), None) if dated else cls(tag, None, None)
+
+    @property
+    def tag(self) -> str | None:
+        """What names this version from one request to the next: the ETag, else the date; None: nothing does."""
+        if self.etag:
+            return self.etag
+        return MODIFIED + self.modified if self.modified and self.settled else None
 
     @property
     def if_range(self) -> str | None:
@@ -52,6 +72,10 @@ class Version(NamedTuple):
         if self.total is not None and later.total is not None and self.total != later.total:
             return f"it had {self.total:,} bytes and has {later.total:,}"
         return None
+
+    def named_alike(self, later: Version) -> bool:
+        """Whether both have an ETag, or both a date."""
+        return bool((self.etag and later.etag) or (self.modified and later.modified))
 
     def comparable(self, later: Version) -> bool:
         """Whether there is anything to compare two versions by."""
@@ -85,7 +109,9 @@ def ask(position: int, stop: int | None, known: Version | None) -> dict[str, str
     return headers
 
 
-def understand(url: str, status: int, headers: Mapping[str, str], position: int, known: Version | None) -> Answer:
+def understand(
+    url: str, status: int, headers: Mapping[str, str], position: int, known: Version | None, strict: bool = False
+) -> Answer:
     """Return what an answer to `ask` means.
 
     Args:
@@ -94,6 +120,7 @@ def understand(url: str, status: int, headers: Mapping[str, str], position: int,
       headers: likewise, by case-insensitive name.
       position: the first byte that was asked for.
       known: the version that has been read up to there; None: nothing has.
+      strict: refuse an object whose versions can't be told apart.
 
     Raises:
       TransientError: another try may do better.
@@ -113,6 +140,8 @@ def understand(url: str, status: int, headers: Mapping[str, str], position: int,
         raise refusal(url, status)
     if known is not None:
         _check_same(url, known, answer, position)
+    if strict and status != 416:
+        _check_named(url, known, answer.version)
     if answer.stop is not None and answer.stop < position:
         raise ReadError(f"{url} has {answer.stop:,} bytes, expected more than {position:,}: has it been replaced?")
     return answer
@@ -162,8 +191,37 @@ def _check_same(url: str, known: Version, answer: Answer, position: int) -> None
         )
 
 
+def _check_named(url: str, known: Version | None, now: Version) -> None:
+    if now.tag is None:
+        raise ReadError(
+            f"{url}: the server tells neither an ETag nor a Last-Modified that is a second old, so it could be "
+            "replaced by one of the same length unnoticed, and HttpOptions(require_validator=True) refuses that: "
+            "let the server tell one, read a local copy, or leave require_validator out"
+        )
+    if known is not None and not known.named_alike(now):
+        before = "an ETag" if known.etag else "a Last-Modified"
+        raise ReadError(
+            f"{url}: expected {before}, as the server told before, got none, so the two can't be compared, and "
+            "HttpOptions(require_validator=True) refuses that: let all servers of that name tell the same"
+        )
+
+
 def _version(headers: Mapping[str, str], total: int | None) -> Version:
-    return Version(headers.get("ETag"), headers.get("Last-Modified"), total)
+    etag, modified = headers.get("ETag"), headers.get("Last-Modified")
+    return Version(
+        etag, modified, total, etag is not None or modified is None or _settled(modified, headers.get("Date"))
+    )
+
+
+def _settled(modified: str, answered: str | None) -> bool:
+    """Whether a date is a second or more before that of the answer, if that has one."""
+    if answered is None:
+        return True
+    try:
+        age = parsedate_to_datetime(answered) - parsedate_to_datetime(modified)
+    except (ValueError, TypeError, OverflowError):
+        return True  # no dates, but they can be compared
+    return age.total_seconds() >= 1
 
 
 def _check_encoding(url: str, told: str) -> None:

@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 from streamline.errors import ReadError
 
-__all__ = ["Arrival", "Found", "Storage", "joined"]
+__all__ = ["MODIFIED", "Arrival", "Found", "Storage", "joined"]
+
+MODIFIED = "Last-Modified: "
+"""How `Found.etag` begins where it is a date: no ETag does, which is in quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class Found:
     Attributes:
       path: local path or URL, as it is opened, and as states name it.
       size: in bytes; None: nobody has said.
-      etag: tells one version from another; None: nobody has said, or there is none (local files).
+      etag: tells one version from another: an ETag, or `MODIFIED` and a date, where a server tells only that;
+        None: nobody has said, or there is none (local files).
       ranged: whether its server is known to send parts of it; not saved.
     """
 

@@ -25,7 +25,7 @@ import anyio
 
 from streamline.errors import ReadError
 from streamline.meters.traffic import Traffic
-from streamline.storage.base import Found, Storage, joined
+from streamline.storage.base import MODIFIED, Found, Storage, joined
 from streamline.storage.cache_folder import CacheFolder, Kept, digest
 from streamline.storage.cache_part import CachePart
 from streamline.storage.one_thread import OneThread
@@ -281,4 +281,4 @@ class CachedStorage:
 
 def _strong(etag: str | None) -> bool:
     """Whether an ETag tells any two contents apart (RFC 9110, section 8.8.1)."""
-    return bool(etag) and not str(etag).startswith("W/")
+    return bool(etag) and not str(etag).startswith(("W/", MODIFIED))

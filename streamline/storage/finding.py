@@ -99,7 +99,8 @@ async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> li
     """Return the files that each URL or glob means."""
     storages = Storages(access, traffic)
     patterns = [_is_pattern(path) for path in paths]
-    few = patterns.count(False) <= MOST_ASKED
+    strict = access.http is not None and access.http.require_validator
+    few = strict or patterns.count(False) <= MOST_ASKED
     asked = [path for path, pattern in zip(paths, patterns, strict=True) if pattern or few]
     try:
         said = iter(await together([partial(_meant, storages, path) for path in asked]))

@@ -8,6 +8,7 @@ it ends; nothing else is.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,11 +24,13 @@ from streamline.storage.answers import Answer, Version, ask, refusal, understand
 from streamline.storage.attempts import Attempts, TransientError
 from streamline.storage.base import Arrival, Found, joined
 from streamline.storage.hedging import HEDGED_BYTES, first_answer
-from streamline.storage.http_client import HttpClient
+from streamline.storage.http_client import HttpClient, more_of
 from streamline.storage.http_errors import judged, shown
 from streamline.storage.http_options import HttpOptions
 
 __all__ = ["HttpStorage"]
+
+logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 FAILURES = (aiohttp.ClientError, TransientError, OSError)
 """What a request may fail with; which of them may pass is `judged`."""
@@ -40,6 +43,10 @@ REFUSAL_BYTES = 4096
 
 REFUSAL_S = 2.0
 """... and for how long."""
+
+
+UNNAMED: set[str] = set()
+"""Hosts of which this process has said that they name no versions."""
 
 
 class HttpStorage:
@@ -64,7 +71,7 @@ class HttpStorage:
         while True:
             async with one:
                 one.response, answer = await self._request(url, 0, 1, None, attempts)
-                return Found(url, answer.version.total, answer.version.etag, ranged=not answer.whole)
+                return Found(url, answer.version.total, answer.version.tag, ranged=not answer.whole)
 
     async def blocks(
         self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -76,13 +83,13 @@ class HttpStorage:
         """
         attempts = self._attempts(url)
         one = _Try(start, attempts)
-        known = None if etag is None else Version(etag, None, None)
+        known = None if etag is None else Version.of(etag)
         while stop is None or one.position < stop:
             async with one:
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
                 if answer.stop == one.position:
                     return
-                body = _Body(one.response, answer, one.position, stop, attempts)
+                body = _Body(one.response, answer, one.position, stop, attempts, self._options.timeout_s)
                 while block := await body.next():
                     one.position += len(block)
                     known = known or answer.version
@@ -105,18 +112,18 @@ class HttpStorage:
         """
         attempts = self._attempts(url)
         one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
-        known = None if etag is None else Version(etag, None, None)
+        known = None if etag is None else Version.of(etag)
         while one.position < end:
             async with one:
                 one.response, answer = await self._request(url, one.position, end, known, attempts)
                 version = answer.version
                 if one.position == start:
-                    found = Found(url, version.total, version.etag)
+                    found = Found(url, version.total, version.tag)
                     if not arrival.begins(found, answer.stop, not answer.whole):
                         return
                     end = UNKNOWN if arrival.stop is None else arrival.stop
                     known = known or version
-                body = _Body(one.response, answer, one.position, end, attempts)
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
                 while one.position < end and (block := await body.next()):
                     one.position += len(block)
                     attempts.forgive()
@@ -145,10 +152,27 @@ class HttpStorage:
         try:
             if 400 <= status < 500 and status not in (408, 416, 429):
                 raise refusal(attempts.what, status, await _content(response))
-            return response, understand(attempts.what, status, response.headers, position, known)
+            strict = self._options.require_validator
+            answer = understand(attempts.what, status, response.headers, position, known, strict)
+            if status != 416 and answer.version.tag is None:
+                _note_unnamed(response.url.authority, attempts.what)
+            return response, answer
         except BaseException:
             response.close()
             raise
+
+
+def _note_unnamed(host: str, url: str) -> None:
+    """Say, once for each host, that an object can be replaced in silence."""
+    if host not in UNNAMED:
+        UNNAMED.add(host)
+        logger.warning(
+            "%s: the server tells neither an ETag nor a Last-Modified that is a second old: if an object of %s is "
+            "replaced by one of the same length, while it is read or before a resume, old and new data are mixed "
+            "unnoticed. HttpOptions(require_validator=True) refuses such objects",
+            url,
+            host,
+        )
 
 
 async def _content(response: aiohttp.ClientResponse) -> str:
@@ -193,10 +217,16 @@ class _Try:
 class _Body:
     """What an answer brings of bytes `position` to `stop`."""
 
-    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_read", "_response", "_stop")
+    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_response", "_stop", "_timeout_s")
 
     def __init__(
-        self, response: aiohttp.ClientResponse, answer: Answer, position: int, stop: int | None, attempts: Attempts
+        self,
+        response: aiohttp.ClientResponse,
+        answer: Answer,
+        position: int,
+        stop: int | None,
+        attempts: Attempts,
+        timeout_s: float,
     ) -> None:
         self._response = response
         self._answer = answer
@@ -204,18 +234,18 @@ class _Body:
         self._position = position
         self._stop = UNKNOWN if stop is None else stop
         self._attempts = attempts
-        self._read = response.content.readany
+        self._timeout_s = timeout_s
         self._protocol = None if response.connection is None else response.connection.protocol
 
     async def next(self) -> bytes:
         """Return the next block; an empty one at the end.
 
         Raises:
-          TransientError: the body broke off.
+          TransientError: the body broke off, or stalled.
           ReadError: it is longer than told, or the object shorter than expected; too slowly it came.
         """
         begin = self._at
-        while begin < self._stop and (data := await self._read()):
+        while begin < self._stop and (data := await self._more()):
             self._at += len(data)
             self._attempts.arrived(len(data))
             if self._position <= begin and self._at <= self._stop:
@@ -226,6 +256,13 @@ class _Body:
         if begin < self._stop:
             self._check_end()
         return b""
+
+    async def _more(self) -> bytes:
+        try:
+            return await more_of(self._response.content, min(self._timeout_s, self._attempts.left_s))
+        except TimeoutError:
+            self._attempts.arrived(0)
+            raise TransientError(f"the server stalled: nothing came for timeout_s={self._timeout_s:g} s") from None
 
     def _check_end(self) -> None:
         at, stop = self._at, self._answer.stop

@@ -1,4 +1,9 @@
-"""Requests over one session: connections that are kept, names, certificates, proxies, redirects."""
+"""Requests over one session: connections that are kept, names, certificates, proxies, redirects, time limits.
+
+All time limits but that of a connection are our own. aiohttp's `sock_read` begins anew with each byte and with each
+interim answer (100 Continue, 103 Early Hints), so a server could hold a request for as long as it likes; its `total`
+goes on while the training loop holds a block.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,29 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from contextvars import ContextVar
 from functools import partial
+from time import monotonic
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from streamline.errors import ReadError
 from streamline.meters.traffic import Traffic
+from streamline.storage.attempts import TransientError
 from streamline.storage.http_errors import shown
 from streamline.storage.http_options import HttpOptions, check_proxy
 from streamline.storage.one_thread import OneThread
 
-__all__ = ["HttpClient"]
+__all__ = ["HttpClient", "more_of"]
 
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
@@ -37,10 +49,17 @@ ENCODED = re.compile(rf"{PLAIN}(?:%[0-9A-Fa-f]{{2}}{PLAIN})*")
 
 
 class HttpClient:
-    """Sends requests. One for all flows of one event loop; opens nothing before the first request."""
+    """Sends requests. One for all flows of one event loop; opens nothing before the first request.
 
-    def __init__(self, options: HttpOptions, traffic: Traffic) -> None:
+    Args:
+      options: how.
+      traffic: counts them.
+      timeout: what the user calls `options.timeout_s`, for messages.
+    """
+
+    def __init__(self, options: HttpOptions, traffic: Traffic, timeout: str = "timeout_s") -> None:
         self._options = options
+        self._timeout_name = timeout
         self._traffic = traffic
         self._sent = options.sent()
         self._opened: aiohttp.ClientSession | None = None
@@ -48,7 +67,6 @@ class HttpClient:
         self._thread = OneThread("streamline names")
         self._proxies: dict[tuple[str, str | None, int | None], str | None] = {}
         self._servers: dict[str, tuple[URL, str | None]] = {}
-        self._usual: aiohttp.ClientTimeout | None = None
 
     async def get(
         self,
@@ -62,27 +80,22 @@ class HttpClient:
 
         Args:
           headers: of this request; what identifies comes on top, as far as the URL's own host is asked.
-          within_s: bounds the silences, for a deadline is near.
+          within_s: seconds until the deadline; redirects come out of them.
           unpack: undo what Content-Encoding says, for bodies that have no positions.
 
         Raises:
           ReadError: no URL, a redirect that leads nowhere, a file of certificates that can't be read.
+          TransientError: no connection, or no whole header of an answer, in time.
           aiohttp.ClientError, OSError: see `http_errors.judged`.
         """
-        session = self._opened or await self._open()
-        timeout = self._timeout(min(within_s, self._options.timeout_s))
+        session, ends = self._opened or await self._open(), monotonic() + within_s
         target, proxy = self._target(url)
         first = target
         for _ in range(MAX_REDIRECTS + 1):
             self._traffic.requests += 1
-            response = await session.get(
-                target,
-                headers={**self._sent, **headers} if self._sent and _same_host(first, target) else headers,
-                proxy=proxy,
-                timeout=timeout,
-                allow_redirects=False,
-                auto_decompress=unpack,
-            )
+            sent = {**self._sent, **headers} if self._sent and _same_host(first, target) else headers
+            asking = session.get(target, headers=sent, proxy=proxy, allow_redirects=False, auto_decompress=unpack)
+            response = await self._in_time(asking, target, ends)
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             response.release()
@@ -100,6 +113,29 @@ class HttpClient:
                 await session.close()
         self._thread.shutdown()
 
+    async def _in_time(
+        self, asking: Awaitable[aiohttp.ClientResponse], target: URL, ends: float
+    ) -> aiohttp.ClientResponse:
+        """Return an answer whose header has come whole, connecting included, within `timeout_s`, and before `ends`.
+
+        Raises:
+          TransientError: it has not.
+        """
+        left_s, silence_s = ends - monotonic(), self._options.timeout_s
+        token = ON.set(None)
+        try:
+            async with asyncio.timeout(_finite(min(left_s, silence_s))) as limit:
+                return await asking
+        except TimeoutError:
+            if not limit.expired():  # aiohttp's own, of the connection
+                raise
+            limit_s = f"{self._timeout_name}={silence_s:g} s"
+            if left_s < silence_s:
+                limit_s = f"the {max(0.0, left_s):.3g} s that deadline_s left"
+            raise TransientError(_late(target, limit_s)) from None
+        finally:
+            ON.reset(token)
+
     async def _open(self) -> aiohttp.ClientSession:
         async with self._opening:
             if self._opened is None:
@@ -107,24 +143,15 @@ class HttpClient:
                 if self._options.ca_file is not None or self._options.client_cert is not None:
                     make = partial(_context, self._options)  # reads the system's certificates: 20 ms
                     context = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+                connect_s = _finite(self._options.connect_timeout_s)
                 self._opened = aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(resolver=_Names(self._thread), ssl=context, limit=0),
+                    connector=_Connector(resolver=_Names(self._thread), ssl=context, limit=0),
+                    timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),
                     cookie_jar=aiohttp.DummyCookieJar(),
                     auto_decompress=False,
                     read_bufsize=BUFFER_BYTES,
                 )
             return self._opened
-
-    def _timeout(self, silence_s: float) -> aiohttp.ClientTimeout:
-        if silence_s == self._options.timeout_s and self._usual is not None:
-            return self._usual
-        connect_s = _finite(min(self._options.connect_timeout_s, silence_s))
-        made = aiohttp.ClientTimeout(
-            total=None, connect=connect_s, sock_connect=connect_s, sock_read=_finite(silence_s)
-        )
-        if silence_s == self._options.timeout_s:
-            self._usual = made  # one for most requests: making one costs some 3 µs
-        return made
 
     def _target(self, url: str) -> tuple[URL, str | None]:
         """Return a URL as it is sent, and the proxy for it; a server that was seen before is not looked at again.
@@ -159,6 +186,61 @@ class HttpClient:
         if server not in self._proxies:
             self._proxies[server] = _proxy_of_environment(url)
         return self._proxies[server]
+
+
+async def more_of(content: aiohttp.StreamReader, within_s: float) -> bytes:
+    """Return what has come of a body, or else what comes next; nothing at its end.
+
+    Raises:
+      TimeoutError: no byte of content came in time; what frames it (the sizes of chunks) counts for nothing.
+    """
+    if (data := content.read_nowait()) or content.at_eof():
+        return data
+    async with asyncio.timeout(_finite(within_s)):
+        return await content.readany()
+
+
+class _Protocol(ResponseHandler):
+    """A connection that counts what comes.
+
+    Attributes:
+      came: bytes since the request was sent.
+    """
+
+    came = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.came += len(data)
+        super().data_received(data)
+
+
+ON: ContextVar[_Protocol | None] = ContextVar("the connection on which this task waits for an answer", default=None)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes connections that count."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]  # partial is invariant
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if isinstance(connection.protocol, _Protocol):
+            connection.protocol.came = 0
+            ON.set(connection.protocol)
+        return connection
+
+
+def _late(target: URL, limit_s: str) -> str:
+    """Say who has not answered in time, and what has come instead."""
+    server, on = f"{target.host}:{target.port}", ON.get()
+    if on is None:
+        return f"no connection to {server} came about within {limit_s}"
+    came = f"but {on.came:,} bytes of it, or of interim answers (1xx)" if on.came else "nothing at all"
+    return f"the server stalled: no whole header of an answer came from {server} within {limit_s}, {came}"
 
 
 def _finite(seconds: float) -> float | None:

@@ -68,8 +68,6 @@ def _again(error: ReadError | TransientError) -> TransientError:
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return "the server stalled: nothing came for timeout_s"
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "no connection came about within connect_timeout_s"
     if isinstance(error, aiohttp.ClientResponseError):

@@ -34,13 +34,17 @@ class HttpOptions:
 
     Attributes:
       retries: attempts after the first that may fail in a row without a byte of progress, >= 0.
-      timeout_s: seconds of silence after which a connection counts as dropped; > 0; `math.inf` for none.
+      timeout_s: seconds of silence after which a connection counts as dropped, and the most that a request may wait for
+        the whole header of its answer, connecting included; > 0; `math.inf` for none.
       connect_timeout_s: seconds that a connection may take to come about, name look-up and TLS included; likewise.
-      deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts and
-        pauses; likewise. The time in which the training loop holds a block doesn't count.
+      deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts,
+        redirects and pauses; likewise. The time in which the training loop holds a block doesn't count.
       hedge_after_s: seconds after which a request that has no answer yet is sent once more, on another connection; the
         first to answer wins, the other is broken off. For requests of up to 8 MiB: small objects, parts of large ones.
         > 0; None: never.
+      require_validator: refuse, with a `ReadError`, an object of which the server tells neither an ETag nor a
+        Last-Modified, so that it could be replaced in silence; and ask all URLs for theirs when a pipeline is opened,
+        also more than 1,000. False: the log says, once for each host, that this is so.
       headers: sent with every request: `{"X-Api-Key": "…"}`.
       auth: (user, password), or a bearer token.
       proxy: URL of the proxy, "http://user:password@host:3128"; None: as the environment says (`HTTPS_PROXY`,
@@ -58,6 +62,7 @@ class HttpOptions:
     connect_timeout_s: float = 30.0
     deadline_s: float = 300.0
     hedge_after_s: float | None = None
+    require_validator: bool = False
     headers: Mapping[str, str] | None = None
     auth: tuple[str, str] | str | None = None
     proxy: str | None = None
@@ -71,6 +76,7 @@ class HttpOptions:
                 check_seconds(f"HttpOptions({name}=)", getattr(self, name))
         if self.hedge_after_s is not None:
             check_seconds("HttpOptions(hedge_after_s=)", self.hedge_after_s)
+        _check_flag("HttpOptions(require_validator=)", self.require_validator)
         if self.headers is not None:
             _check_headers(self.headers)
         if self.auth is not None:
@@ -158,6 +164,11 @@ def _check_auth(auth: object) -> None:
 def _check_file(option: str, file: object) -> None:
     if not isinstance(file, (str, os.PathLike)) or not os.fspath(file):
         raise PlanTypeError(f"{option} is the path of a PEM file, got {type(file).__name__}")
+
+
+def _check_flag(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise PlanTypeError(f"{option} is True or False, got {type(value).__name__}")
 
 
 def _check_text(option: str, value: object) -> None:

@@ -114,7 +114,7 @@ class ObjectStorage:
                 if begin != position:
                     raise ReadError(f"{path}: asked for bytes from {position:,}, the store sent those from {begin:,}")
                 body = aiter(answer.stream(min_chunk_size=size))
-                while block := await _next(attempts, body):
+                while block := bytes(await _next(attempts, body)):
                     position += len(block)
                     attempts.arrived(len(block))
                     attempts.progress()
@@ -159,7 +159,8 @@ class ObjectStorage:
         while True:
             offset = listed[-1]["path"] if listed else None
             try:
-                async for page in store.list(directory, offset=offset, chunk_size=PAGE):
+                pages = aiter(store.list(directory, offset=offset, chunk_size=PAGE))
+                while page := await _next(attempts, pages):
                     self._traffic.requests += 1
                     listed.extend(page)
                     attempts.progress()
@@ -208,11 +209,10 @@ class ObjectStorage:
         return self._stores[base]
 
 
-async def _next(attempts: Attempts, body: AsyncIterator[Any]) -> bytes:
-    """Return the next block of a body; none of its bytes at its end."""
+async def _next(attempts: Attempts, parts: AsyncIterator[Any]) -> Any:
+    """Return the next block of a body, or page of a listing; an empty one at the end."""
     with anyio.fail_after(attempts.left_s):
-        data = await anext(body, b"")
-    return data if isinstance(data, bytes) else bytes(data)
+        return await anext(parts, b"")
 
 
 def _let_go(error: Exception) -> None:

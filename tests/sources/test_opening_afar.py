@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 import warnings
 from functools import partial
@@ -13,6 +14,7 @@ import trio
 
 import streamline as sl
 from streamline.errors import ClosedError, CodeChangedWarning, PlanError, ReadError, ResumeError
+from streamline.storage import finding
 from streamline.storage.http_options import HttpOptions
 from tests.servers.nginx import Nginx
 from tests.servers.s3 import Bucket
@@ -86,6 +88,41 @@ async def test_what_is_wrong_with_the_data_comes_out_of_the_with(server: Any) ->
     with pytest.raises(ReadError, match=r"1\.txt: .*404"):
         async with pipe.open():
             pass
+
+
+async def test_a_date_names_a_version_where_there_is_no_etag(server: Any) -> None:
+    def dated(day: int) -> Any:
+        return server.faulty(etag=None, headers=(f"Last-Modified: Mon, 0{day} Jan 2024 00:00:00 GMT",))
+
+    server.objects = {"x.txt": b"a\nb\nc\n"}
+    server.otherwise = dated(1)
+    pipe = sl.read_lines(server.url("x.txt"))
+    async with pipe.open() as stream:
+        assert await anext(stream) == "a"
+        snapshot = await stream.snapshot()
+    assert ',"etag":"' in snapshot.to_json()
+    without = sl.Snapshot.from_json(re.sub(r',"etag":"[^"]*"', "", snapshot.to_json()))
+    server.otherwise = dated(2)
+    with pytest.raises(
+        ResumeError, match=r"was \(6 bytes, Last-Modified: Mon, 01 .* is \(6 bytes, Last-Modified: Mon, 02"
+    ):
+        await pipe.open(resume=snapshot).__aenter__()
+    for known, otherwise in ((snapshot, dated(1)), (snapshot, None), (without, dated(2))):
+        server.otherwise = otherwise  # as ever; with an ETag now; before dates were kept
+        async with pipe.open(resume=known) as stream:
+            assert [line async for line in stream] == ["b", "c"]
+
+
+async def test_many_urls_are_asked_for_their_versions_if_each_must_have_one(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "MOST_ASKED", 2)
+    for strict in (False, True):
+        pipe = three(server, http=HttpOptions(require_validator=strict))
+        async with pipe.open() as stream:
+            assert [entry.get("etag") for entry in (await stream.snapshot()).listing] == (
+                ['"v1"', None, '"v1"'] if strict else [None] * 3
+            )
 
 
 async def test_a_loop_over_a_file_that_is_missing_fails_for_ever(server: Any) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+import re
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from aiohttp import web
 from streamline.demo.server import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.meters.traffic import Traffic
-from streamline.storage import attempts
+from streamline.storage import attempts, http
 from streamline.storage.answers import retry_after_s
 from streamline.storage.http import HttpStorage
 from streamline.storage.http_client import HttpClient
@@ -455,3 +456,86 @@ async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path:
         assert time.perf_counter() - begin < 1
     finally:
         await runner.cleanup()
+
+
+OLD, NEW = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT", "Last-Modified: Tue, 02 Jan 2024 00:00:00 GMT"
+NOW = "Date: Mon, 01 Jan 2024 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("etag", "headers", "named"),
+    [
+        ('"v1"', (), '"v1"'),
+        ('W/"v1"', (OLD,), 'W/"v1"'),
+        (None, (OLD,), OLD),
+        (None, (OLD, NOW.replace("01 Jan", "02 Jan")), OLD),
+        (None, (OLD, NOW), None),  # another change within that second would have the same date
+        (None, (OLD, "Date: yesterday"), OLD),
+        (None, ("Content-MD5: Q2hlY2sgSW50ZWdyaXR5IQ==",), None),
+        (None, (), None),
+    ],
+)
+async def test_an_object_of_which_nothing_names_the_version_is_refused_on_demand(
+    server: Any, url: str, etag: str | None, headers: tuple[str, ...], named: str | None
+) -> None:
+    server.otherwise = server.faulty(etag=etag, headers=headers)
+    async with aclosing(HttpStorage(HttpOptions())) as storage:
+        assert (await storage.stat(url)).etag == named
+        assert await read(storage, url) == DATA
+    async with aclosing(HttpStorage(HttpOptions(require_validator=True))) as storage:
+        if named is not None:
+            assert (await storage.stat(url)).etag == named
+            assert await read(storage, url, 3) == DATA[3:]
+            return
+        for asked in (storage.stat(url), read(storage, url), storage.read(url, 3, 9)):
+            with pytest.raises(ReadError, match=r"neither an ETag nor a Last-Modified .* leave require_validator out"):
+                await asked
+
+
+@pytest.mark.parametrize(("first", "then"), [('"v1"', None), (None, '"v1"')])
+async def test_a_version_that_is_named_in_another_way_is_refused_on_demand(
+    server: Any, url: str, first: str | None, then: str | None
+) -> None:
+    """As where two servers of one name are set up differently: nothing tells whether they have the same object."""
+    headers = {None: (OLD,), '"v1"': ()}
+    script = [server.faulty(cut=9, etag=first, headers=headers[first], ranges=False)]
+    script += [server.faulty(etag=then, headers=headers[then], ranges=False)]
+    for strict in (True, False):
+        server.script = list(script)
+        async with aclosing(HttpStorage(HttpOptions(require_validator=strict))) as storage:
+            if not strict:
+                assert await read(storage, url) == DATA
+                continue
+            with pytest.raises(
+                ReadError, match=r"expected an? (ETag|Last-Modified), as the server told before, got none"
+            ):
+                await read(storage, url)
+
+
+async def test_a_date_names_the_version_of_parts_that_are_read_one_by_one(
+    storage: HttpStorage, server: Any, url: str
+) -> None:
+    server.otherwise = server.faulty(etag=None, headers=(OLD,))
+    etag = (await storage.stat(url)).etag
+    assert await storage.read(url, 0, 9, etag) == DATA[:9]
+    server.otherwise = server.faulty(etag=None, headers=(NEW,))
+    with pytest.raises(ReadError, match=r"it was last modified Mon, 01 Jan .* and now Tue, 02 Jan"):
+        await storage.read(url, 9, 20, etag)
+
+
+async def test_that_replacements_are_not_noticed_is_said_once_for_each_host(
+    storage: HttpStorage, server: Any, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "UNNAMED", set())
+    server.objects["empty"] = b""
+    server.otherwise = server.faulty(etag=None)
+    assert (await storage.stat(server.url("empty"))).size == 0  # 416, which need not name any version
+    assert caplog.messages == []
+    for _ in range(3):
+        await read(storage, url)
+        await read(storage, url.replace("127.0.0.1", "localhost"))
+    assert [re.findall(r"an object of (\S+) is replaced", message) for message in caplog.messages] == [
+        [url.split("/")[2]],
+        [url.split("/")[2].replace("127.0.0.1", "localhost")],
+    ]
+    assert "HttpOptions(require_validator=True) refuses" in caplog.text
