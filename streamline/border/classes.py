@@ -8,6 +8,7 @@ the identity, because the class is its own or came with the plan, takes what it 
 
 from __future__ import annotations
 
+import copyreg
 import io
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 from cloudpickle import cloudpickle as inner
+
+from streamline.border.recreating import RecreatingPickler
 
 __all__ = ["ByValue", "Told", "recall", "recalling"]
 
@@ -46,7 +49,7 @@ class Told:
             self._known.add(identity)
             try:
                 file = io.BytesIO()
-                ByValue(file, self, {}, None, whole=cls).dump(cls)
+                ByValue(file, self, copyreg.dispatch_table, None, whole=cls).dump(cls)
             except BaseException:
                 self._known.discard(identity)
                 raise
@@ -54,7 +57,7 @@ class Told:
         return identity
 
 
-class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+class ByValue(RecreatingPickler):
     """A pickler of everything, classes mentioned.
 
     Args:
@@ -72,6 +75,7 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         self.dispatch_table = {**self._dispatch_table, **table}  # before __init__, which looks for it
         super().__init__(file, 5, callback)
+        self.definitions_only = whole is None  # a lock in an item is its user's mistake
         self._told = told
         self._whole = whole
 

@@ -13,19 +13,21 @@ import sys
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
+from streamline.border.recreating import RecreatingPickler, dumps
 
 __all__ = ["ValuePickler"]
 
 
-class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class ValuePickler(RecreatingPickler):
     """Pickles whatever cloudpickle can; what has no other name here than elsewhere, by that name."""
+
+    definitions_only = True
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, type | FunctionType):
             module, name = thing.__module__, thing.__qualname__
             if isinstance(module, str) and "<locals>" not in name and _by_name(module, name) is not thing:
-                return _original, (module, name, _code(thing), cloudpickle.dumps(thing, 5))
+                return _original, (module, name, _code(thing), dumps(thing))
         return super().reducer_override(thing)
 
 

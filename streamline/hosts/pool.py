@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from streamline.errors import ClosedError
 from streamline.flow import Site
@@ -168,6 +168,9 @@ class Pool:
         with self._lock:
             self._at_close = [known for known in self._at_close if known() is not None]
             self._at_close.append(weakref.WeakMethod(work))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pool belongs to the process that made it")
 
     def __repr__(self) -> str:
         return f"<pool of {self.hosting.short}: {'closed' if self._closed else f'{len(self._hosts)} begun'}>"

@@ -7,6 +7,9 @@ import (of the main module, a notebook, a test) travel by value.
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
+import functools
 import importlib.machinery
 import io
 import mmap
@@ -18,17 +21,18 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
+from streamline.border.recreating import DERIVED, EXACT, RecreatingPickler
 from streamline.errors import PlanError, users_level
 from streamline.hosts.memory_maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
-__all__ = ["Shipped", "dumps", "importable", "load", "memory_file", "ship"]
+__all__ = ["Shipped", "dumps", "importable", "load", "memory_file", "sendable", "ship"]
 
 MOST_BYTES = 64 << 20
 """What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
@@ -40,7 +44,10 @@ FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
 
 
-_registering = threading.Lock()
+InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
+"""Tells whether a buffer goes into the pickle, and not beside it."""
+
+_registering = threading.RLock()  # what is kept in a plan may be pickled in between, by itself
 """Which modules go by value is said to cloudpickle for all threads at once."""
 
 
@@ -118,8 +125,17 @@ def memory_file(name: str) -> int:
 def dumps(payload: object) -> bytes:
     """Return `payload` pickled as `ship` does it, all in one."""
     file = io.BytesIO()
-    _dump(payload, file, lambda _: True)
+    _dump(payload, file, lambda _: True, lambda: None)
     return file.getvalue()
+
+
+def sendable(part: object) -> bool:
+    """Tell whether something can be sent to a host."""
+    try:
+        dumps(part)
+    except Exception:
+        return False
+    return True
 
 
 def _write(payload: object, fd: int) -> int:
@@ -135,9 +151,9 @@ def _write(payload: object, fd: int) -> int:
 
     with open(fd, "wb", closefd=False) as file:
         try:
-            _dump(payload, file, in_band)
+            _dump(payload, file, in_band, apart.clear)
         except Exception as error:
-            raise PlanError(unsendable(payload, dumps, error)) from error
+            raise PlanError(unsendable(payload, sendable, error)) from error
         size = file.tell()
         entries = []
         for view in apart:
@@ -150,9 +166,20 @@ def _write(payload: object, fd: int) -> int:
         return file.tell()
 
 
-def _dump(payload: object, file: Any, in_band: Callable[[pickle.PickleBuffer], bool]) -> None:
+def _dump(payload: object, file: IO[bytes], in_band: InBand, again: Callable[[], object]) -> None:
+    """Pickle `payload` into an empty file; `again` is called if that begins anew."""
+    with contextlib.suppress(Exception):  # the second try says what's wrong
+        _dump_once(payload, file, in_band, lean=False)
+        return
+    file.seek(0)
+    file.truncate()
+    again()
+    _dump_once(payload, file, in_band, lean=True)
+
+
+def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool) -> None:
     with _registering:
-        pickler = _Pickler(file, protocol=5, buffer_callback=in_band)
+        pickler = _Pickler(file, in_band, lean=lean)
         try:
             pickler.dump(payload)
         finally:
@@ -160,32 +187,85 @@ def _dump(payload: object, file: Any, in_band: Callable[[pickle.PickleBuffer], b
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, which also sends by value what the children can't import, and memory maps by path."""
+class _Pickler(RecreatingPickler):
+    """Also sends by value what the children can't import, and memory maps by path.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    Args:
+      lean: leave out what a `cached_property` has kept, if it can't be sent: it's made again there.
+    """
+
+    def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:
+        super().__init__(file, 5, in_band)
         self.by_value: list[types.ModuleType] = []
-        self._known: set[str | None] = {None, "__main__"}
+        self._lean = lean
+        self._imported: dict[types.ModuleType, bool] = {}
+        self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
             again = mapped_again(obj)
             return NotImplemented if again is None else again
         if isinstance(obj, types.FunctionType | type):
-            self._look_at(obj.__module__)
+            self._look_at(sys.modules.get(obj.__module__ or ""))
         elif isinstance(obj, types.ModuleType):
-            self._look_at(obj.__name__)
-        return super().reducer_override(obj)
+            self._look_at(sys.modules.get(obj.__name__))
+        reduced = super().reducer_override(obj)
+        if self._lean and reduced is NotImplemented and (kept := _kept(obj)):
+            return _without(obj, {name for name in kept if not sendable(kept[name])})
+        return reduced
 
-    def _look_at(self, name: str | None) -> None:
-        if name in self._known:
-            return
-        self._known.add(name)
-        module = sys.modules.get(name or "")
-        if module is not None and not importable(module):
-            cloudpickle.register_pickle_by_value(module)
-            self.by_value.append(module)
+    def imports(self, module: types.ModuleType) -> bool:
+        return module.__name__ != "__main__" and self._look_at(module)
+
+    def home(self, obj: Any) -> tuple[types.ModuleType, str] | None:
+        if (found := super().home(obj)) is not None:
+            return found
+        if self._homes is None:
+            self._homes = {id(thing): where for thing, where in _nameless()}
+        where = self._homes.get(id(obj))
+        return where if where is not None and self.imports(where[0]) else None
+
+    def unnamed(self, obj: Any, module: str, name: str) -> Any:
+        return copyreg.__newobj__, (type(obj),), obj.__getstate__()  # type: ignore[attr-defined]
+
+    def _look_at(self, module: types.ModuleType | None) -> bool:
+        """Tell whether children import a module; let one that they can't go by value."""
+        if module is None or module.__name__ == "__main__":
+            return False
+        if module not in self._imported:
+            self._imported[module] = importable(module)
+            if not self._imported[module] and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                self.by_value.append(module)
+        return self._imported[module]
+
+
+def _nameless() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
+    """Yield what a module has of what is recreated, and where: what it imports itself must stay the same object."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType) and module.__name__ != "__main__":
+            for name, thing in list(vars(module).items()):
+                if type(thing) in EXACT or any(base in DERIVED for base in type(thing).__mro__):
+                    yield thing, (module, name)
+
+
+def _kept(obj: Any) -> dict[str, Any]:
+    """Return what an object's cached properties have kept."""
+    kind, values = type(obj), getattr(obj, "__dict__", {})
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(getattr(kind, name, None), functools.cached_property)
+    }
+
+
+def _without(obj: Any, names: set[str]) -> Any:
+    """Return an object's `__reduce_ex__`, less some of its attributes."""
+    reduced = obj.__reduce_ex__(5)
+    state = reduced[2] if len(reduced) > 2 else None
+    if not isinstance(state, dict):
+        return reduced
+    return *reduced[:2], {name: value for name, value in state.items() if name not in names}, *reduced[3:]
 
 
 def importable(module: types.ModuleType) -> bool:
@@ -195,6 +275,10 @@ def importable(module: types.ModuleType) -> bool:
         return True
     if sys.modules.get(name) is not module:
         return False
+    parent, _, leaf = name.rpartition(".")
+    maker = sys.modules.get(parent)
+    if maker is not None and not hasattr(maker, "__path__") and getattr(maker, leaf, None) is module:
+        return importable(maker)  # an extension, which makes modules itself
     path, spec, full = None, None, ""
     for part in name.split("."):
         full = f"{full}.{part}" if full else part

@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 __all__ = ["Answer", "Asker", "FarTalk", "NearTalk", "asker"]
 
@@ -93,9 +93,9 @@ class FarTalk:
         self.say(OVER, b"", link)
 
     def ask(self, link: int, question: object) -> Any:
-        import cloudpickle  # not at the top: few ask
+        from streamline.border.recreating import dumps  # not at the top: few ask
 
-        body = cloudpickle.dumps(question, protocol=5)
+        body = dumps(question)
         with self._asking:  # one at a time, so the next answer is this one's
             self.say(QUESTION, body, link)
             _, _, size = HEADER.unpack(self._receive(HEADER.size))
@@ -265,7 +265,7 @@ def _handle(body: bytes) -> None:
 
 def _reply(by: Answer | None, body: bytes) -> bytes:
     """Return the answer to a question, or what was raised instead; classes of `__main__` go by value."""
-    import cloudpickle  # not at the top: the child has no need of this half
+    from streamline.border.recreating import dumps  # not at the top: the child has no need of this half
 
     answer: Any = None
     error: BaseException | None = None
@@ -276,7 +276,7 @@ def _reply(by: Answer | None, body: bytes) -> bytes:
     except BaseException as raised:
         error = raised.with_traceback(None)
     try:
-        return cast(bytes, cloudpickle.dumps((answer, error), protocol=5))
+        return dumps((answer, error))
     except Exception as cause:
         told = RuntimeError(f"the answer can't be sent to the process that asked: {error or answer!r} ({cause})")
-        return cast(bytes, cloudpickle.dumps((None, told), protocol=5))
+        return dumps((None, told))

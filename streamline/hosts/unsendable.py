@@ -6,58 +6,68 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
+from itertools import dropwhile
 from typing import Any
+
+from cloudpickle import cloudpickle
+
+from streamline.border.recreating import REFUSED
 
 __all__ = ["unsendable"]
 
 DEEPEST = 20
 
-Dumps = Callable[[object], bytes]
+WAY_OUT = (
+    "Make it in the process that uses it: a function `@functools.cache def get(): return ...` that makes it, and get() "
+    "in its place. Or run the plan where nothing is sent: backend=Inline() or Threads(n)"
+)
+
+Sendable = Callable[[object], bool]
 
 
-def unsendable(payload: object, dumps: Dumps, error: Exception) -> str:
-    """Return the message for a payload that `dumps` failed on with `error`."""
-    trail, culprit = _trail(payload, dumps)
-    where = "".join(f"{step}: " for step in trail)
+def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
+    """Return the message for a payload that is not `sendable`, but raised `error`."""
+    trail, culprit = _trail(payload, sendable, {id(payload)}) or ([], payload)
+    steps = dropwhile(lambda step: step.startswith("."), filter(None, trail))  # of ours, up to the stage
+    where = "".join(f"{step}: " for step in steps)
     return (
         f"this plan can't be sent to another process: {where}a {_kind(culprit)} can't be pickled "
-        f"({type(error).__name__}: {error}). Make it inside the function that needs it, once a process, or run the "
-        "plan where nothing is sent: backend=Inline() or Threads(n)"
+        f"({type(error).__name__}: {error}). {WAY_OUT}"
     )
 
 
-def _trail(found: object, dumps: Dumps) -> tuple[list[str], object]:
-    """Return the way to the innermost thing that can't be pickled, and that thing."""
-    trail: list[str] = []
-    seen: set[int] = set()
-    for _ in range(DEEPEST):
-        seen.add(id(found))
-        for label, part in _parts(found):
-            if id(part) not in seen and not _sendable(part, dumps):
-                if label:
-                    trail.append(label)
-                found = part
-                break
-        else:
-            break
-    return trail, found
+def _trail(found: object, sendable: Sendable, seen: set[int]) -> tuple[list[str], object] | None:
+    """Return the way to the innermost thing that can't be pickled, and that thing.
 
-
-def _sendable(part: object, dumps: Dumps) -> bool:
-    try:
-        dumps(part)
-    except Exception:
-        return False
-    return True
+    None: only what was seen before keeps this one from being pickled.
+    """
+    innermost = True
+    for label, part in _parts(found):
+        if sendable(part):
+            continue
+        innermost = innermost and part is found
+        if id(part) not in seen and len(seen) < DEEPEST:
+            inside = _trail(part, sendable, seen | {id(part)})
+            if inside is not None:
+                return [label, *inside[0]], inside[1]
+    return ([], found) if innermost else None
 
 
 def _parts(whole: Any) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with `whole`, each with how a person would name it."""
+    if isinstance(whole, REFUSED):
+        return
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)
     elif isinstance(whole, types.MethodType):
         yield f"{_kind(whole.__self__)}, whose method {whole.__name__} it calls", whole.__self__
         yield "", whole.__func__
+    elif isinstance(whole, functools._lru_cache_wrapper):
+        yield "", getattr(whole, "__wrapped__", None)
+    elif isinstance(whole, staticmethod | classmethod):
+        yield "", whole.__func__
+    elif isinstance(whole, property):
+        yield from (("", function) for function in (whole.fget, whole.fset, whole.fdel))
     elif isinstance(whole, functools.partial):
         yield "", whole.func
         yield from ((f"argument {number} of the partial", part) for number, part in enumerate(whole.args))
@@ -73,14 +83,19 @@ def _parts(whole: Any) -> Iterator[tuple[str, object]]:
         )
     else:
         yield from ((_name(part) or f".{name}", part) for name, part in getattr(whole, "__dict__", {}).items())
+        if not isinstance(whole, type):
+            slots = (slot for kind in type(whole).__mro__ for slot in vars(kind).get("__slots__", ()))
+            yield from ((f".{slot}", getattr(whole, slot, None)) for slot in slots)
+            yield f"its class {_kind(whole)}", type(whole)
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield f"its variable {name}", _content(cell)
-    for name in function.__code__.co_names:
+    for name in cloudpickle._extract_code_globals(function.__code__):  # also those of functions inside
         if name in function.__globals__:
-            yield f"the global variable {name}", function.__globals__[name]
+            found = function.__globals__[name]
+            yield _name(found) or f"the global variable {name}", found
     yield from (("a default of its arguments", part) for part in function.__defaults__ or ())
     yield from ((f"its attribute {name}", part) for name, part in function.__dict__.items())
 
@@ -94,6 +109,8 @@ def _content(cell: types.CellType) -> object:
 
 def _name(part: Any) -> str:
     """Return how a stage or a function calls itself; "" for what has no name of its own."""
+    if isinstance(part, functools._lru_cache_wrapper):
+        part = getattr(part, "__wrapped__", None)
     if isinstance(part, types.FunctionType):
         return f"function {part.__qualname__} ({part.__code__.co_filename}:{part.__code__.co_firstlineno})"
     if isinstance(kind := getattr(part, "kind", None), str) and isinstance(name := getattr(part, "name", None), str):

@@ -7,12 +7,12 @@ it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
-
 from streamline.errors import PlanError, PlanTypeError
+from streamline.hosts.shipping import dumps
 from streamline.options import check_int
 from streamline.pipeline import Pipeline
 from streamline.ranks import find_rank
@@ -39,7 +39,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
     A DataLoader has no state. torchdata's `StatefulDataLoader` keeps that of each worker, through `state_dict` of this.
 
     Args:
-      pipe: is pickled (by cloudpickle) where workers are spawned.
+      pipe: is pickled where workers are spawned, as for `Processes`.
       rank: of this process, as `pipe.open` takes it; found out here if it isn't given.
       world_size: likewise.
     """
@@ -105,7 +105,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
         self._resume = Snapshot.from_json(text) if text else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pipe": cloudpickle.dumps(self._pipe), "_stream": None}
+        return {**self.__dict__, "_pipe": dumps(self._pipe), "_stream": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pipe=cloudpickle.loads(state["_pipe"]))
+        self.__dict__.update(state, _pipe=pickle.loads(state["_pipe"]))

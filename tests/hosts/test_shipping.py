@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import mmap
 import os
 import pickle
+import queue
+import re
 import socket
+import sqlite3
 import sys
 import threading
 import types
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,21 +217,52 @@ def unsendable_functions() -> dict[str, tuple[Callable[[int], int], str]]:
     sock = socket.socket()
     sock.close()
 
-    names: dict[str, Any] = {"__name__": "of_no_file", "LOCK": threading.Lock()}
-    exec("def uses_global(n):\n    with LOCK:\n        return n", names)
+    names: dict[str, Any] = {"__name__": "of_no_file", "DB": sqlite3.connect(":memory:"), "cache": functools.cache}
+    names["DB"].close()
+    exec("def uses_global(n):\n    return DB, n", names)
+    exec("def inside(n):\n    return [(lambda: DB)() for _ in range(n)]", names)
+    exec("@cache\ndef cached(n):\n    return DB, n\ndef calls(n):\n    return cached(n)", names)
 
     class Holder:
         def __init__(self) -> None:
             self.lock = threading.Lock()
+            self.sock = sock
 
         def call(self, n: int) -> int:
             return n
 
+    class Slotted:
+        __slots__ = ("before", "sock")
+
+        def __init__(self) -> None:
+            self.sock = sock
+
+        def __call__(self, n: int) -> int:
+            return n
+
+    class Registered:
+        """Says of itself only what its class keeps."""
+
+        last: Any = None
+        queue: Any = queue.SimpleQueue()
+
+        def call(self, n: int) -> int:
+            return n
+
+    Registered.last = Registered()
+
     return {
         "closure": (lambda n: n + sock.fileno(), "variable sock: a socket.socket can't"),
-        "global": (names["uses_global"], "global variable LOCK: a _thread.lock can't"),
+        "global": (names["uses_global"], "global variable DB: a sqlite3.Connection can't"),
+        "global of a function inside": (names["inside"], "global variable DB: a sqlite3.Connection can't"),
+        "global of a cached function": (
+            names["calls"],
+            "function cached .*global variable DB: a sqlite3.Connection can't",
+        ),
         "partial": (functools.partial(lambda sock, n: n, sock), "argument 0 of the partial: a socket.socket can't"),
-        "method": (Holder().call, r"\.lock: a _thread.lock can't"),
+        "method": (Holder().call, r"\.sock: a socket.socket can't"),
+        "slot": (Slotted(), r"\.sock: a socket.socket can't"),
+        "class": (Registered().call, r"its class .*Registered: \.queue: a _queue.SimpleQueue can't"),
     }
 
 
@@ -250,3 +286,45 @@ def test_nothing_stays_registered_by_value() -> None:
     before = cloudpickle.list_registry_pickle_by_value()
     assert pickle.loads(dumps(doubled))(2) == 4
     assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+class OwnLocal(threading.local):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+OF_THIS_PROCESS: dict[str, Callable[[], Any]] = {
+    "TextIOWrapper": Path(__file__).open,
+    "Thread": threading.Thread,
+    "Queue": queue.Queue,
+    "ThreadPoolExecutor": lambda: ThreadPoolExecutor(1),
+    "generator": lambda: (n for n in range(3)),
+    "OwnLocal": lambda: OwnLocal(3),
+    "Pool": lambda: sl.Threads(1).pool(),
+    "Loader": lambda: sl.from_items([1]).loader(),
+}
+
+
+@pytest.mark.parametrize("kind", OF_THIS_PROCESS)
+def test_what_belongs_to_a_process_is_refused_at_open_and_by_check(kind: str) -> None:
+    """A copy would be something else: nobody reads a copied queue."""
+    with contextlib.ExitStack() as closing:
+        thing = OF_THIS_PROCESS[kind]()
+        closing.callback(getattr(thing, "close", lambda: None))
+        pipe = sl.from_items([1]).map(lambda n: (thing, n)[1], name="culprit")
+        said = rf"stage 'culprit' .*its variable thing: a [\w.]*\b{kind} can't be pickled"
+        with pytest.raises(PlanError, match=said):
+            ship(pipe.plan)
+        assert re.search(said, str(pipe.check(backend=sl.Processes(1))))
+
+
+def test_the_way_out_of_what_can_not_be_sent_works(new_echo: NewEcho) -> None:
+    @functools.cache
+    def get() -> sqlite3.Connection:
+        return sqlite3.connect(":memory:")
+
+    connection = get()
+    connection.close()
+    with pytest.raises(PlanError, match=re.escape("`@functools.cache def get(): return ...` that makes it, and get()")):
+        ship((get, connection))
+    assert new_echo().call(lambda: get().execute("select 1").fetchone()) == (1,)

@@ -150,11 +150,12 @@ def test_a_stage_that_hangs_is_noted_and_left() -> None:
 
 
 def test_what_does_not_pickle(tmp_path: Path) -> None:
-    lock = threading.Lock()
-    pipe = sl.read_jsonl(write(tmp_path)).shard(2).map(lambda record: (lock, record)[1])
+    sock = socket.socket()
+    sock.close()
+    pipe = sl.read_jsonl(write(tmp_path)).shard(2).map(lambda record: (sock, record)[1])
     report = pipe.check(backend=sl.Processes(2))
     assert whats(report) == ["pickling"]
-    assert "lock" in said(report)
+    assert "its variable sock: a socket.socket can't be pickled" in said(report)
     report = pipe.check()
     assert report.ok
     assert "can't run in processes" in "".join(report.notes)
