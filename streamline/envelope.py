@@ -26,6 +26,9 @@ MAGIC = "streamline_snapshot"
 LINE_DEPTH = 5
 """How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""
 
+PLAIN = frozenset({str, int, bool, type(None)})
+"""What most of a tree is, and JSON always has a word for."""
+
 _ENTRIES = {MAGIC, "sha256", "body"}
 _START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
 
@@ -117,7 +120,7 @@ def _unsavable(value: Json) -> str | None:
     elif not isinstance(value, list):
         return f" is of type {type(value).__name__}; keep dicts, lists, strings, numbers, booleans and None"
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-        if found := _unsavable(child):
+        if type(child) not in PLAIN and (found := _unsavable(child)):
             return f"[{key!r}]{found}"
     return None
 

@@ -102,7 +102,7 @@ def exactly(snapshot: Snapshot) -> str:
     return repr([getattr(snapshot, name) for name in WRITTEN])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(snapshots())
 def test_it_comes_back_from_json_as_it_was(snapshot: Snapshot) -> None:
     text = snapshot.to_json()

@@ -40,7 +40,7 @@ R = TypeVar("R")
 LOOPS = ("asyncio", "uvloop", "trio")
 """Event loops that a law may be checked on; all but the first need their package."""
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 """Seconds after which a law says that nothing comes any more: a thousand times what one takes."""
 
 
@@ -114,6 +114,10 @@ class PipelineSubject(Subject):
         return prepare(self.pipeline.plan, Begin(resume=resume, rank=0, world_size=1), backend=self.backend)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return repr(self.pipeline)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -22,20 +23,23 @@ from streamline.transforms.base import Stage
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", STAGES)
+def on_loops(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each name with the first loop, and with one of the others in turn."""
+    others = cycle(LOOPS[1:])
+    return [(name, loop) for name in names for loop in (LOOPS[0], next(others))]
+
+
+@pytest.mark.parametrize(("name", "loop"), on_loops(STAGES))
 def test_a_stage_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(STAGES[name], range(17), behind_choices=name != "repeat", loop=loop)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.parametrize(("name", "loop"), on_loops(ORDERED))
 def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(ORDERED[name], range(17), behind_choices=False, loop=loop)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", THREADS)
+@pytest.mark.parametrize(("name", "loop"), on_loops(THREADS))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
     check_stage(THREADS[name], range(13), loop=loop)
 
@@ -89,8 +93,7 @@ def test_a_slow_map_hands_on_what_it_has() -> None:
 FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]
 
 
-@pytest.mark.parametrize("name", FAILING)
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("name", "loop"), on_loops(FAILING))
 def test_a_failing_function_is_resumed_behind_its_fix(name: str, loop: str) -> None:
     error = LookupError("item 1005")
     check_failure(_failing(name, error), error, mended=_failing(name, None), loop=loop)

@@ -131,8 +131,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("behind", REWINDING)
-@pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "what"), list(enumerate(CHANGES)))
 def test_an_end_that_a_stage_behind_has_come_to_is_the_end(behind: Any, what: str, seed: int) -> None:
     """What is read again ends as it did, or is refused: a window, a rest, that was delivered in part stays what it was.
 

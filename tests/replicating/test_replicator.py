@@ -256,7 +256,7 @@ async def test_one_that_was_never_asked_for_is_named() -> None:
 
 async def test_one_reader_that_takes_in_any_order_within_the_capacity_is_served() -> None:
     """Room for one item is enough while another replica starves, whatever half of the capacity is."""
-    async with sl.StreamReplicator(Feed(60).anew(), 2, capacity=4, stall_timeout=1.0) as replicator:
+    async with sl.StreamReplicator(Feed(60).anew(), 2, capacity=4, stall_timeout=1000) as replicator:
         first, second = replicator.replica(0), replicator.replica(1)
         for at in range(0, 30, 3):
             assert [await anext(first) for _ in range(3)] == [2 * (at + k) for k in range(3)]
@@ -272,7 +272,7 @@ def test_one_that_is_closed_on_purpose_has_its_share_dropped_and_counted(
 ) -> None:
     async def test() -> None:
         feed = Feed(100)
-        async with sl.StreamReplicator(kind(feed), 2, capacity=3, stall_timeout=5) as replicator:
+        async with sl.StreamReplicator(kind(feed), 2, capacity=3, stall_timeout=1000) as replicator:
             async with replicator.replica(1) as leaving:
                 assert await anext(leaving) == 1
             with pytest.raises(ClosedError, match="replica 1 is closed"):
@@ -610,7 +610,7 @@ def test_a_list_of_readers_with_bodies_of_any_length_is_served(run: Callable[[As
                 await anyio.sleep(0.001)
 
     async def test() -> None:
-        async with sl.StreamReplicator(range(2000), 4, capacity=3, stall_timeout=5) as replicator:
+        async with sl.StreamReplicator(range(2000), 4, capacity=3, stall_timeout=1000) as replicator:
             found: list[list[int]] = [[] for _ in range(4)]
             async with anyio.create_task_group() as group:
                 for r in range(4):

@@ -178,8 +178,10 @@ def test_it_resumes_exactly_on_every_loop(loop: str) -> None:
     check_resume(pipeline(Dataset, 37), expected=range(37), loop=loop)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("length", [0, 1, 16, 17, 32, 33, 34])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [(name, length) for at, name in enumerate(KINDS) for length in ([17, 33] if at else [0, 1, 16, 17, 32, 33, 34])],
+)
 def test_it_resumes_exactly_at_every_length(name: str, length: int) -> None:
     """▲ At its end, torchdata's loader starts over: a state from there must never be loaded."""
     check_resume(pipeline(KINDS[name], length), expected=range(length))
