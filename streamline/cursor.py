@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import repeat, starmap
 from typing import Generic, TypeVar
 
+from streamline.errors import hide_frames
 from streamline.flow import Chunk, Flow
 from streamline.states import Reference, State
 
@@ -126,7 +127,13 @@ class AsyncCursor(Cursor[T], ABC):
     async def __anext__(self) -> T:
         for item in self._hand.many:
             return item
-        return await self._anext_edge()
+        try:
+            return await self._anext_edge()
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     async def _anext_edge(self) -> T:
         """Return the last item of the list, or pull another list first."""

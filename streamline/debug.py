@@ -18,13 +18,10 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import anyio
-
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, hide_frames
 from streamline.failing.failures import ErrorReport
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
@@ -39,9 +36,6 @@ __all__ = ["DebugStream"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-OURS = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["streamline"], asyncio, anyio))
-"""Folders whose frames are not shown above a user's."""
 
 
 class DebugStream(Generic[T]):
@@ -92,7 +86,8 @@ class DebugStream(Generic[T]):
         except _BusyError as busy:
             raise RuntimeError(str(busy)) from None
         except BaseException as failure:
-            self._failure, self._trace = failure, _from_user_code(failure.__traceback__)
+            hide_frames(failure)
+            self._failure, self._trace = failure, failure.__traceback__
         self._finalize()
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)
@@ -238,11 +233,3 @@ def _one_call_at_a_time(plan: Plan) -> Plan:
         return replace(stage, concurrency=1) if isinstance(stage, ConcurrentMap) else stage
 
     return replace(plan, worker=tuple(map(alone, plan.worker)), after=tuple(map(alone, plan.after)))
-
-
-def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame on that is not ours; all of it if there is none."""
-    found = trace
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(OURS):
-        found = found.tb_next
-    return found or trace

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from streamline.backends.base import Backend
 from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
-from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, users_level
+from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, hide_frames, users_level
 from streamline.failing.failures import OnError, Policy
 from streamline.meters.traffic import Traffic
 from streamline.opening import Opening
@@ -260,7 +260,11 @@ class Opened(Generic[T]):
 
     def __init__(self, unsettled: Unsettled) -> None:
         self._unsettled = unsettled
-        self._opening = None if unsettled.waits else unsettled.settled()
+        try:
+            self._opening = None if unsettled.waits else unsettled.settled()
+        except Exception as error:
+            hide_frames(error)
+            raise
         self._stream: Stream[T] | None = None
         self._sync: SyncStream[T] | None = None
 
@@ -292,10 +296,14 @@ class Opened(Generic[T]):
         return SyncStream(self.opening, session, ahead=ahead)
 
     async def __aenter__(self) -> Stream[T]:
-        if self._opening is None:
-            self._opening = await self._unsettled.asettled()
-        self._stream = self.stream()
-        await self._stream.start()
+        try:
+            if self._opening is None:
+                self._opening = await self._unsettled.asettled()
+            self._stream = self.stream()
+            await self._stream.start()
+        except Exception as error:
+            hide_frames(error)
+            raise
         return self._stream
 
     async def __aexit__(self, *_: object) -> None:
@@ -303,7 +311,11 @@ class Opened(Generic[T]):
             await self._stream.aclose()
 
     def __enter__(self) -> SyncStream[T]:
-        self._sync = self.sync_stream()
+        try:
+            self._sync = self.sync_stream()
+        except Exception as error:
+            hide_frames(error)
+            raise
         return self._sync
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
 from streamline.ending.policy import Ends, EndsPolicy
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanTypeError, hide_frames
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
@@ -219,8 +219,12 @@ class Runnable(ABC, Generic[T]):
         check_int(".first(count)", count, 0)
         if not count:
             return []
-        with closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
-            return list(islice(stream, count))
+        try:
+            with closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
+                return list(islice(stream, count))
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def check(
         self,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from streamline.engine import Engine
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, hide_frames
 from streamline.flow import Chunk
 from streamline.gate import Event, Gate
 from streamline.opening import Opening
@@ -162,7 +162,13 @@ class SyncStream(Running[T]):
     def __next__(self) -> T:
         for item in self._hand.many:
             return item
-        return self._next_edge()
+        try:
+            return self._next_edge()
+        except StopIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def _next_edge(self) -> T:
         """Return the last item of the list, or fetch another list first."""
@@ -246,7 +252,13 @@ class _Edges(Generic[T]):
 
     def __next__(self) -> T:
         stream = self._stream
-        stream._wait_list()
+        try:
+            stream._wait_list()
+        except StopIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
         hand, turns = stream._hand, self._turns()
         if len(hand.rest) > 1 and turns is not None:
             turns.extend((self, hand.many))

@@ -16,7 +16,7 @@ import traceback
 from typing import NamedTuple, cast
 
 from streamline.border.parts import Parts, dumped, parts_of, rebuilt
-from streamline.errors import StageError
+from streamline.errors import ELSEWHERE, StageError
 from streamline.failing.failures import trace_of
 from streamline.failing.replay import KEY, Call
 from streamline.failing.texts import said
@@ -188,7 +188,7 @@ def _traceback(error: BaseException, where: str) -> str:
     text = "".join(trace.format()).rstrip("\n")
     if len(text) > MOST_TEXT:
         text = "…" + text[-MOST_TEXT:]
-    return f"the traceback in {where}:\n{text}"
+    return f"{ELSEWHERE}{where}:\n{text}"
 
 
 # The near end ---------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import OURS, PlanError, PlanTypeError, outside, traced_in_full
 from streamline.options import check_int, is_async
 
 __all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
@@ -23,8 +23,6 @@ FREE_ERRORS = 10
 
 RATE_ITEMS = 1000
 """A rate is of at least so many items: of the first ones, many may be held by stages when the first errors count."""
-
-PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +157,14 @@ def _check_max_errors(limit: object) -> None:
 
 def trace_of(error: BaseException) -> traceback.TracebackException:
     """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(PACKAGE):
-        trace = trace.tb_next
-    return traceback.TracebackException(type(error), error, trace, lookup_lines=False)
+    full = traced_in_full()
+    trace = error.__traceback__ if full else outside(error, error.__traceback__)
+    found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
+    chain = [] if full else [found.__cause__, found.__context__]
+    for other in chain:  # it grows meanwhile
+        if other is not None:
+            ours = [frame.filename.startswith(OURS) for frame in other.stack]
+            first = ours.index(False) if False in ours else 0
+            del other.stack[:first]
+            chain += [other.__cause__, other.__context__]
+    return found

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from streamline.backends.base import Backend
 from streamline.ending.policy import EndsPolicy
-from streamline.errors import ClosedError, PlanTypeError
+from streamline.errors import ClosedError, PlanTypeError, hide_frames
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
 from streamline.options import check_int
@@ -132,6 +132,9 @@ class Iteration(Iterator[T]):
             raise
         except ClosedError:
             self._insist()
+            raise
+        except Exception as error:
+            hide_frames(error)
             raise
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from streamline.errors import ClosedError, PlanError
+from streamline.errors import ClosedError, PlanError, hide_frames
 from streamline.pace import Pace
 from streamline.replicating.dealer import Dealer, End
 from streamline.replicating.shares import Share
@@ -103,6 +103,7 @@ class Replica(Generic[T]):
             elif self._items:  # they came just before it
                 return None
             else:
+                hide_frames(end)
                 self._over, self._trace = end, end.__traceback__
             self._finalize.detach()
         return self._over

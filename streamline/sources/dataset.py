@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
 
-from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, hide_frames
 from streamline.options import check_function, check_int, given
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
@@ -280,13 +280,25 @@ class _Pass(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return self._dataset._next(self._number)
+        try:
+            return self._dataset._next(self._number)
+        except StopIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def __aiter__(self) -> _Pass[T]:
         return self
 
     async def __anext__(self) -> T:
-        return await self._dataset._anext(self._number)
+        try:
+            return await self._dataset._anext(self._number)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
 
 
 def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:
