@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from streamline.errors import PlanError
@@ -61,6 +62,7 @@ def compiled(
     Raises:
       PlanError: the stages don't fit together; the message says which, and what to do.
     """
+    stages = _counting(stages)
     end = len(stages) if merging is None else merged_at
     start = sharded_at if sharding is not None else _leading(source, stages[:end])
     plan = Plan(
@@ -84,6 +86,14 @@ def compiled(
         _check_index(index_of(plan.before, source.length or 0, (0,)), plan.mode)
     check_choices(plan.worker + plan.after, plan.merge.chooses, len(plan.worker))
     return plan
+
+
+def _counting(stages: tuple[AnyStage, ...]) -> tuple[AnyStage, ...]:
+    """Let those stages count their batches that have a stage downstream which may read them again."""
+    return tuple(
+        replace(stage, counts=any(later.rewinds for later in stages[at:])) if isinstance(stage, Batch) else stage
+        for at, stage in enumerate(stages, 1)
+    )
 
 
 def _check_index(index: Index, mode: Mode) -> None:

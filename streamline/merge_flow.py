@@ -4,7 +4,7 @@ Strict always takes from the active worker with the smallest (produced, index): 
 workers that have ended. Best-effort looks, without blocking, at the first `max_skips_per_round` + 1 eligible workers
 from `next_worker` on, takes the first that has an item, and waits only when none has; a worker more than `max_lead`
 items ahead of the slowest is not eligible. Best-effort is a choosing flow: each choice is logged, as long as somebody
-holds a mark before it, and a flow opened at a state with choices in it repeats them first.
+holds a mark before it. A flow of either kind, opened at a state with choices in it, repeats them first.
 
 Both take lists: as long as every worker has items at hand, a whole number of rounds is taken at once. That is the same
 order as one by one.
@@ -24,7 +24,7 @@ import anyio
 from streamline.channel import Inbox
 from streamline.flow import Chunk, Flow
 from streamline.gate import resting
-from streamline.merge_state import Held, Log, MergeState, Taking
+from streamline.merge_state import Held, Log, MergeState, Taking, choices_of
 from streamline.states import Reference, State
 
 __all__ = ["BestEffortMerge", "MergeFlow", "StrictMerge"]
@@ -57,7 +57,7 @@ class MergeFlow(Flow[T]):
         self._inboxes = inboxes
         self._produced: list[int] = [0] * len(inboxes) if own is None else list(own["produced"])
         self._next_worker: int = 0 if own is None else own["next_worker"]
-        self._replay: list[int] = [] if own is None else own["replay"][::-1]
+        self._replay: list[int] = [] if own is None else choices_of(own)[::-1]
         made = sum(self._produced)
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]

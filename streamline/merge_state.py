@@ -2,17 +2,22 @@
 
 A best-effort merge chooses, so each choice, the index of a worker, is logged, for as long as somebody holds a mark
 before it. The states of a merged list are worked out from its choices when one of them is read.
+
+A strict merge logs nothing: its order between two states follows from what each worker gave meanwhile. A mark has it
+all the same, since the run that reads again from there may merge in another way. In JSON, `replay` lists the choices to
+repeat. Of those at its end that are in strict order, only the counts are written that they lead to, in `strict_to`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from streamline.choices import Stretch
 from streamline.flow import Chunk
 from streamline.states import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["Held", "Log", "MergeState", "Taking"]
+__all__ = ["Held", "Log", "MergeState", "Taking", "choices_of"]
 
 
 class Log(Stretch):
@@ -38,6 +43,13 @@ class Log(Stretch):
             found += log.made[max(0, first - log.start) : max(0, end - log.start)]
             log = onward
         return found
+
+    def leads_to(self, target: Log) -> bool:
+        """Whether `target` is of the same flow as this stretch, or of one that was opened in its place."""
+        log: Log | None = self
+        while log is not None and log is not target:
+            log = log.onward(target)[1]
+        return log is target
 
     def news(self, told: Any) -> tuple[Any, Any]:
         return (None, told) if told else ((self.start, self.made, self.planned), True)
@@ -69,13 +81,15 @@ class MergeState(State):
         return [reference.get() for reference in self.references]
 
     def json(self, until: State | None = None) -> Tree:
-        later = None if until is None else cast(MergeState, until.latest)
-        ahead: list[State | None] = [None] * len(self.references) if later is None else [*later.workers]
-        stop = later.number if later is not None and self.choosing else self.number
+        later = self if until is None else cast(MergeState, until.latest)
+        ahead: Sequence[State | None] = [None] * len(self.references) if until is None else later.workers
+        planned = self.log.planned
+        logged = self.log.between(self.number, max(later.number, planned) if self.choosing else planned)
+        beyond = later.number > max(self.number, planned) and not self.choosing and self.log.leads_to(later.log)
         own: dict[str, Json] = {
             "next_worker": self.next_worker,
             "produced": self.produced,
-            "replay": self.log.between(self.number, max(stop, self.log.planned)),
+            **_written(self.produced, logged, later.produced if beyond else None),
             "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
         }
         return {self.name: own}
@@ -87,6 +101,42 @@ class MergeState(State):
 
     def where(self) -> str:
         return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item
+
+
+def choices_of(own: Json) -> list[int]:
+    """Return the choices that a merge is to repeat first, as its own part of a state has them."""
+    replay: list[int] = list(own["replay"])
+    produced = list(own["produced"])
+    for worker in replay:
+        produced[worker] += 1
+    stops = own.get("strict_to") or produced
+    places = [(n, worker) for worker, first in enumerate(produced) for n in range(first, stops[worker])]
+    return replay + [worker for _, worker in sorted(places)]
+
+
+def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[int] | None) -> dict[str, Json]:
+    """Return choices as they are written.
+
+    A strict merge takes from the worker with the smallest (produced, index), so what it takes has rising places: item
+    n of worker w has the place (n, w). Whatever has rising places may be written as counts.
+
+    Args:
+      produced: by each worker, before the first of them.
+      choices: in their order.
+      strict_to: the counts to which strict order goes on behind them; None: to none.
+    """
+    counts, last, rising = list(produced), (-1, -1), 0  # `rising`: where the places begin to rise to the end
+    for at, worker in enumerate(choices):
+        place = (counts[worker], worker)
+        rising = rising if last < place else at
+        last = place
+        counts[worker] += 1
+    if strict_to is not None:
+        onward = min((n, at) for at, (n, stop) in enumerate(zip(counts, strict_to, strict=True)) if n < stop)
+        rising = rising if last < onward else len(choices)
+        counts = list(strict_to)
+    written: dict[str, Json] = {"replay": choices[:rising]}
+    return written | {"strict_to": counts} if sum(counts) > sum(produced) + rising else written
 
 
 class Taking:

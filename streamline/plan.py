@@ -107,6 +107,11 @@ class Plan:
         return found[0] if found else "the best-effort merge" if self.merge.chooses else None
 
     @property
+    def worker_logs(self) -> bool:
+        """Whether the states of a worker stand in a log of choices; see `streamline.choices`."""
+        return any(stage.logs for stage in self.worker)
+
+    @property
     def settled(self) -> Plan:
         """This plan as it runs where it is opened.
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.merge_state import choices_of
 from streamline.pipeline import Pipeline
 
 UNEVEN = [5, 3, 0, 4]
@@ -76,7 +77,7 @@ def test_a_strict_merge_has_no_choices_to_repeat_behind_a_rewinding_stage_either
 def test_a_best_effort_merge_logs_as_many_choices_as_are_read_again_and_no_more() -> None:
     """▲ A log is as long as the rewind, never longer."""
     pipe = sl.from_items(range(200)).shard(4).merge("best_effort").shuffle(window=8)
-    lengths = [len(snapshot.state["merge"]["replay"]) for _, snapshot in states(pipe)]
+    lengths = [len(choices_of(snapshot.flow_state["merge"])) for _, snapshot in states(pipe)]
     assert max(lengths) <= 2 * 8
     assert max(lengths[:-8]) > 0
     assert lengths[-1] == 0

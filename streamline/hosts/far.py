@@ -163,7 +163,7 @@ class _Hosting:
 
     def _open(self, message: Open) -> None:
         link, tasks = self._link, self._tasks
-        states = StatesOut(link, any(stage.chooses for stage in self._plan.worker))
+        states = StatesOut(link, self._plan.worker_logs)
         outlet = Outlet[Any](link, states, message.worker, message.items, message.size, message.held, message.held_size)
         worker = self._workers[message.worker] = _Worker(outlet)
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)

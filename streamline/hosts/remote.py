@@ -77,7 +77,7 @@ class RemoteWorker(Generic[T]):
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
         self._begin = BeginState(plan, site, state)
-        self._states = StatesIn(any(stage.chooses for stage in plan.worker))
+        self._states = StatesIn(plan.worker_logs)
         self._behind: Reference | None = None  # the last item that has arrived
         self.feeding = None if feed is None else Feeding(number, plan.source.name, feed, self._done, site.tasks)
         self.channel = Channel[T](self._begin, self._capacity)

@@ -218,7 +218,7 @@ def _line(stage: AnyStage, more: Sequence[str]) -> str:
     options = [
         f"{field.name}={value!r}"
         for field in fields(stage)
-        if field.name not in ("name", "params") and not callable(value := getattr(stage, field.name))
+        if field.repr and field.name not in ("name", "params") and not callable(value := getattr(stage, field.name))
         if field.name == "seed" or value != field.default
     ]
     options += more

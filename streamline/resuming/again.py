@@ -21,9 +21,10 @@ def of_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
 
 def behind_merge(snapshot: Snapshot) -> Iterator[str]:
     """Yield what stages behind the merge of a rank do again at its state, and what the merge does first."""
-    if replay := snapshot.state[snapshot.merge].get("replay"):
-        items = f"{len(replay):,} item{'s' * (len(replay) != 1)}"
-        yield f"{snapshot.merge}: takes {items} first in the order that was chosen before"
+    own = snapshot.state[snapshot.merge]
+    if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
+        items = f"{count:,} item{'s' * (count != 1)}"
+        yield f"{snapshot.merge}: takes {items} again, in the order in which it took them before"
     before = [str(entry.get("name")) for entry in _section(snapshot.fingerprint, 0, 1) if _has_function(entry)]
     yield from _lines(_section(snapshot.fingerprint, 2), snapshot.stages, before)
 

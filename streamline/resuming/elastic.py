@@ -35,7 +35,7 @@ def regrouped(job: Snapshot, found: Rank) -> Snapshot:
     parts = job.parts or (job,)
     if any(part.journal is not None for part in parts):
         raise ResumeError(_refusal(job, found, "a feed's items that are on their way are its own rank's"))
-    if any(part.state[part.merge].get("replay") for part in parts):
+    if any(part.state[part.merge].get("replay") for part in parts):  # `strict_to` says what any strict merge does
         raise ResumeError(
             _refusal(job, found, f"{job.merge!r} is to repeat choices that were made between the shards of a rank")
         )

@@ -21,6 +21,7 @@ from streamline.resuming.pairs import Pair, paired
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Change, Source, Split
 from streamline.states import Json, Tree
+from streamline.transforms.batch import Batch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle
 
@@ -76,7 +77,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     ours = fingerprint(going_on)
     pairs = tuple(paired(snapshot.fingerprint, ours))
     comparison = _Comparison(going_on, snapshot, pairs)
-    differences = [*comparison.of_data(plan, now), *comparison.of_plan()]
+    differences = [*comparison.of_data(plan, now), *comparison.of_plan(), *comparison.of_choices()]
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
     listing = plan.source.carried(snapshot.listing, now)
     renamed = _renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on)
@@ -160,6 +161,28 @@ class _Comparison:
             for what in pair.changes:
                 yield self._of(at, pair, what)
 
+    def of_choices(self) -> Iterator[Difference]:
+        """Yield what chooses here, and did not in a run of a version that wrote no order down where nothing chose.
+
+        Of today's runs, a stage that reads again finds written down which choices to repeat.
+        """
+        plan, own = self._plan, self._snapshot.state[self._snapshot.merge]
+        waiting = {stage.name for stage in (*plan.worker, *plan.after) if isinstance(stage, Batch) and stage.chooses}
+        for at, pair in enumerate(self._pairs):
+            if pair.its is None:
+                continue
+            way_out = None
+            if pair.name in waiting and any(pair.its["name"] not in tree for tree in self._trees(pair)):
+                way_out = "max_wait_s=None"
+            elif pair.name == plan.merge.name and plan.merge.chooses:
+                way_out = None if own.get("replay") or "strict_to" in own else ".merge('strict')"
+            if way_out is not None and (found := self._reading_again(at)):
+                then = (
+                    f"{found[0]!r} downstream {found[1]}; in which order they came, the version that took the snapshot "
+                    f"did not write down: resume with {way_out}, and change it at a snapshot of that run"
+                )
+                yield Difference(argument=pair.name, then=then, possible=False)
+
     def _of(self, at: int, pair: Pair, what: str) -> Difference:
         name = pair.name if what != "removed" or pair.its is None else pair.its["name"]
         argument = pair.stage.argument(name, what)
@@ -213,11 +236,16 @@ class _Comparison:
 
     def _in_the_middle(self, at: int) -> str | None:
         """Say which stage behind number `at` will read again something that the change alters."""
+        found = self._reading_again(at)
+        return None if found is None else found_otherwise(*found)
+
+    def _reading_again(self, at: int) -> tuple[str, str] | None:
+        """Return the first stage behind number `at` that is in the middle of something, and what it does again."""
         for pair in self._pairs[at + 1 :]:
             name = pair.its["name"] if pair.its else None
             for tree in self._trees(pair) if name is not None else ():
                 if name in tree and (again := pair.its_stage.again(tree[name])):
-                    return found_otherwise(str(name), again)
+                    return str(name), again
         return None
 
 

@@ -30,6 +30,7 @@ from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
 from streamline.states import State
 from streamline.tasks import Tasks, supervise
+from streamline.testing.changes import changed
 from streamline.transforms.base import Stage
 from streamline.worker import SourceOpener, StageOpener
 
@@ -61,6 +62,10 @@ class Subject(ABC):
     @abstractmethod
     def write(self, state: State) -> str:
         """Return a state as JSON."""
+
+    def changed(self, dice: Random) -> Subject:
+        """Return what goes on with its states, as far as something may change that a state says nothing of."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,9 @@ class PipelineSubject(Subject):
 
     def write(self, state: State) -> str:
         return _saved(lambda: self._saving.snapshot(state, Gate()).to_json())
+
+    def changed(self, dice: Random) -> Subject:
+        return PipelineSubject(changed(self.pipeline, dice), self.backend)
 
     @cached_property
     def _saving(self) -> Opening:

@@ -162,6 +162,11 @@ class Stage(ABC, Generic[In, Out]):
         return False
 
     @property
+    def logs(self) -> bool:
+        """Whether its states stand in a log of choices."""
+        return self.chooses
+
+    @property
     def rewinds(self) -> bool:
         """Whether this stage's state may go back to an older state of its upstream and read again from there."""
         return False

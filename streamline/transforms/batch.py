@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from streamline.blame import blame
@@ -20,7 +20,7 @@ from streamline.options import check_function, is_async
 from streamline.pace import Pace
 from streamline.states import Json, Reference, State, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.batch_wait import Waiting
+from streamline.transforms.batch_wait import Cuts, Waiting
 
 __all__ = ["TOGETHER_ITEMS", "Batch", "collate_of", "collated"]
 
@@ -37,7 +37,10 @@ class Batch(Stage[In, Out]):
     """Collates `size` items into one, the rest at the end too unless `drop_remainder`.
 
     State: the upstream's right after the batch's last item; items that wait for their batch to fill are read again.
-    With `max_wait_s` also the sizes to be repeated, see `batch_wait`.
+    With `max_wait_s`, or where batches are counted, also the sizes to be repeated, see `batch_wait`.
+
+    Attributes:
+      counts: whether a stage downstream may read batches again. Of a plan; see `compiling`.
     """
 
     survives: ClassVar[Mapping[str, str]] = {
@@ -53,18 +56,24 @@ class Batch(Stage[In, Out]):
     drop_remainder: bool = False
     collate: Callable[[list[In]], Out]
     max_wait_s: float | None = None
+    counts: bool = field(default=False, repr=False, compare=False)
 
     @property
     def options(self) -> dict[str, Any]:
-        return {name: value for name, value in super().options.items() if name != "max_wait_s"}  # as concurrency
+        counting = ("max_wait_s", "counts")  # as concurrency
+        return {name: value for name, value in super().options.items() if name not in counting}
 
     @classmethod
     def regrouped(cls, owns: Sequence[Json]) -> Json:
-        return super().regrouped([own if own and own["replay"] else None for own in owns])
+        return None  # sizes are for a stage downstream, which refuses
 
     @property
     def chooses(self) -> bool:
         return self.max_wait_s is not None
+
+    @property
+    def logs(self) -> bool:
+        return self.chooses or self.counts
 
     def num_outputs(self, items: float) -> float | None:
         if self.max_wait_s is not None:
@@ -91,15 +100,17 @@ class Batch(Stage[In, Out]):
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         own = None if state is None else state.get(self.name)
-        if self.max_wait_s is None and (own is None or not own["replay"]):
-            return super().open(upstream, state)
         flow, site = upstream(state), upstream.site
+        if self.max_wait_s is None and (own is None or not own["replay"]):
+            run = self.run_over(flow, site, state, own)
+            cuts = Cuts(self.name, self.size) if self.counts else None
+            return ListsFlow(flow.state if cuts is None else cuts.behind(flow.state), self.lists(run, cuts), run, flow)
         inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
         run = self.run_over(inbox, site, state, own)
         waiting = Waiting(self, inbox, own)
         return ListsFlow(waiting.begin(), waiting.lists(run), run, inbox)
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: Run[In], cuts: Cuts | None = None) -> Lists[Out]:
         held: list[In] = []
         last = Reference.to(run.upstream.state)
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
@@ -110,7 +121,7 @@ class Batch(Stage[In, Out]):
             while len(items) - start >= (missing := self.size - len(held)):
                 held.extend(items[start : start + missing])
                 start += missing
-                batch = self._batch(held, run, states[start - 1], after if start == len(items) else None)
+                batch = self._batch(held, run, states[start - 1], after if start == len(items) else None, cuts)
                 held = []
                 if start == len(items):
                     items, start = (), 0
@@ -121,19 +132,23 @@ class Batch(Stage[In, Out]):
             if start < len(items):
                 last = Reference(states, len(items) - 1)
             elif not held and after is not None:
-                yield Chunk((), (), after)
+                yield Chunk((), (), after if cuts is None else cuts.behind(after))
             del items
+        now = run.upstream.state
         if held and not self.drop_remainder:
-            yield self._batch(held, run, last.get(), run.upstream.state)
+            yield self._batch(held, run, last.get(), now, cuts)
         elif held:
-            yield Chunk((), (), run.upstream.state)  # what was skipped among the rest is to be counted
+            yield Chunk((), (), now if cuts is None else cuts.behind(now))  # what was skipped among the rest counts
 
     def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
         """Return a batch, or none if it is left out; `last` is the upstream's state behind it."""
         return collated(self, self.collate, held, run, last)
 
-    def _batch(self, held: list[In], run: Run[In], last: State, after: State | None) -> Chunk[Out]:
+    def _batch(self, held: list[In], run: Run[In], last: State, after: State | None, cuts: Cuts | None) -> Chunk[Out]:
         made = self.collated(held, run, last)
+        if cuts is not None:
+            cuts.add(len(held))
+            last, after = cuts.behind(last), None if after is None else cuts.behind(after)
         return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)
 
 

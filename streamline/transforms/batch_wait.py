@@ -2,6 +2,9 @@
 
 Where a batch ends depends on time then, so this flow chooses, and logs what it chose: the sizes. A flow opened at a
 state with choices in it makes batches of these sizes first, however long that takes, then chooses freely.
+
+Batches that do wait until they are full need no log. But the run that resumes may have a `max_wait_s`, so where a stage
+downstream reads batches again, they are counted, and written down as if their sizes had been chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from streamline.merge_state import Log
 from streamline.pace import Pace
 from streamline.states import Json, Reference, State, Tally, Tree
 
-__all__ = ["BatchState", "Batching", "Waiting"]
+__all__ = ["BatchState", "Batching", "Cuts", "Waiting"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -47,14 +50,14 @@ LATE: Chunk[Any] = Chunk((), ())
 class BatchState(State):
     """Behind a batch: the upstream's state behind its last item, and how many batches were made so far."""
 
-    __slots__ = ("_count", "_log", "_logs", "_name", "_upstream")
+    __slots__ = ("_count", "_log", "_name", "_sizes", "_upstream")
 
-    def __init__(self, name: str, upstream: State, log: Log, count: int, logs: bool) -> None:
+    def __init__(self, name: str, upstream: State, log: Log, count: int, sizes: tuple[int, int] | None = None) -> None:
         self._name = name
         self._upstream = upstream
         self._log = log
         self._count = count  # batches made since the stretch began
-        self._logs = logs
+        self._sizes = sizes  # of a full batch, and of the last one; None: sizes are logged
 
     @property
     def _number(self) -> int:
@@ -62,9 +65,13 @@ class BatchState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(BatchState, until.latest)
-        stop = later._number if self._logs else self._number
+        stop, planned = later._number, later._log.planned
         tree = self._upstream.json(None if until is None else later._upstream)
-        replay = self._log.between(self._number, max(stop, later._log.planned), later._log)
+        logged = planned if later._sizes is not None else max(stop, planned)
+        replay = self._log.between(self._number, logged, later._log)
+        if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
+            full, last = later._sizes
+            replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
         own: dict[str, Json] = {"replay": replay}
         tree[self._name] = own
         return tree
@@ -78,6 +85,24 @@ class BatchState(State):
 
     def where(self) -> str:
         return self._upstream.where()
+
+
+class Cuts:
+    """Counts the batches of a stage that waits until they are full."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name, self._log = name, Log(0, [], 0, name)
+        self._size = self._last = size
+        self._made = 0
+
+    def add(self, size: int) -> None:
+        """A batch of this size was made."""
+        self._made += 1
+        self._last = size
+
+    def behind(self, upstream: State) -> State:
+        """Return the state behind the last batch, over the upstream's."""
+        return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
 
 
 class Waiting(Generic[In, Out]):
@@ -95,6 +120,7 @@ class Waiting(Generic[In, Out]):
         self._replay = deque(sizes)
         self._log = Log(0, sizes, len(sizes), stage.name)
         self._made = 0
+        self._size = stage.size  # of the last batch
         self._held: list[In] = []
         self._last = Reference.to(inbox.state)
         self._after: State | None = None  # progress behind the last item
@@ -157,6 +183,7 @@ class Waiting(Generic[In, Out]):
         elif self._chooses:
             self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
+        self._size = len(held)
         self._held, self._deadline = [], None
         if not made:
             return Chunk((), (), self._behind(last if after is None else after))
@@ -167,4 +194,5 @@ class Waiting(Generic[In, Out]):
         return self._stage.max_wait_s is not None
 
     def _behind(self, upstream: State) -> State:
-        return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, self._chooses)
+        sizes = None if self._chooses else (self._stage.size, self._size)
+        return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)

@@ -135,7 +135,7 @@ class Through(Stage[In, Out]):
 
     @classmethod
     def again(cls, own: Json) -> str | None:
-        if not own or not (own["inputs"] or own["outputs"]):
+        if not own or not own["inputs"]:
             return None
         return (
             f"takes {own['inputs']:,} inputs again, and passes over the {own['outputs']:,} outputs that were delivered"
@@ -145,6 +145,8 @@ class Through(Stage[In, Out]):
     def holds(cls, own: Json) -> str | None:
         if own and own["state"]:
             return "keeps a state, which may hold items"
+        if own and own["outputs"] and not own["inputs"]:
+            return f"has given {own['outputs']:,} outputs since its last safe point, before it took an input"
         return cls.again(own)
 
     @classmethod

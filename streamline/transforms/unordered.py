@@ -217,6 +217,8 @@ class AsCompleted(Delivery[In, Out]):
         self._skip = done
         self._replay = deque(replay)
         self._planned = set(replay)
+        self._next = deque(replay)  # of the choices, those that have not been begun
+        self._come: dict[int, Part[In]] = {}  # their inputs, as far as they are there
         self._parked: list[Part[In]] = []
         self._early: dict[int, Out] = {}
         self._positions: list[int] = []
@@ -305,7 +307,11 @@ class AsCompleted(Delivery[In, Out]):
         return bool(self._replay)
 
     def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
-        """Pass over what was done; hold back what was not chosen yet while earlier choices are outstanding."""
+        """Pass over what was done; begin choices in their order, and hold back all others while some are outstanding.
+
+        A choice that was begun before its turn would wait with its result for the others, and hold a place in the
+        channel, of which there may be fewer now than there were.
+        """
         parts: list[Part[In]] = []
         for index in range(len(chunk.items)):
             at = position + index
@@ -313,10 +319,14 @@ class AsCompleted(Delivery[In, Out]):
                 self._skip.discard(at)
                 continue
             part = Part(chunk.part(index, 1), at)
-            if self._replay and at not in self._planned:
+            if at in self._planned:
+                self._come[at] = part
+            elif self._replay:
                 self._parked.append(part)
             else:
                 parts.append(part)
+        while self._next and self._next[0] in self._come:
+            parts.append(self._come.pop(self._next.popleft()))
         self._running += len(parts)
         return parts
 

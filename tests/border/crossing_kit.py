@@ -20,7 +20,7 @@ __all__ = ["Crossed", "Crossing", "chooses", "tally_of"]
 
 def chooses(plan: Plan) -> bool:
     """Whether a worker of this plan chooses an order."""
-    return any(stage.chooses for stage in plan.worker)
+    return plan.worker_logs
 
 
 def tally_of(state: State) -> tuple[int, dict[tuple[int, str], int]]:

@@ -194,7 +194,7 @@ def test_choices_given_at_a_restart_count_until_they_are_made() -> None:
     """A mark from before it needs them, also if a state from behind it has not come as far."""
 
     def behind(log: Log, count: int) -> State:
-        return BatchState("batch", At("items", 0), log, count, True)
+        return BatchState("batch", At("items", 0), log, count)
 
     columns, dumper = Columns(True), Dumper(True)
     mark = columns.load_state(dumper.dump_state(behind(Log(0, [], 0, "batch"), 0)))

@@ -295,6 +295,9 @@ ROWS: dict[str, Row] = {
         3,
         [6, 8, 10],
     ),
+    "batch: `max_wait_s`": plain(
+        items(6).batch(2, collate=None), items(6).batch(2, collate=None, max_wait_s=60), 1, [[2, 3], [4, 5]]
+    ),
     "a new file": of_files(
         lambda folder: write(folder, "0"), ["b1", "a2", "b2", "c0", "c1", "c2"], "read_lines.new_files"
     ),

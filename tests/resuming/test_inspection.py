@@ -151,7 +151,7 @@ def test_a_whole_job_is_one_table_with_the_next_worker_and_the_stages_of_each_ra
     assert [line.split(" 10 ")[0] for line in shown if " 10 " in line] == ["0", "next > 1", "next > 2"]
     assert shown[shown.index("after the merge, rank 0") + 1] == "take: 0"
     assert shown[shown.index("after the merge, rank 1") + 1] == "take: 1"
-    assert shown[-1] == "after the merge, rank 1: merge: takes 1 item first in the order that was chosen before"
+    assert shown[-1] == "after the merge, rank 1: merge: takes 1 item again, in the order in which it took them before"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

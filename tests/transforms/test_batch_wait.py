@@ -58,6 +58,13 @@ def waiting(*shards: list[Any], size: int = 3, **options: Any) -> tuple[Pipeline
     return pipe, pipe.source
 
 
+class Unchanged(PipelineSubject):
+    """In virtual time: a map in a thread, say, which a generation may have, would take none of it."""
+
+    def changed(self, dice: Random) -> PipelineSubject:
+        return self
+
+
 async def started(pipe: Pipeline[Any], tasks: Tasks, text: str | None = None) -> Any:
     return PipelineSubject(pipe).open(tasks, text)
 
@@ -310,7 +317,7 @@ async def gappy() -> AsyncIterator[int]:
 @pytest.mark.parametrize("name", BEHIND)
 def test_a_resume_is_exact_behind_batches_that_time_has_made(name: str) -> None:
     pipe = BEHIND[name](batched(sl.from_iterable(gappy)))
-    law = partial(resume_law, subject=PipelineSubject(pipe), generations=5, dice=Random(1))
+    law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(1))
     run(partial(law, truth=Truth([*range(17)], choosing=True)))
 
 
@@ -318,7 +325,7 @@ def test_a_resume_is_exact_behind_batches_that_time_has_made(name: str) -> None:
 def test_a_resume_is_exact_behind_choices_upon_choices(name: str) -> None:
     pipe = sl.from_iterable(gappy).shard(2).map(late, concurrency=2, ordered=False).merge("best_effort")
     pipe = BEHIND[name](batched(pipe))
-    law = partial(resume_law, subject=PipelineSubject(pipe), generations=5, dice=Random(2))
+    law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(2))
     run(partial(law, truth=Truth([*range(17)], choosing=True)))
 
 

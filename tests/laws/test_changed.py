@@ -1,0 +1,178 @@
+"""What needs nothing at a resume (docs/resume.md) may change at any item, again and again: nothing is lost or doubled.
+
+A strict merge logs no choices: a stage downstream that reads again lost and doubled items under a best-effort one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+import streamline as sl
+import streamline.transforms.map
+from streamline.errors import ResumeError
+from streamline.pipeline import Pipeline
+from streamline.tasks import Tasks
+from streamline.testing import YIELD, scripted
+from streamline.testing.changes import changed
+from streamline.testing.copying import Copying
+from streamline.testing.running import PipelineSubject, opened, read, run
+from streamline.testing.truth import Truth
+from tests.laws.stages import erratic, fan, pairs
+from tests.laws.test_choosing import REWINDING, best_effort, unordered
+
+Pipe = Pipeline[Any]
+
+STAGES: dict[str, Callable[[Pipe], Pipe]] = {
+    **REWINDING,
+    "regenerate": lambda pipe: pipe.regenerate(4),
+    "cache": lambda pipe: pipe.cache().repeat(2),
+    "prefetch and shuffle": lambda pipe: pipe.prefetch(2).shuffle(window=4),
+    "map and shuffle": lambda pipe: pipe.map(erratic, concurrency=3).shuffle(window=4),
+    "unordered map and shuffle": lambda pipe: unordered(pipe).shuffle(window=4),
+    "batches that don't wait": lambda pipe: pipe.batch(3, collate=None, max_wait_s=1e-9).unbatch(),
+    "pack": lambda pipe: pipe.map(lambda item: [item] * 3).pack(4).map(lambda block: block["tokens"]),
+}
+
+
+def uneven() -> Pipe:
+    """Return workers of sizes 5, 3, 0, 9 and 4 that are not equally fast: best-effort order is not the strict one."""
+    return scripted(range(5), range(10, 13), [], [YIELD, *range(20, 29)], range(30, 34), schedule=(0, 2, 1, 3, 5))
+
+
+def insist_any_item(*pipes: Pipe, backends: tuple[Any, ...] = (None,)) -> None:
+    """Insist that each state of each pipeline's run is one of the next pipeline, too; under each of these backends."""
+    first, *others = [PipelineSubject(pipe, backend or sl.Inline()) for pipe in pipes for backend in backends]
+
+    async def work(tasks: Tasks) -> None:
+        begun = await reading(tasks, first, None)
+        truth = Truth(begun.items, choosing=True)
+        for then in others:
+            for text, k in {text: k for k, _, text in begun.states}.items():
+                rest = await reading(tasks, then, text)
+                truth.insist_whole("Resume", f"from {text} in {then}", begun.items[:k], rest.items)
+
+    run(work)
+
+
+async def reading(tasks: Tasks, subject: PipelineSubject, text: str | None, limit: int | None = None) -> Any:
+    async with opened(tasks, subject, text) as flow:
+        found = await read(flow, subject.write, Random(0), limit)
+    if found.failure is not None:
+        raise found.failure
+    return found
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_another_kind_of_merge_at_any_item(name: str) -> None:
+    strict, choosing = STAGES[name](uneven().merge()), STAGES[name](best_effort(uneven()))
+    other = STAGES[name](uneven().merge("best_effort", max_skips_per_round=3, max_lead=1))
+    insist_any_item(strict, choosing, other)
+    insist_any_item(choosing, strict, other)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "unbatch", "custom", "unordered map and shuffle"])
+def test_one_kind_of_merge_after_the_other(name: str) -> None:
+    """Two items of each, so that a window that was begun in strict order lasts over all three."""
+    strict, choosing = STAGES[name](uneven().merge()), STAGES[name](best_effort(uneven()))
+
+    async def work(tasks: Tasks, dice: Random) -> None:
+        truth = Truth((await reading(tasks, PipelineSubject(strict), None)).items, choosing=True)
+        for kinds in ([strict, choosing] * 3, [choosing, strict] * 3):
+            items: list[Any] = []
+            text = None
+            for pipe, limit in zip(kinds, (*(dice.randrange(3) for _ in range(5)), None), strict=True):
+                found = await reading(tasks, PipelineSubject(pipe), text, limit)
+                items, text = [*items, *found.items], found.last
+            truth.insist_whole("Resume", f"in turn, {kinds[0]} first", [], items)
+
+    for seed in range(6):
+        run(partial(work, dice=Random(seed)))
+
+
+@pytest.mark.parametrize("section", ["of a worker", "after the merge"])
+def test_a_wait_for_batches_that_comes_and_goes_at_any_item(section: str) -> None:
+    """Batches that a shuffle reads again are cut where they were."""
+
+    def pipe(max_wait_s: float | None) -> Pipe:
+        if section == "of a worker":
+            pipe = uneven().batch(3, collate=None, max_wait_s=max_wait_s).shuffle(window=2)
+            return pipe.merge().shuffle(window=3)
+        return uneven().merge().batch(4, collate=None, max_wait_s=max_wait_s).shuffle(window=2)
+
+    insist_any_item(pipe(None), pipe(1e-9), pipe(None))
+    insist_any_item(pipe(None), pipe(1e-9), backends=(Copying(2), None))
+    insist_any_item(pipe(1e-9), pipe(None), pipe(1e-9))
+
+
+def test_fewer_calls_at_once_than_choices_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that came before their turn filled the channel, and the input whose turn it was found no room."""
+    monkeypatch.setattr(streamline.transforms.map, "WAITING_ITEMS", 2)
+    pipes = [unordered(sl.from_items(range(60)), calls).shuffle(window=20) for calls in (30, 1)]
+    insist_any_item(*pipes)
+
+
+def test_changes_of_all_kinds_on_other_backends() -> None:
+    pipe = best_effort(unordered(uneven()).flat_map(fan)).through(pairs).shuffle(window=3)
+    for seed in range(4):
+        then = changed(pipe, Random(seed))
+        insist_any_item(pipe, then, backends=(Copying(2), None, sl.Threads(2)))
+
+
+# Snapshots of versions that wrote no strict order down --------------------------------------------------------------
+
+
+def older(snapshot: sl.Snapshot) -> sl.Snapshot:
+    """Return a snapshot as it was written before."""
+    trees = [snapshot.state, *snapshot.state["merge"]["workers"].values()]
+    snapshot.state["merge"].pop("strict_to", None)
+    for tree in trees:
+        tree.pop("batch", None)
+    return snapshot
+
+
+def stopped(pipe: Pipe, count: int) -> tuple[list[Any], sl.Snapshot]:
+    with pipe.open() as stream:
+        return [next(stream) for _ in range(count)], older(stream.snapshot())
+
+
+def test_an_older_strict_snapshot_is_refused_under_best_effort_where_a_stage_reads_again() -> None:
+    pipe = sl.from_items(range(12)).shard(3)
+    strict, choosing = pipe.merge().shuffle(window=4), pipe.merge("best_effort").shuffle(window=4)
+    items, snapshot = stopped(strict, 2)
+    with pytest.raises(ResumeError, match=r"merge: 'shuffle' .* resume with \.merge\('strict'\)"):
+        choosing.open(resume=snapshot)
+    assert items + list(strict.open(resume=snapshot).sync_stream()) == list(strict)
+    items, snapshot = stopped(strict, 4)  # a whole window
+    assert sorted(items + list(choosing.open(resume=snapshot).sync_stream())) == list(range(12))
+
+
+def test_an_older_snapshot_is_refused_with_a_wait_for_batches_where_a_stage_reads_them_again() -> None:
+    pipes = [sl.from_items(range(12)).batch(2, collate=None, max_wait_s=wait).shuffle(window=3) for wait in (None, 1)]
+    _, snapshot = stopped(pipes[0], 2)
+    with pytest.raises(ResumeError, match=r"batch: 'shuffle' .* resume with max_wait_s=None"):
+        pipes[1].open(resume=snapshot)
+    assert len(list(pipes[0].open(resume=snapshot).sync_stream())) == 4
+
+
+# In the calling thread ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", STAGES)
+def test_debug_goes_on_at_any_item_of_what_chooses(name: str) -> None:
+    """One call at a time waited for a result that was to come first, of an input that had no room."""
+    pipe = STAGES[name](best_effort(unordered(uneven())))
+
+    async def work(tasks: Tasks) -> Any:
+        return await reading(tasks, PipelineSubject(pipe), None)
+
+    whole = run(work)
+    truth = Truth(whole.items, choosing=True)
+    for text, k in {text: k for k, _, text in whole.states}.items():
+        with pipe.debug(resume=sl.Snapshot.from_json(text)) as stream:
+            truth.insist_whole("Resume", f"from {text} by debug", whole.items[:k], list(stream))
