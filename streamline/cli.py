@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 import click
 
 from streamline import __version__
-from streamline.errors import StreamlineError
+from streamline.errors import StreamlineError, printable
 from streamline.resuming.inspection import report
 from streamline.snapshot import Snapshot
 
@@ -48,7 +48,7 @@ def inspect(path: str, rank: int | None) -> None:
     try:
         click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)
     except StreamlineError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(_shown(error)) from error
 
 
 @main.command()
@@ -67,6 +67,11 @@ def check(target: str, world_size: int | None) -> None:
     try:
         report = named(target, Runnable).check(world_size=world_size)
     except StreamlineError as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(str(report))
+        raise click.ClickException(_shown(error)) from error
+    click.echo(_shown(report))
     sys.exit(0 if report.ok else 1)
+
+
+def _shown(text: object) -> str:
+    """Return text of several lines for a terminal: what records and servers say may hold anything."""
+    return "\n".join(map(printable, str(text).split("\n")))

@@ -122,3 +122,19 @@ def test_it_runs_as_a_module(command: list[str]) -> None:
     )
     assert done.stdout == f"streamline, version {sl.__version__}\n"
     assert done.stderr == ""
+
+
+def test_nothing_that_data_says_acts_on_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "plan.py").write_text(
+        "import streamline as sl\n"
+        "def fail(item):\n"
+        "    raise ValueError(item)\n"
+        "pipe = sl.from_items(['a\\x1b[31mb\\x9b\\u202e\\nc']).map(fail)\n"
+        "def broken():\n"
+        "    raise sl.errors.PlanError('a\\x1b[31mb\\nc')\n"
+    )
+    for name, kept in (("pipe", r"a\x1b[31mb\x9b\u202e"), ("broken", r"a\x1b[31mb")):
+        result = run("check", f"{tmp_path / 'plan.py'}:{name}")
+        assert result.exit_code == 1
+        assert kept in result.output
+        assert all(line.isprintable() for line in result.output.split("\n"))

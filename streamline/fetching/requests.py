@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from streamline.budget import Account
-from streamline.errors import ClosedError, ReadError
+from streamline.errors import ClosedError, ReadError, printable
 from streamline.storage.base import Found, Storage
 
 __all__ = ["GUESS_BYTES", "Owner", "Request", "expected"]
@@ -103,7 +103,9 @@ class Request:
                 await self._fetch()
             if not self._dropped and self.stop is not None and self._got != self.stop - self.start:
                 end = self.start + self._got
-                raise ReadError(f"{self.path} ends at byte {end:,}, expected {self.stop:,}: has it been replaced?")
+                raise ReadError(
+                    f"{printable(self.path)} ends at byte {end:,}, expected {self.stop:,}: has it been replaced?"
+                )
         except Exception as error:
             self.fail(error)
         else:
@@ -171,9 +173,8 @@ class Request:
 
     def _look(self, found: Found) -> None:
         if found.size is not None and self.start > found.size:
-            raise ReadError(
-                f"{self.path} has {found.size:,} bytes, expected more than {self.start:,}: has it been replaced?"
-            )
+            what, most = printable(self.path), found.size
+            raise ReadError(f"{what} has {most:,} bytes, expected more than {self.start:,}: has it been replaced?")
         self._etag = self._etag or found.etag
         self.begins(found, None if found.size is None else min(found.size, self.start + self._part), True)
         if found.size is None and not self._dropped:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from streamline.errors import printable
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
@@ -90,7 +91,7 @@ def _section(title: str, lines: Iterable[str]) -> RenderableType:
 
 def _text(words: str) -> Text:
     """Return `words` as they are: no markup, and nothing that a terminal would obey."""
-    return Text("".join(char if char.isprintable() else ascii(char)[1:-1] for char in words), overflow="fold")
+    return Text(printable(words), overflow="fold")
 
 
 def _plan(snapshot: Snapshot) -> Iterator[str]:

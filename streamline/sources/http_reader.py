@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import anyio
 
-from streamline.errors import DataError, ReadError
+from streamline.errors import DataError, ReadError, printable
 from streamline.meters.traffic import Traffic
 from streamline.pace import Pace
 from streamline.sources.framing import Framer, SseFramer, framer_of
@@ -153,7 +153,7 @@ class _Reader:
 
     def _ends(self, response: aiohttp.ClientResponse) -> bool:
         """Return whether an answer says that there is nothing more to come, ever."""
-        url, status, kind = self._url, response.status, response.content_type
+        url, status, kind = self._url, response.status, printable(response.content_type)
         if status == 204:
             return self._request.framing == "sse"
         if 400 <= status < 500 and status not in (408, 429):
@@ -217,7 +217,7 @@ class _Reader:
             found = TransientError(f"the name {error.host} can't be looked up any more")
         else:
             found = judged(url, error)
-        self._why = str(found)
+        self._why = printable(str(found))
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1
         if self._answered_at is None and self._failed > self._retries:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.storage.attempts import TransientError
 from streamline.storage.base import MODIFIED
 
@@ -33,7 +33,7 @@ WORDS_LENGTH = 200
 
 
 class Version(NamedTuple):
-    """What tells one version of an object from another, as far as the server says.
+    """What tells one version of an object from another, as far as the server says. Printable, and fit for a snapshot.
 
     Attributes:
       settled: whether `modified` was a second old when the server answered. Before, another change within that second
@@ -60,8 +60,12 @@ class Version(NamedTuple):
 
     @property
     def if_range(self) -> str | None:
-        """What to ask for the rest of this version with: a weak ETag may not be used for that."""
-        return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
+        """What to ask for the rest of this version with: a weak ETag may not be used for that.
+
+        Nor is one that may hold something escaped: as it came, it can't be sent (control characters, no UTF-8).
+        """
+        usable = [one for one in (self.etag, self.modified) if one and not one.startswith("W/") and "\\" not in one]
+        return usable[0] if usable else None
 
     def differs(self, later: Version) -> str | None:
         """Return how another version differs; None if it doesn't, as far as can be told."""
@@ -207,7 +211,7 @@ def _check_named(url: str, known: Version | None, now: Version) -> None:
 
 
 def _version(headers: Mapping[str, str], total: int | None) -> Version:
-    etag, modified = headers.get("ETag"), headers.get("Last-Modified")
+    etag, modified = (None if told is None else printable(told) for told in map(headers.get, ("ETag", "Last-Modified")))
     return Version(
         etag, modified, total, etag is not None or modified is None or _settled(modified, headers.get("Date"))
     )
@@ -232,8 +236,9 @@ def _check_encoding(url: str, told: str) -> None:
     suffix = PurePosixPath(url.split("?")[0].lower()).suffix
     if encoding not in PLAIN and encoding.removeprefix("x-") != NAMED.get(suffix):
         raise ReadError(
-            f"{url}: the server sends it compressed (Content-Encoding: {told}), though it was asked for as it is: its "
-            "size and positions would be another's; switch that off there, or store it under a name that says so (.gz)"
+            f"{url}: the server sends it compressed (Content-Encoding: {printable(told)}), though it was asked for as "
+            "it is: its size and positions would be another's; switch that off there, or store it under a name that "
+            "says so (.gz)"
         )
 
 
@@ -272,7 +277,7 @@ def refusal(url: str, status: int, content: str = "") -> ReadError:
       content: how the answer's content begins; what it says to people is shown.
     """
     words = next((found[1] for pattern in WORDS if (found := pattern.search(content))), content)
-    words = " ".join(re.sub(r"<[^>]*>", " ", words).split())[:WORDS_LENGTH]
+    words = printable(" ".join(re.sub(r"<[^>]*>", " ", words).split())[:WORDS_LENGTH])
     said = f" ({words})" if words and words != status_name(status) else ""
     return ReadError(f"{url}: the server answered {status_name(status)}{said}: {_advice(status)}")
 

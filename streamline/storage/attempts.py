@@ -15,7 +15,7 @@ from time import monotonic
 
 import anyio
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.meters.traffic import Traffic
 
 __all__ = ["Attempts", "TransientError"]
@@ -50,7 +50,7 @@ class Attempts:
     """The attempts at one object, or at a part of it.
 
     Attributes:
-      what: is read, for messages.
+      what: is read, for messages; printable.
 
     Args:
       what: see there.
@@ -114,10 +114,10 @@ class Attempts:
         Raises:
           ReadError: there is none.
         """
-        cause = cause or error
+        cause, reason = cause or error, printable(str(error))
         self._failed += 1
         if self._failed > self._retries:
-            raise ReadError(f"{self.what}: failed {self._times()} at byte {position:,}: {error}") from cause
+            raise ReadError(f"{self.what}: failed {self._times()} at byte {position:,}: {reason}") from cause
         pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
         asked_s = error.retry_after_s
         if asked_s is not None:
@@ -126,10 +126,10 @@ class Attempts:
             asks = "" if asked_s is None else f", and asks to wait {asked_s:,.0f} s"
             raise ReadError(
                 f"{self.what}: gave up at byte {position:,}: failed {self._times()}, and deadline_s="
-                f"{self._deadline_s:g} leaves {self.left_s:.1f} s: {error}{asks}"
+                f"{self._deadline_s:g} leaves {self.left_s:.1f} s: {reason}{asks}"
             ) from cause
         self._traffic.retries += 1
-        logger.info("%s: try %d at byte %s in %.2f s: %s", self.what, self._failed + 1, position, pause_s, error)
+        logger.info("%s: try %d at byte %s in %.2f s: %s", self.what, self._failed + 1, position, pause_s, reason)
         await anyio.sleep(pause_s)
 
     def _times(self) -> str:

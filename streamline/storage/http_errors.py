@@ -7,8 +7,9 @@ import socket
 import ssl
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.storage.answers import retry_after_s, status_name
 from streamline.storage.attempts import TransientError
 
@@ -29,10 +30,10 @@ MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 
 
 def shown(url: str) -> str:
-    """Return a URL as messages and logs show it: without password and signature."""
+    """Return a URL as messages and logs show it: without password and signature, printable."""
     if "?" not in url and "@" not in url:  # as most: patterns would take 2 µs of each request
-        return url
-    return SECRET.sub(r"\1…", USER.sub("…@", url))
+        return printable(url)
+    return printable(SECRET.sub(r"\1…", USER.sub("…@", url)))
 
 
 def judged(url: str, error: Exception) -> TransientError:
@@ -72,6 +73,10 @@ def _said(error: Exception) -> str:
         return "no connection came about within connect_timeout_s"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"what the server sent is no HTTP answer: {' '.join(error.message.split())[:200]}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        cause = error.__cause__
+        why = cause.message if isinstance(cause, HttpProcessingError) else str(cause or error)
+        return f"the body broke off: {' '.join(why.split())[:200]}"
     return str(error) or type(error).__name__
 
 

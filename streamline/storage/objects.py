@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.meters.traffic import Traffic
 from streamline.storage.attempts import Attempts, TransientError
 from streamline.storage.base import Found, joined
@@ -92,7 +92,7 @@ class ObjectStorage:
         """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
         size = BLOCK_BYTES if stop is None else max(1, stop - start)
         async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
-            return joined(path, [block async for block in blocks], start, stop)
+            return joined(printable(path), [block async for block in blocks], start, stop)
 
     async def aclose(self) -> None:
         """Let go of the stores: their connections close behind them."""
@@ -103,16 +103,16 @@ class ObjectStorage:
     ) -> AsyncGenerator[bytes, None]:
         base, key = bucket_of(path)
         store, attempts = self._store(base), self._attempts(path)
-        position = start
+        position, what = start, attempts.what
         known: Version | None = None if etag is None else (etag, None)
         while stop is None or position < stop:
             try:
                 options = _options(position, stop, known)
                 answer = await self._asked(attempts, partial(store.get_async, key, options=options))
-                known = _same(path, known, _version(answer.meta), position)
+                known = _same(what, known, _version(answer.meta), position)
                 begin, end = answer.range
                 if begin != position:
-                    raise ReadError(f"{path}: asked for bytes from {position:,}, the store sent those from {begin:,}")
+                    raise ReadError(f"{what}: asked for bytes from {position:,}, the store sent those from {begin:,}")
                 body = aiter(answer.stream(min_chunk_size=size))
                 while block := bytes(await _next(attempts, body)):
                     position += len(block)
@@ -128,10 +128,10 @@ class ObjectStorage:
             except Exception as error:
                 _let_go(error)
                 if other_version(error) and known is not None:
-                    raise _changed(path, position, known[0], (await self.stat(path)).etag) from None
+                    raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
                 if behind_end(error) and await self._ends_at(path, position, known):
                     return
-                await _failed(attempts, path, error, position)
+                await _failed(attempts, error, position)
                 size = AS_IT_COMES
 
     async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
@@ -143,7 +143,9 @@ class ObjectStorage:
         size = (await self.stat(path)).size
         told = position if known is None or known[1] is None else known[1][0]
         if size is not None and (size < position or size != told):
-            raise ReadError(f"{path} has {size:,} bytes, expected more than {position:,}: has it been replaced?")
+            raise ReadError(
+                f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
+            )
         return size == position
 
     async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
@@ -166,7 +168,7 @@ class ObjectStorage:
                     attempts.progress()
                     attempts.wanted()
             except Exception as error:
-                await _failed(attempts, url, error, 0)
+                await _failed(attempts, error, 0)
                 if any(one["path"] > other["path"] for one, other in pairwise(listed)):
                     listed = []  # S3's directory buckets keep no order: there is no "behind" in them
             else:
@@ -193,7 +195,7 @@ class ObjectStorage:
             try:
                 return await self._asked(attempts, ask)
             except Exception as error:
-                await _failed(attempts, path, error, 0)
+                await _failed(attempts, error, 0)
 
     async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
         self._traffic.requests += 1
@@ -201,7 +203,7 @@ class ObjectStorage:
             return await ask()
 
     def _attempts(self, path: str) -> Attempts:
-        return Attempts(path, self._http.retries, self._http.deadline_s, self._traffic)
+        return Attempts(printable(path), self._http.retries, self._http.deadline_s, self._traffic)
 
     def _store(self, base: str) -> Any:
         if base not in self._stores:
@@ -224,14 +226,14 @@ def _let_go(error: Exception) -> None:
     error.__traceback__ = None
 
 
-async def _failed(attempts: Attempts, path: str, error: Exception, position: int) -> None:
+async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
     """Wait before the next attempt.
 
     Raises:
       ReadError: there is none.
     """
     _let_go(error)
-    meant = meaning(path, error)
+    meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):
         raise meant from None
     await attempts.failed(meant, position)
@@ -257,13 +259,14 @@ def _same(path: str, known: Version | None, now: Version, position: int) -> Vers
 
 
 def _changed(path: str, position: int, before: str | None, now: str | None) -> ReadError:
-    return ReadError(
-        f"{path} has changed, at byte {position:,}: its ETag was {before} and is {now}; read it again from its start"
-    )
+    tags = f"its ETag was {printable(str(before))} and is {printable(str(now))}"
+    return ReadError(f"{path} has changed, at byte {position:,}: {tags}; read it again from its start")
 
 
 def _options(position: int, stop: int | None, known: Version | None) -> dict[str, Any]:
-    options: dict[str, Any] = {} if known is None or known[0] is None else {"if_match": known[0]}
+    etag = None if known is None else known[0]
+    can_be_sent = etag is not None and etag.isprintable()  # a listing's XML may hold anything; obstore panics then
+    options: dict[str, Any] = {"if_match": etag} if can_be_sent else {}
     if stop is not None:
         options["range"] = (position, stop)
     elif position:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.storage.attempts import TransientError
 
 __all__ = ["behind_end", "meaning", "other_version"]
@@ -53,7 +53,7 @@ def other_version(error: Exception) -> bool:
 
 
 def meaning(path: str, error: Exception) -> ReadError | TransientError:
-    """Return what an operation on `path`, a URL of a store, has failed with.
+    """Return what an operation on `path`, a URL of a store as messages show it, has failed with.
 
     Returns:
       TransientError: another try may do better; ReadError: it would not.
@@ -101,7 +101,7 @@ def _give_credentials(path: str) -> str:
 
 def _give_region(text: str) -> str:
     told = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
-    region = (told[1] or told[2]) if told else "…"
+    region = printable(told[1] or told[2]) if told else "…"
     return f'Set AWS_REGION, or storage_options={{"region": "{region}"}}'
 
 
@@ -115,7 +115,7 @@ def _said(text: str) -> str:
     status, code, message = STATUS.search(text), CODE.search(text), SAID.search(text)
     if status is not None:
         words = [f"{status[1]} {status[2] or ''}".strip(), *(found[1] for found in (code, message) if found)]
-        return "the server answered " + ": ".join(words)
+        return printable("the server answered " + ": ".join(words))
     if "dns error" in text:
         return "the name of the server can't be looked up"
     if "Connection refused" in text or "ConnectionRefused" in text:
@@ -126,7 +126,7 @@ def _said(text: str) -> str:
 
 
 def _first(text: str) -> str:
-    return QUERY.sub("", text.strip().partition("\n")[0])
+    return printable(QUERY.sub("", text.strip().partition("\n")[0]))
 
 
 def _certificate(text: str) -> str:

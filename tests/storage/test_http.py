@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+import logging
 import re
 import socket
 import threading
@@ -15,13 +16,16 @@ import anyio
 import pytest
 from aiohttp import web
 
+import streamline as sl
 from streamline.demo.server import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.meters.traffic import Traffic
+from streamline.sources import http_reader
 from streamline.storage import attempts, http
 from streamline.storage.answers import retry_after_s
 from streamline.storage.http import HttpStorage
 from streamline.storage.http_client import HttpClient
+from streamline.storage.http_errors import shown
 from streamline.storage.http_options import HttpOptions
 
 DATA = b"".join(b"line %d\n" % number for number in range(8))
@@ -539,3 +543,70 @@ async def test_that_replacements_are_not_noticed_is_said_once_for_each_host(
         [url.split("/")[2].replace("127.0.0.1", "localhost")],
     ]
     assert "HttpOptions(require_validator=True) refuses" in caplog.text
+
+
+ODD = ["\x01", "\x1b[31m", "\x9b31m", "\u202e", "\udcff", "\\", "é"]
+"""Control characters, escape sequences in 7 and 8 bits, an override, what is no UTF-8; and two that are harmless."""
+
+
+def sending(head: str, body: str = "") -> Any:
+    """Return a behaviour: an answer as it is written here, and a connection that breaks."""
+
+    async def behave(_: Any, __: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {head}\r\n\r\n{body}".encode(errors="surrogateescape"))
+
+    return behave
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["ETag", "Last-Modified"])
+async def test_a_version_of_any_characters_is_gone_on_with_and_shown(
+    storage: HttpStorage, server: Any, url: str, name: str, odd: str
+) -> None:
+    """Nothing is sent back that can't be: aiohttp refuses it, with an error of its own."""
+    head, rest = f"{name}: a{odd}b\r\nContent-Length: 9", "line 0\nli"
+    server.script = [sending(f"200 OK\r\n{head}", rest[:3]), sending(f"200 OK\r\n{head}", rest)]
+    assert await read(storage, url, stop=9) == rest.encode()
+    assert ("if-range" in server.requests[1].headers) == (odd == "é")
+    server.script = [sending(f"200 OK\r\n{head}", rest[:3]), sending(f"200 OK\r\n{name}: c\r\nContent-Length: 9", rest)]
+    with pytest.raises(ReadError, match="changed while it was read") as caught:
+        await read(storage, url, stop=9)
+    assert str(caught.value).isprintable()
+    server.script = [sending(f"200 OK\r\n{head}", rest)]
+    assert ((await storage.stat(url)).etag or "").isprintable()
+
+
+@pytest.mark.parametrize("odd", ODD[:5])
+async def test_nothing_that_a_server_says_acts_on_a_terminal(
+    server: Any, url: str, odd: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(http_reader, "PAUSE_S", 0.0)
+    answers = [
+        f"503 a{odd}b\r\nRetry-After: {odd}",
+        f"200 OK\r\nContent-Encoding: a{odd}b\r\nContent-Length: 3",
+        f"206 OK\r\nContent-Range: a{odd}b\r\nContent-Length: 3",
+        f"302 OK\r\nLocation: ftp://a{odd}b\r\nContent-Length: 0",
+        f"302 OK\r\nLocation: /a{odd}b\r\nContent-Length: 0\r\nConnection: close",
+        "404 OK\r\nContent-Length: 99",
+        f"200 OK\r\nContent-Type: text/a{odd}b\r\nContent-Length: 99",
+        f"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{odd}",
+        f"200 OK\r\na{odd}b: x",
+        f"2{odd}",
+    ]
+    for answer in answers:
+        server.otherwise = sending(answer, f"<title>a{odd}b</title>")
+        async with aclosing(HttpStorage(HttpOptions(retries=1))) as storage:
+            with pytest.raises(ReadError) as caught:
+                await read(storage, url)
+        assert str(caught.value).isprintable(), answer
+        with pytest.raises(ReadError) as caught:
+            async with sl.stream_http(url, framing="sse", http=HttpOptions(retries=1)).open() as stream:
+                await anext(stream)
+        assert str(caught.value).isprintable(), answer
+    assert [text for text in caplog.messages if not text.isprintable()] == []
+    assert len(caplog.messages) > 5
+
+
+def test_a_url_is_shown_printable() -> None:
+    assert shown("http://x/a\x1b[31m\u202e?sig=s&y=\x9b") == r"http://x/a\x1b[31m\u202e?sig=…&y=\x9b"

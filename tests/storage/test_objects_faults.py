@@ -254,3 +254,25 @@ async def test_secrets_are_in_no_message_and_no_repr(scripted: ScriptedStore) ->
         await storage.list("az://b/*")
     for error in (caught.value, listed.value):
         assert "s3cret" not in "".join(traceback.format_exception(error))
+
+
+async def test_what_a_store_lists_is_shown_printable_and_never_sent_as_a_header(scripted: ScriptedStore) -> None:
+    def listing(handler: Handler) -> None:
+        tags = {"Key": "x&#x9b;&#x202e;", "LastModified": "2024-01-01T00:00:00Z", "ETag": '"&#27;"', "Size": "3"}
+        entry = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags.items())
+        body = f"<ListBucketResult><Name>b</Name><Contents>{entry}</Contents></ListBucketResult>".encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    scripted.script = [listing, refusal(403, "No\x1b[31m", "\u202eMessage")]
+    storage = ObjectStorage(scripted.options, HttpOptions(retries=0))
+    (found,) = await storage.list("s3://b/*")
+    with pytest.raises(
+        ReadError, match=r"s3://b/x\\x9b\\u202e: the server answered 403 .*No\\x1b.*: \\u202eMess"
+    ) as caught:
+        [block async for block in storage.blocks(found.path, etag=found.etag)]
+    assert str(caught.value).isprintable()
+    assert "if-match" not in scripted.requests[1]
+    await storage.aclose()
