@@ -184,7 +184,7 @@ class DeadLetterError(StreamlineError, OSError):
 
 
 class HostError(StreamlineError, RuntimeError):
-    """A process for workers that can't be started, or can't be used as it is. User code is not at fault."""
+    """A process for workers, or a thread, that can't be started or used as it is. User code is not at fault."""
 
 
 PACKAGE = str(Path(__file__).parent)

@@ -7,6 +7,7 @@ import (of the main module, a notebook, a test) travel by value.
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import io
 import mmap
@@ -24,7 +25,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from streamline.errors import PlanError, users_level
+from streamline.errors import HostError, PlanError, users_level
 from streamline.hosts.memory_maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
@@ -35,6 +36,8 @@ MOST_BYTES = 64 << 20
 
 APART_BYTES = 4096
 """Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
+
+NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
@@ -71,12 +74,21 @@ def ship(payload: object) -> Shipped:
 
     Raises:
       PlanError: it can't be; the message names what in it, and of which stage.
+      HostError: there is no room for it.
     """
-    fd = memory_file("streamline plan")
+    fd = None
     try:
+        fd = memory_file("streamline plan")
         nbytes = _write(payload, fd)
-    except BaseException:
-        os.close(fd)
+    except BaseException as error:
+        if fd is not None:
+            os.close(fd)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise HostError(
+                f"the plan can't be written to memory that processes share: {error.strerror} (limits: `ulimit -f` for "
+                "the size of a file, which counts for such memory, too, `ulimit -v` for memory, `ulimit -n` for "
+                "descriptors)"
+            ) from error
         raise
     if nbytes > MOST_BYTES:
         warnings.warn(

@@ -99,6 +99,7 @@ class Trace:
         self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2, self._heads)
         self._observer = self._observe  # one and the same object each time, so that it can be compared
         meters.observe(self._observer)
+        self._guarded(lambda file: file.flush())
 
     @property
     def previous(self) -> Path:
