@@ -6,6 +6,7 @@ streamline itself finds.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -36,8 +37,22 @@ __all__ = [
 ]
 
 
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What acts on a terminal, or can't be written to one: control characters but tab and line end, characters that turn
+the direction of text, and lone surrogates, which stand for bytes of file names that are no UTF-8."""
+
+
+def printable(text: str) -> str:
+    """Return a text that holds names of files, or what servers say, with escapes in the place of what acts on a
+    terminal."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 class StreamlineError(Exception):
-    """The base of everything raised by streamline itself."""
+    """The base of everything raised by streamline itself. Its text has no control characters, see `printable`."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class PlanError(StreamlineError, ValueError):

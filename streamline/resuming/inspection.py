@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from streamline.errors import printable
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
@@ -32,7 +33,7 @@ def report(snapshot: Snapshot, width: int = 120) -> str:
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(describe(snapshot))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return "\n".join(printable(line).rstrip() for line in capture.get().split("\n")[:-1]) + "\n"
 
 
 def describe(snapshot: Snapshot) -> RenderableType:

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import anyio
 
-from streamline.errors import DataError, ReadError
+from streamline.errors import DataError, ReadError, printable
 from streamline.meters.traffic import Traffic
 from streamline.pace import Pace
 from streamline.sources.framing import Framer, SseFramer, framer_of
@@ -123,8 +123,8 @@ class _Reader:
         logger.log(
             logging.WARNING if self._failed else logging.INFO,
             "%s: %s; connecting again in %.2f s",
-            self._url,
-            self._why,
+            printable(self._url),
+            printable(str(self._why)),
             pause_s,
         )
         await anyio.sleep(pause_s)

@@ -15,7 +15,7 @@ from time import monotonic
 
 import anyio
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.meters.traffic import Traffic
 
 __all__ = ["Attempts", "TransientError"]
@@ -129,7 +129,8 @@ class Attempts:
                 f"{self._deadline_s:g} leaves {self.left_s:.1f} s: {error}{asks}"
             ) from cause
         self._traffic.retries += 1
-        logger.info("%s: try %d at byte %s in %.2f s: %s", self.what, self._failed + 1, position, pause_s, error)
+        what, why = printable(self.what), printable(str(error))
+        logger.info("%s: try %d at byte %s in %.2f s: %s", what, self._failed + 1, position, pause_s, why)
         await anyio.sleep(pause_s)
 
     def _times(self) -> str:

@@ -23,7 +23,7 @@ from time import monotonic
 
 import anyio
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.meters.traffic import Traffic
 from streamline.storage.base import Found, Storage, joined
 from streamline.storage.cache_folder import CacheFolder, Kept, digest
@@ -122,7 +122,8 @@ class Cache:
         if not self._said:
             self._said = True
             logger.warning(
-                "%s has no strong ETag, which would tell its versions apart: it isn't kept in cache_dir", path
+                "%s has no strong ETag, which would tell its versions apart: it isn't kept in cache_dir",
+                printable(path),
             )
 
     async def settle(self) -> None:
@@ -240,7 +241,7 @@ class CachedStorage:
             while start < end:
                 block = await self.cache.read(kept, start, min(end, start + BLOCK_BYTES))
                 if not block:
-                    logger.warning("%s was cut in the cache while it was read: fetching the rest", path)
+                    logger.warning("%s was cut in the cache while it was read: fetching the rest", printable(path))
                     return
                 start += len(block)
                 yield block

@@ -15,7 +15,7 @@ from threading import RLock
 from time import perf_counter
 from types import TracebackType
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, printable
 from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import Doing, StageMeter
 from streamline.options import check_int
@@ -202,7 +202,7 @@ class Trace:
         except (OSError, ValueError) as error:  # ValueError: it was closed, by an exit in the middle of a write, say
             self._file = None
             file.give_up()
-            logger.warning("the trace %s ends here, and the run goes on: %s", self.path, error)
+            logger.warning("the trace %s ends here, and the run goes on: %s", printable(str(self.path)), error)
 
 
 class _Span:
