@@ -10,7 +10,7 @@ from asyncio import CancelledError
 
 import anyio
 
-from streamline.errors import StageError, WorkerDied
+from streamline.errors import StageError, WorkerDied, printable
 from streamline.failing.replay import Call
 from streamline.flow import Site
 from streamline.states import State
@@ -44,7 +44,8 @@ def blame(
     if isinstance(error, WorkerDied):
         error.position = at
     where = site.tasks.session.where or f"pid {os.getpid()}"
-    error.add_note(f"in {stage}, shard {site.shard} of {site.num_shards} ({where})" + (f", at {at}" if at else ""))
+    note = f"in {stage}, shard {site.shard} of {site.num_shards} ({where})" + (f", at {at}" if at else "")
+    error.add_note(printable(note))
     return error
 
 

@@ -26,7 +26,7 @@ from streamline.resuming.bound import caches_of
 from streamline.session import Session
 from streamline.states import State
 from streamline.tasks import Job, Tasks, supervise
-from streamline.threads import hold_quietly, waker
+from streamline.threads import hold_quietly, start_thread, waker
 from streamline.watching.watchdog import Patience
 
 __all__ = ["Engine"]
@@ -58,8 +58,12 @@ class Engine(Generic[T]):
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
     def start(self) -> State:
-        """Start the thread, and return the state before the first item."""
-        self._thread.start()
+        """Start the thread, and return the state before the first item.
+
+        Raises:
+          HostError: there is no room for another thread.
+        """
+        start_thread(self._thread)
         begun = self._begun.get()
         if isinstance(begun, BaseException):
             self._thread.join()

@@ -43,7 +43,10 @@ __all__ = [
 
 
 class StreamlineError(Exception):
-    """The base of everything raised by streamline itself."""
+    """The base of everything raised by streamline itself. Its text has no control characters, see `printable`."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class PlanError(StreamlineError, ValueError):
@@ -190,7 +193,7 @@ class DeadLetterError(StreamlineError, OSError):
 
 
 class HostError(StreamlineError, RuntimeError):
-    """A process for workers that can't be started, or can't be used as it is. User code is not at fault."""
+    """A process for workers, or a thread, that can't be started or used as it is. User code is not at fault."""
 
 
 PACKAGE = str(Path(__file__).parent)

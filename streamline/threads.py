@@ -7,6 +7,7 @@ exit; a stream that was closed must leave no thread behind, and one that is stuc
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 import threading
@@ -18,13 +19,35 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-__all__ = ["Share", "ThreadPool", "hold_quietly", "in_thread", "waker"]
+from streamline.errors import HostError
+
+__all__ = ["Share", "ThreadPool", "hold_quietly", "in_thread", "start_thread", "waker"]
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+      HostError: the system has no room for another one. The thread isn't there, and won't be.
+    """
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise HostError(
+            f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
+            "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"
+        ) from error
+
+
 class ThreadPool:
     """Runs sync functions in up to `max_threads` threads, started when needed.
+
+    Where the system has no room for another thread, those that there are do the work; where there is none, the event
+    loop itself: slower, and nothing waits for ever. The log says so once.
 
     Cancellation: a cancelled `run` returns at once. Its function isn't called, if it wasn't yet; else it goes on, and
     its result is dropped.
@@ -37,10 +60,14 @@ class ThreadPool:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     async def run(self, fn: Callable[[], R]) -> R:
-        """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong."""
+        """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong.
+
+        Raises:
+          What it raised all the same: `MemoryError`, where there is no memory left to return anything.
+        """
         call = _Call(fn)
         self._expect(1)
-        self._jobs.put(call.run)
+        self._put(call, call.run)
         try:
             return await call.wait()
         finally:
@@ -60,10 +87,25 @@ class ThreadPool:
         """Count jobs that are about to be put, and see to it that there are threads for them."""
         for _ in range(jobs):
             if self._pending >= len(self._threads) < self._max_threads:
-                thread = threading.Thread(target=_work, args=(self._jobs,), name="streamline map", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._grow()
             self._pending += 1
+
+    def _grow(self) -> None:
+        thread = threading.Thread(target=_work, args=(self._jobs,), name="streamline map", daemon=True)
+        try:
+            start_thread(thread)
+        except HostError as error:
+            self._max_threads = len(self._threads)
+            logger.warning("%s. Going on with %d threads", error, self._max_threads)
+        else:
+            self._threads.append(thread)
+
+    def _put(self, call: _Call[Any], job: Callable[[], None]) -> None:
+        """Let a thread do a job of a call; where there is none, the call's event loop."""
+        if self._max_threads:
+            self._jobs.put(job)
+        else:
+            call.wake(job)
 
 
 class Share:
@@ -101,7 +143,7 @@ class Share:
                 self._pool._pending -= 1
 
     def _put(self, call: _Call[Any]) -> None:
-        self._pool._jobs.put(partial(self._run, call))
+        self._pool._put(call, partial(self._run, call))
 
     def _run(self, call: _Call[Any]) -> None:
         try:
@@ -116,13 +158,18 @@ class Share:
 
 
 class _Call(Generic[R]):
-    """One call on its way to a thread and back. Made in the event loop."""
+    """One call on its way to a thread and back. Made in the event loop.
+
+    Attributes:
+      wake: runs a sync function in that loop.
+    """
 
     def __init__(self, fn: Callable[[], R]) -> None:
         self._fn: Callable[[], R] | None = fn
         self._done = anyio.Event()
-        self._wake = waker()
+        self.wake = waker()
         self._result: R | None = None
+        self._failure: BaseException | None = None
 
     async def wait(self) -> R:
         """Return the result, once it is there; a call that nobody waits for any more doesn't begin."""
@@ -130,6 +177,8 @@ class _Call(Generic[R]):
             await self._done.wait()
         finally:
             self._fn = None
+        if self._failure is not None:
+            raise self._failure
         result, self._result = self._result, None
         return cast(R, result)
 
@@ -141,10 +190,13 @@ class _Call(Generic[R]):
         """
         fn = self._fn
         if fn is not None:
-            self._result = fn()
+            try:
+                self._result = fn()
+            except BaseException as failure:  # else its caller waits for ever, and this thread is gone
+                self._failure = failure
             self._fn = None
             del fn  # a cycle may hang on it, and whoever waits draws the next one at once
-            self._wake(self._done.set)
+            self.wake(self._done.set)
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:

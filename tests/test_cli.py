@@ -57,6 +57,29 @@ def test_a_snapshot_is_printed_for_a_person(snapshot: Path) -> None:
         assert part in result.output
 
 
+def test_what_names_of_files_would_do_to_a_terminal_is_escaped_wherever_they_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "\x1b[31m"
+    folder.mkdir()
+    path = folder / "\x1b]0;title\x07\u202e\udcff.jsonl"
+    path.write_text("1\nno JSON\n")
+    pipe = sl.read_jsonl(path)
+    said = [str(pipe), str(pipe.check())]
+    for failing in (pipe, pipe.map(lambda item: item[0]), sl.read_lines(folder / "missing")):
+        with pytest.raises((TypeError, sl.errors.StreamlineError), match=r"expected|subscriptable|no file") as caught:
+            list(failing)
+        said += [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    with pipe.open(on_error="skip", dead_letters=folder / "bad.jsonl") as stream:
+        list(stream)
+        said += [str(stream.stats()), str(stream.errors)]
+        saved = stream.snapshot().save(tmp_path / "run.json")
+    said += [run("inspect", saved).output, run("inspect", path).output, run("inspect", folder / "none").output]
+    said += [record.getMessage() for record in caplog.records]
+    assert sum("\\x1b[31m" in text or "\\x1b]0;title\\x07\\u202e\\udcff" in text for text in said) >= 10
+    assert [text for text in said if not set(text) <= {"\n"} | {char for char in text if char.isprintable()}] == []
+
+
 def test_a_directory_of_snapshots_is_printed_rank_by_rank(tmp_path: Path) -> None:
     pipe = sl.from_items(list(range(10))).shard(2)
     for rank in range(2):

@@ -9,7 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from streamline.threads import ThreadPool, waker
+from streamline.storage.one_thread import OneThread
+from streamline.threads import Share, ThreadPool, waker
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -35,6 +36,62 @@ def test_it_returns_what_the_function_returned_in_another_thread(backend: str) -
             pool.close()
 
     assert anyio.run(main, backend=backend) is not threading.current_thread()
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system have room for the two threads of ours that come first."""
+    start, left = threading.Thread.start, iter([True, True])
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if thread.name.startswith("streamline") and not next(left, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+
+
+@pytest.mark.usefixtures("no_room")
+async def test_where_no_more_threads_can_be_started_those_that_are_there_do_the_work(
+    pool: ThreadPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    names, others = set[str](), ThreadPool()
+
+    async def work(by: ThreadPool | Share) -> None:
+        names.add(await by.run(lambda: threading.current_thread().name))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(9):
+            group.start_soon(work, pool)
+    assert names == {"streamline map"}
+    assert len(threads()) == 2
+    names.clear()
+    async with anyio.create_task_group() as group:
+        share = others.share(3)
+        for _ in range(9):
+            group.start_soon(work, others)
+            group.start_soon(work, share)
+    assert names == {threading.current_thread().name}
+    one = OneThread("streamline files")
+    assert one.submit(threading.current_thread).result() is threading.current_thread()
+    assert one.submit(lambda: 1 // 0).exception() is not None
+    one.shutdown()
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition(". ")[2] for text in said] == [
+        "Going on with 2 threads", "Going on with 0 threads", "Going on without it"
+    ]  # fmt: skip
+    assert "the thread 'streamline map' can't be started: can't start new thread. Raise the limits" in said[0]
+
+
+async def test_a_function_that_raises_all_the_same_fails_its_caller_and_not_the_thread(pool: ThreadPool) -> None:
+    def out_of_memory() -> None:
+        raise MemoryError
+
+    for by in (pool, pool.share(1)):
+        with pytest.raises(MemoryError):
+            await by.run(out_of_memory)
+        assert await by.run(lambda: 1) == 1
+    assert len(threads()) == 1
 
 
 async def test_a_result_of_none_is_a_result(pool: ThreadPool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from streamline.errors import OURS, PlanError, PlanTypeError, outside, traced_in_full
+from streamline.errors import OURS, PlanError, PlanTypeError, outside, printable, traced_in_full
 from streamline.options import check_int, is_async
 
 __all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
@@ -80,7 +80,9 @@ class ErrorReport:
             return "no items were skipped"
         stages = ", ".join(f"{name} {count:,}" for name, count in self.stages.items())
         what = "1 item was skipped" if self.total == 1 else f"{self.total:,} items were skipped"
-        return f"{what}: {stages}" + (f"; see {self.dead_letters}" if self.dead_letters is not None else "")
+        return f"{what}: {stages}" + (
+            f"; see {printable(str(self.dead_letters))}" if self.dead_letters is not None else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from streamline.durable import open_regular, replace_file
-from streamline.errors import DeadLetterError
+from streamline.errors import DeadLetterError, printable
 from streamline.failing.failures import Failure
 from streamline.failing.texts import clean, cut, said
 
@@ -135,7 +135,7 @@ class Letters:
                 logger.warning(
                     "%s ends before the snapshot: %s has skipped %d items in shard %d, and the file has lines up to "
                     "number %d. The others were skipped, too: use a copy of the file that is as new as the snapshot",
-                    self.path, stage, count, shard, there.get((shard, stage), 0),
+                    printable(str(self.path)), stage, count, shard, there.get((shard, stage), 0),
                 )  # fmt: skip
 
     def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Letter | None]]:

@@ -314,9 +314,9 @@ class Skips:
                 error.__cause__ = error.__cause__ or failure.error
                 return error if not isinstance(error, StopIteration | StopAsyncIteration) else _not_an_end(error)
             return error
-        if decision == "skip":
+        if isinstance(decision, str) and decision == "skip":  # an array has no truth value
             return None
-        if decision == "raise":
+        if isinstance(decision, str) and decision == "raise":
             return failure.error
         refusal = PlanTypeError(f"the on_error handler returns 'skip' or 'raise', got {decision!r}")
         refusal.__cause__ = failure.error

@@ -24,6 +24,7 @@ from streamline.hosts.interpreter import start
 from streamline.hosts.shipping import memory_file
 from streamline.hosts.surroundings import surroundings
 from streamline.hosts.talk import NearTalk
+from streamline.threads import start_thread
 
 __all__ = ["Child"]
 
@@ -58,7 +59,7 @@ class Child:
             if self._pidfd is not None:
                 ours.callback(os.close, self._pidfd)
             self._ear = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
-            self._ear.start()
+            start_thread(self._ear)
             self._ours = ours.pop_all()
         _children.add(self)
 

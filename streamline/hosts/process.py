@@ -71,6 +71,8 @@ class HostProcess:
                 raise HostError(f"process {self.number} was started already")
             try:
                 self._child = Child(self.number, self._env, self._attend)
+            except MemoryError as error:
+                raise HostError(f"process {self.number} can't be started: out of memory (`ulimit -v`)") from error
             except OSError as error:
                 raise HostError(_why_not_started(self.number, error)) from error
         # Not at the interpreter's exit: whoever still runs there would see it die, and say so; the kernel sees to it.

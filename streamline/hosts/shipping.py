@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import errno
 import functools
 import importlib.machinery
 import io
@@ -28,7 +29,7 @@ import cloudpickle
 import numpy as np
 
 from streamline.border.recreating import DERIVED, EXACT, RecreatingPickler
-from streamline.errors import PlanError, users_level
+from streamline.errors import HostError, PlanError, users_level
 from streamline.hosts.memory_maps import mapped_again
 from streamline.hosts.unsendable import unsendable
 
@@ -39,6 +40,8 @@ MOST_BYTES = 64 << 20
 
 APART_BYTES = 4096
 """Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
+
+NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
@@ -78,12 +81,21 @@ def ship(payload: object) -> Shipped:
 
     Raises:
       PlanError: it can't be; the message names what in it, and of which stage.
+      HostError: there is no room for it.
     """
-    fd = memory_file("streamline plan")
+    fd = None
     try:
+        fd = memory_file("streamline plan")
         nbytes = _write(payload, fd)
-    except BaseException:
-        os.close(fd)
+    except BaseException as error:
+        if fd is not None:
+            os.close(fd)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise HostError(
+                f"the plan can't be written to memory that processes share: {error.strerror} (limits: `ulimit -f` for "
+                "the size of a file, which counts for such memory, too, `ulimit -v` for memory, `ulimit -n` for "
+                "descriptors)"
+            ) from error
         raise
     if nbytes > MOST_BYTES:
         warnings.warn(

@@ -11,6 +11,7 @@ import anyio
 
 from streamline.border.link import Link
 from streamline.border.messages import Waiting, WhatWaits
+from streamline.errors import printable
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
@@ -96,7 +97,7 @@ class Watch:
             worker.site.shard,
             self._host.name,
             spent,
-            f"; it stands behind {at}" if at else "",
+            printable(f"; it stands behind {at}") if at else "",
             stacks,
         )
 

@@ -9,6 +9,7 @@ While nothing is at work, it waits.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 
 from streamline.border.link import Link
@@ -51,8 +52,10 @@ class Telling:
         if not self._news.is_set():
             self._news.set()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="streamline counts", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._main, name="streamline counts", daemon=True)
+                with suppress(RuntimeError, MemoryError):  # no room for it: then nothing is told before the end
+                    thread.start()
+                    self._thread = thread
 
     def tell(self) -> bool:
         """Send what is new, and say whether anything was. From any thread."""

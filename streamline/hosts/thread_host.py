@@ -17,7 +17,7 @@ from streamline.border.pipe import PipeLink, pipe
 from streamline.errors import ClosedError
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
-from streamline.threads import hold_quietly, waker
+from streamline.threads import hold_quietly, start_thread, waker
 
 __all__ = ["ThreadHost"]
 
@@ -52,7 +52,7 @@ class ThreadHost(Host):
             if self._thread is None:
                 name = f"streamline host {self.number}"
                 thread = threading.Thread(target=self._main, name=name, daemon=True)
-                thread.start()
+                start_thread(thread)
                 self._thread = thread
             self._notify()
         return near

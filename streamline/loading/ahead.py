@@ -177,7 +177,10 @@ class _Next(Generic[T]):
         self._thread: threading.Thread | None = thread
         try:
             thread.start()
-        except RuntimeError:  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
+        except (
+            RuntimeError,
+            MemoryError,
+        ):  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
             self._thread = None
 
     def wait(self) -> Run[T] | None:

@@ -19,6 +19,7 @@ from streamline.sources.files import Files
 from streamline.storage.base import Found
 from streamline.storage.storages import Storages
 from streamline.tasks import Tasks
+from streamline.threads import start_thread
 
 __all__ = ["Heads", "look", "spread"]
 
@@ -69,7 +70,7 @@ def look(source: Source[Any], part: Part, places: Sequence[int], sized: Sequence
     thread = threading.Thread(
         target=anyio.run, args=(_look, heads, source, part, places, sized, deadline_s), daemon=True
     )
-    thread.start()
+    start_thread(thread)
     thread.join(deadline_s + HANGS_S)
     if thread.is_alive():
         heads.late.append(source.name)

@@ -21,6 +21,7 @@ from streamline.opened import Begin, prepare
 from streamline.plan import Plan, Shard
 from streamline.session import Session
 from streamline.sources.items import Items
+from streamline.threads import start_thread
 from streamline.transforms.base import Stage
 
 __all__ = ["Rehearsed", "pickles", "rehearse"]
@@ -64,7 +65,7 @@ def rehearse(plan: Plan, records: Sequence[tuple[str, Any]], deadline_s: float) 
                 rehearsed.failures = _who_fails(plan, records) or (f"together, the first records fail: {failure}",)
 
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    start_thread(thread)
     thread.join(deadline_s)
     rehearsed.late = thread.is_alive()
     return rehearsed

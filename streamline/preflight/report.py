@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamline.errors import CheckError
+from streamline.errors import CheckError, printable
 from streamline.pictures.anatomy import in_bytes
 
 __all__ = ["DEADLINE_S", "Load", "Problem", "Report"]
@@ -95,7 +95,7 @@ class Report:
         lines += [f"  PROBLEM   {problem.what}: {_indented(problem.message)}" for problem in self.problems]
         count = len(self.problems)
         found = "no problems" if self.ok else f"{count} problem{'s' * (count > 1)}"
-        return "\n".join([*lines, f"{found} found in {self.took_s:.1f} s"])
+        return printable("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
 
     def _facts(self) -> list[tuple[str, str]]:
         what = "object" if self.files else "item"

@@ -18,13 +18,13 @@ from collections.abc import Callable
 import anyio
 
 from streamline.blame import cancellation_requested, not_an_end
-from streamline.errors import ClosedError, ReplicaStalled
+from streamline.errors import ClosedError, HostError, ReplicaStalled
 from streamline.flow import LIST_ITEMS
 from streamline.replicating.bell import Bell
 from streamline.replicating.shares import Share, Shares
 from streamline.replicating.taps import Tap
 from streamline.tasks import spawn
-from streamline.threads import hold_quietly, waker
+from streamline.threads import hold_quietly, start_thread, waker
 
 __all__ = ["Dealer", "End"]
 
@@ -93,7 +93,13 @@ class Dealer:
                 self._thread_id = threading.get_ident()
                 spawn(self._main, "replicator", self._cut_off)
             else:
-                threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True).start()
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        try:
+            start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
+        except HostError as failure:
+            self._ended(failure)
 
     def made_room(self) -> None:
         """A reader has taken an item of the share that is waited for."""

@@ -33,7 +33,7 @@ def report(snapshot: Snapshot, width: int = 120) -> str:
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(describe(snapshot))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return "\n".join(printable(line).rstrip() for line in capture.get().split("\n")[:-1]) + "\n"
 
 
 def describe(snapshot: Snapshot) -> RenderableType:

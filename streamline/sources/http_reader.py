@@ -123,8 +123,8 @@ class _Reader:
         logger.log(
             logging.WARNING if self._failed else logging.INFO,
             "%s: %s; connecting again in %.2f s",
-            self._url,
-            self._why,
+            printable(self._url),
+            printable(str(self._why)),
             pause_s,
         )
         await anyio.sleep(pause_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from streamline.sources.segments import Segment, read_segment
 __all__ = ["ABOUT", "About", "DiskErrors", "Lock", "files_in", "mend_files", "read_about", "read_files", "segment_path"]
 
 ABOUT = "journal.json"
+
+_NAME = re.compile(r"[0-9]{20}\.segment")
+"""Other files are left alone: what a file manager calls "0 (copy).segment", say."""
 
 
 class About(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +97,7 @@ def segment_path(directory: Path, read: int) -> Path:
 
 def files_in(directory: Path) -> list[Path]:
     """Return the files of items, in order."""
-    return sorted(directory.glob("[0-9]*.segment"))
+    return sorted(path for path in directory.glob("*.segment") if _NAME.fullmatch(path.name))
 
 
 def read_about(directory: Path) -> About | None:

@@ -129,7 +129,8 @@ class Attempts:
                 f"{self._deadline_s:g} leaves {self.left_s:.1f} s: {reason}{asks}"
             ) from cause
         self._traffic.retries += 1
-        logger.info("%s: try %d at byte %s in %.2f s: %s", self.what, self._failed + 1, position, pause_s, reason)
+        what = printable(self.what)
+        logger.info("%s: try %d at byte %s in %.2f s: %s", what, self._failed + 1, position, pause_s, reason)
         await anyio.sleep(pause_s)
 
     def _times(self) -> str:

@@ -6,13 +6,19 @@ that was closed must leave no thread, and a mount that hangs must not stop the i
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
+from streamline.errors import HostError
+from streamline.threads import start_thread
+
 __all__ = ["OneThread"]
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,13 +28,17 @@ JOIN_S = 0.1
 
 
 class OneThread(Executor):
-    """Runs calls one after the other in a thread that starts with the first of them."""
+    """Runs calls one after the other in a thread that starts with the first of them.
+
+    Where the system has no room for it, a call runs where it is submitted, and the log says so once.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Future[object] | None = None
+        self._refused = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn` in the thread."""
@@ -43,12 +53,24 @@ class OneThread(Executor):
                 else:
                     future.set_result(result)
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._refused:
+            self._start()
         self._last = future  # type: ignore[assignment]  # only asked whether it is done
-        self._calls.put(call)
+        if self._thread is None:
+            call()
+        else:
+            self._calls.put(call)
         return future
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
+        try:
+            start_thread(thread)
+        except HostError as error:
+            self._refused = True
+            logger.warning("%s. Going on without it", error)
+        else:
+            self._thread = thread
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Let the thread end behind the calls that were submitted; waits only for one that has nothing to do."""

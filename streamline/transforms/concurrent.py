@@ -341,7 +341,10 @@ class ThreadedPool(Pool[In, Out]):
         took_s = 0.0
         while start < stop and self._wanted(part, start):
             call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
-            results, error = await self._threads.run(call)
+            try:
+                results, error = await self._threads.run(call)
+            except MemoryError as failure:
+                results, error = [], failure
             self._meter.worked(call.began, call.ended)
             took_s += call.ended - call.began
             for index, result in enumerate(results, start):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from streamline.blame import blame
+from streamline.failing.replay import Adapter, Call
 from streamline.flow import Chunk, Lists, Run
 from streamline.states import Picked
 from streamline.transforms.base import Stage
@@ -32,9 +34,61 @@ class Filter(Stage[T, T]):
     async def lists(self, run: Run[T]) -> Lists[T]:
         async with aclosing(results(run, self.fn, str(self))) as parts:
             async for chunk, verdicts in parts:
-                kept = [index for index, verdict in enumerate(verdicts) if verdict]
-                if len(kept) == len(chunk.items):
-                    yield chunk
+                try:
+                    kept = [index for index, verdict in enumerate(verdicts) if verdict]
+                except Exception:  # an array, say, has no truth value; which of them, `_judged` finds out
+                    async for part in self._judged(run, chunk, verdicts):
+                        yield part
                 else:
-                    yield Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)
+                    yield _kept(chunk, kept)
+                    del kept
                 del chunk, verdicts  # the reader has it: items are not kept while the next are made
+
+    async def _judged(self, run: Run[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
+        """Yield what is kept of a chunk, up to the first verdict without a truth value that isn't to be left out."""
+        kept: list[int] = []
+        begin = 0
+        for index, verdict in enumerate(verdicts):
+            try:
+                if verdict:
+                    kept.append(index - begin)
+                continue
+            except Exception as error:
+                error.add_note(f"expected true or false of {self}'s function, got {type(verdict).__name__}")
+                failure = blame(
+                    error, str(self), run.site, chunk.states[index], Call(_Truth(self.fn), chunk.items[index])
+                )
+            if index > begin:
+                yield _kept(chunk.part(begin, index - begin), kept)
+            run.judge(failure, chunk.items[index], chunk.states[index])
+            kept, begin = [], index + 1
+        if begin < len(verdicts):
+            yield _kept(chunk.part(begin, len(verdicts) - begin), kept)
+        else:
+            yield Chunk((), (), chunk.end)
+
+
+class _Truth(Adapter):
+    """The truth value of what a function returns: what a replay calls."""
+
+    def __init__(self, fn: Callable[[Any], object]) -> None:
+        self.fn = fn
+
+    def __call__(self, given: Any) -> bool:
+        return bool(self.fn(given))
+
+    def fresh(self, given: Any) -> Any:
+        return given
+
+    def item(self, given: Any) -> Any:
+        return given
+
+    def around(self, fn: Callable[[Any], object]) -> Callable[[Any], bool]:
+        return _Truth(fn)
+
+
+def _kept(chunk: Chunk[T], kept: Sequence[int]) -> Chunk[T]:
+    """Return these items of a chunk."""
+    if len(kept) == len(chunk.items):
+        return chunk
+    return Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)

@@ -69,7 +69,7 @@ class Progress:
         thread = Thread(target=self._main, args=(console,), name="streamline progress", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads, or an interpreter that exits
+        except (RuntimeError, MemoryError):  # no more threads, or an interpreter that exits
             _on_screen.release()
             return
         self._thread = thread

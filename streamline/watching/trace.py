@@ -15,7 +15,7 @@ from threading import RLock
 from time import perf_counter
 from types import TracebackType
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, printable
 from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import Doing, StageMeter
 from streamline.options import check_int
@@ -99,6 +99,7 @@ class Trace:
         self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2, self._heads)
         self._observer = self._observe  # one and the same object each time, so that it can be compared
         meters.observe(self._observer)
+        self._guarded(lambda file: file.flush())
 
     @property
     def previous(self) -> Path:
@@ -201,7 +202,7 @@ class Trace:
         except (OSError, ValueError) as error:  # ValueError: it was closed, by an exit in the middle of a write, say
             self._file = None
             file.give_up()
-            logger.warning("the trace %s ends here, and the run goes on: %s", self.path, error)
+            logger.warning("the trace %s ends here, and the run goes on: %s", printable(str(self.path)), error)
 
 
 class _Span:

@@ -55,6 +55,7 @@ class TraceFile:
             self.close()
             self._path.replace(previous_of(self._path))
             self._begin()
+            self.flush()
         self._events += 1
         self._put(event)
         if self._waiting > FLUSH_BYTES:
@@ -90,7 +91,6 @@ class TraceFile:
         self._first = True
         for head in self._heads():
             self._put(head)
-        self.flush()
 
     def _put(self, event: Event) -> None:
         part = (b"[\n" if self._first else b",\n") + msgspec.json.encode(event)

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import anyio
 
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.gate import Phase
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import StageMeter
@@ -145,7 +145,7 @@ class Watched:
 
     def warn(self, waited: float, why: str, stacks: str = "") -> None:
         """Tell whoever reads the log."""
-        logger.warning("the consumer has waited %s: %s%s", _seconds(waited), why, stacks)
+        logger.warning("the consumer has waited %s: %s%s", _seconds(waited), printable(why), stacks)
 
 
 class Patience:

@@ -111,6 +111,18 @@ def test_it_fails_again_in_the_calling_thread_on_that_item_alone(kind: str) -> N
         assert again.value is not error
 
 
+def test_a_verdict_without_a_truth_value_is_blamed_on_its_item_and_replayed() -> None:
+    pipe = NUMBERS.filter(lambda item: np.arange(2) if item == 3 else item)
+    error = caught(pipe)
+    expected, where = error.__notes__
+    assert expected == "expected true or false of filter(<lambda>)'s function, got ndarray"
+    assert where.startswith("in filter(<lambda>), shard 0 of 1")
+    assert where.endswith("at item 4 of items, counted from 1")
+    with pytest.raises(ValueError, match="ambiguous"):
+        sl.replay(error)
+    assert sl.replay(error, fn=lambda item: np.arange(2).any()) is True
+
+
 FIXES: dict[str, tuple[Callable[..., Any], Any]] = {
     "map": (lambda item: item * 10, 30),
     "filter": (lambda item: False, False),

@@ -71,6 +71,18 @@ class FailsSeeded(Fails):
         return item
 
 
+class Verdict:
+    """What a filter's function returns: true, or as an array of several items, neither true nor false."""
+
+    def __init__(self, bad: frozenset[int], item: int) -> None:
+        self.good = item not in bad
+
+    def __bool__(self) -> bool:
+        if self.good:
+            return True
+        raise ValueError("the truth value is ambiguous")
+
+
 class FailsItems:
     """Items of which some can't be read."""
 
@@ -117,6 +129,7 @@ STAGES: dict[str, Callable[[frozenset[int]], Pipe]] = {
     "threads": lambda bad: numbers().map(Fails(bad), executor="thread", concurrency=2),
     "unordered threads": lambda bad: numbers().map(Fails(bad), executor="thread", concurrency=2, ordered=False),
     "filter": lambda bad: numbers().filter(Fails(bad, lambda item: True)),
+    "filter by what has no truth value": lambda bad: numbers().filter(partial(Verdict, bad)),
     "flat_map": lambda bad: numbers().flat_map(Fails(bad, lambda item: [item])),
     "collate": lambda bad: numbers().batch(1, collate=Fails(bad, first)),
     "timed collate": lambda bad: numbers().batch(1, collate=Fails(bad, first), max_wait_s=60),

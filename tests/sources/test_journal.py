@@ -551,6 +551,16 @@ async def test_what_others_have_planted_is_neither_followed_nor_waited_for(
     assert outside.read_bytes() == before
 
 
+async def test_a_copy_of_a_file_that_a_file_manager_made_is_left_alone(tmp_path: Path) -> None:
+    await rest(pipe_over(Tape(5), tmp_path), None)
+    (path,) = segments(tmp_path)
+    copies = [tmp_path / "0 (copy).segment", tmp_path / f"{path.stem} (copy).segment", tmp_path / "9.segment"]
+    for copy in copies:
+        shutil.copy(path, copy)
+    assert await rest(pipe_over(Tape(0), tmp_path), None) == list(range(5))
+    assert all(copy.exists() for copy in copies)
+
+
 async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(sl.errors.JournalError, match="can't open the journal"):

@@ -277,6 +277,17 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
     assert set(found) == {f"shard {shard} · map" for shard in range(4)}
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_disk_that_is_full_from_the_start_ends_the_trace_with_a_warning_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with sl.from_items(range(100)).map(lambda x: x).open() as stream, stream.trace("/dev/full"):
+        assert list(stream) == list(range(100))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trace /dev/full ends here, and the run goes on: [Errno 28] No space left on device"
+    ]
+
+
 def test_a_full_disk_ends_the_trace_with_a_warning_and_nothing_else(
     meters: Meters, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
