@@ -128,7 +128,7 @@ class Engine(Generic[T]):
         self._border.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
 
     def _signal(self, event: anyio.Event) -> None:
-        if self._wake is not None:
+        if self._wake is not None and self._session.gate.copied_from is None:
             try:
                 self._wake(event.set)
             except RuntimeError:

@@ -12,6 +12,7 @@ An illegal event raises and changes nothing (the idea is h11's).
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from typing import TypeVar
 import anyio
 
 from streamline.errors import ClosedError
+from streamline.forks import disowned_in_copies
 
 __all__ = ["TABLE", "Event", "Gate", "Mover", "Phase", "passage", "resting"]
 
@@ -67,6 +69,7 @@ class Gate:
     Attributes:
       holding: whether items must not move. Whoever passes for every list looks at it before it awaits a passage.
       on_rest: called whenever a mover comes to rest; None: nobody wants to know.
+      copied_from: in a fork, the process whose stream this is; None: it is this one's.
     """
 
     def __init__(self) -> None:
@@ -79,6 +82,14 @@ class Gate:
         self._movers: set[Mover] = set()
         self._at_work = 0
         self._holders: dict[Callable[[], None], Callable[[], None]] = {}
+        self.copied_from: int | None = None
+        self._owner = os.getpid()
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Let nothing be asked for: what moves items runs in the process that this one is a copy of."""
+        self.copied_from = self._owner
+        self.holding = True
 
     def on(self, event: Event) -> Phase:
         """Go to the phase that the table gives for `event`, and return the one before.

@@ -16,7 +16,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from streamline.errors import PausedError, PlanError, PlanTypeError
+from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
+from streamline.forks import belongs_elsewhere
 from streamline.gate import Event, Gate, Phase
 from streamline.tasks import Job, Tasks
 from streamline.threads import waker
@@ -187,7 +188,10 @@ def check_asked(gate: Gate) -> None:
 
     Raises:
       PausedError: the stream is paused, or about to be.
+      ClosedError: it was opened before this process was forked.
     """
+    if gate.copied_from is not None:
+        raise ClosedError(belongs_elsewhere("stream", gate.copied_from))
     if gate.holding:
         raise PausedError(
             "the stream is paused, and has handed out the items that it had at hand: leave its paused() block before "

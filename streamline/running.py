@@ -10,6 +10,7 @@ from streamline.cursor import Cursor
 from streamline.ending.flow import Padded, padded_in
 from streamline.ending.policy import EndsReport
 from streamline.failing.failures import ErrorReport
+from streamline.forks import disowned_in_copies
 from streamline.gate import Gate
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
@@ -36,6 +37,11 @@ class Running(Cursor[T]):
         self._opening = opening
         self._session = session or Session(memory=opening.memory)
         self._session.leave_out(opening.errors(self._session.meters))
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Hand out nothing more: what is at hand belongs to the process that this one is a copy of."""
+        self._forget()
 
     @property
     def plan(self) -> Plan:

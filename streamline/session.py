@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from streamline.beginnings import Beginnings
 from streamline.budget import Budget
 from streamline.failing.skipping import Errors
+from streamline.forks import disowned_in_copies
 from streamline.gate import Gate
 from streamline.meters.meter import Meters
 from streamline.states import Json, Reference, State, Tree
@@ -103,6 +104,13 @@ class Session:
         self._at_close: list[Callable[[], None]] = []
         self._closed = False
         self.beginnings = Beginnings(self.at_edges)
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Write and close nothing: it is done in the process that this one is a copy of."""
+        self.errors = Errors()
+        for work in (self._at_leaving, self._at_edges, self._at_close):
+            work.clear()
 
     def leave_out(self, errors: Errors) -> None:
         """Leave out items as `errors` says. Before anything runs."""

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from streamline.forks import disowned_in_copies
+
 __all__ = ["Gone", "SharedSocket"]
 
 SOCKET_BYTES = 1 << 20
@@ -49,6 +51,7 @@ class SharedSocket:
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
+        disowned_in_copies(self)
 
     @property
     def closed(self) -> bool:
@@ -80,6 +83,12 @@ class SharedSocket:
             idle = not self._users
         if idle:
             self._let_go()
+
+    def disown(self) -> None:
+        """Close this process's descriptor, and nothing else: the connection is that of the one it's a copy of."""
+        self._lock = threading.Lock()  # another thread may have had it
+        self._closed, self._users = True, 1
+        self._socket.close()
 
     def write(self, pieces: Sequence[memoryview], descriptor: int | None = None) -> int:
         """Write what the socket takes, and return how much; a descriptor goes with the first byte."""

@@ -281,12 +281,13 @@ class Lent:
     have the views refer to it directly.
     """
 
-    __slots__ = ("_address", "_lease", "_whole")
+    __slots__ = ("_address", "_lease", "_owner", "_whole")
 
     def __init__(self, fd: int, size: int) -> None:
         self._whole = map_shared(fd, size)
         self._address = self._whole.ctypes.data + HEAD
         self._lease: weakref.ref[Any] | None = None
+        self._owner = os.getpid()
 
     def lend(self, nbytes: int) -> memoryview:
         """Return the bytes behind the head; when the last view of them dies, the slab is free."""
@@ -295,4 +296,5 @@ class Lent:
         return lease.data
 
     def _return(self, _: object) -> None:
-        self._whole[0] = FREE
+        if os.getpid() == self._owner:  # else views of it are still held in the process that this one is a copy of
+            self._whole[0] = FREE

@@ -126,6 +126,7 @@ class FarTalk:
             sys.stdout, sys.stderr = self._streams
         if self._handler is not None:
             logging.root.removeHandler(self._handler)
+        self._sock.close()
 
 
 class _Raw(io.RawIOBase):

@@ -20,6 +20,7 @@ import anyio
 from streamline.blame import cancellation_requested, not_an_end
 from streamline.errors import ClosedError, HostError, ReplicaStalled
 from streamline.flow import LIST_ITEMS
+from streamline.forks import belongs_elsewhere, disowned_in_copies
 from streamline.replicating.bell import Bell
 from streamline.replicating.shares import Share, Shares
 from streamline.replicating.taps import Tap
@@ -66,6 +67,17 @@ class Dealer:
         self._thread_id: int | None = None
         self._over = threading.Event()
         self._gone = Bell()
+        self._owner = os.getpid()
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
+        if self._begun:
+            self._lock, self._over = threading.Lock(), threading.Event()  # another thread may have had theirs
+            self._wake = self._scope = None
+            for share in self.shares.all:
+                share.items.clear()
+            self._ended(ClosedError(belongs_elsewhere("replicator", self._owner)))
 
     # What readers say ------------------------------------------------------------------------------------------------
 
