@@ -7,6 +7,7 @@ bytes per line on the way; where line i of a slice ends is found when somebody a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_json(raw: bytes) -> Decoded[Any]:
-    """Return one value per line; blank lines are skipped."""
+    """Return one value per line; blank lines are skipped. What Python's `json` takes for a value is one."""
     lines = _apart(raw)
     if lines:
         try:
@@ -271,12 +272,27 @@ def _decode_up_to_fault(lines: Sequence[bytes]) -> Decoded[Any]:
     for index, line in enumerate(lines):
         if line.strip(b" \t\r"):
             try:
-                items.append(_decode_value(line))
+                items.append(_decode_as_json_does(line))
             except BAD_JSON as error:
                 return Decoded(items, index, kept, Fault(index, at, _why_not_json(line, error), error))
             kept.append(index)
         at += len(line) + 1
     return Decoded(items, len(lines), kept)
+
+
+def _decode_as_json_does(line: bytes) -> Any:
+    """Return a line's value; what msgspec refuses and `json` doesn't (NaN, Infinity, 1e999, lone surrogates), too.
+
+    Raises:
+      One of `BAD_JSON`: msgspec's, which says more.
+    """
+    try:
+        return _decode_value(line)
+    except BAD_JSON as error:
+        try:
+            return json.loads(line.decode())  # of bytes, it would guess at encodings
+        except (ValueError, RecursionError):
+            raise error from None
 
 
 def _why_not_json(line: bytes, error: Exception) -> str:

@@ -127,13 +127,14 @@ BAD_JSON = {
     b"1 2": "trailing characters",
     b"[1,": "truncated",
     b"nope": "malformed",
-    b"NaN": "malformed",
+    b"nan": "expected one JSON value",
     b"'a'": "malformed",
     b'"\xff"': "expected UTF-8, got 0xff",
     b"\xff": "expected UTF-8, got 0xff",
     b"\xef\xbb\xbf1": "got a byte order mark, which is none but at a file's beginning",
     b"[" * 100_000 + b"]" * 100_000: "recursion",
-    b"1e999": "out of range",
+    b"1" * 5000: "out of range",
+    b'"\x01"': "malformed",
 }
 
 
@@ -148,6 +149,35 @@ def test_json_that_is_none_stops_at_its_line(bad: bytes, line: int) -> None:
     assert decoded.fault.line == decoded.lines == line
     assert decoded.fault.at == len(b"".join(one + b"\n" for one in texts[:line]))
     assert BAD_JSON[bad] in decoded.fault.reason
+
+
+odd_values = st.recursive(
+    st.floats() | st.integers() | st.text(st.characters() | st.sampled_from("\ud800\udfff")) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(odd_values, max_size=9))
+def test_whatever_json_writes_is_read_as_it_reads_it(records: list[Any]) -> None:
+    texts = [json.dumps(record) for record in records]
+    decoded = decode_json("\n".join(texts).encode())
+    assert decoded.fault is None
+    assert [json.dumps(item) for item in decoded.items] == texts  # so that NaN is NaN
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\ud800"', "[NaN, -Infinity]", "1e999", "-1E+400", '{"a": 1, "a": NaN}', "9" * 4000, "[" * 400 + "]" * 400],
+)
+@pytest.mark.parametrize("line", range(3))
+def test_what_json_takes_for_a_value_is_one_in_any_line(text: str, line: int) -> None:
+    texts = ["1", "", '{"a": 2}']
+    texts[line] = text
+    decoded = decode_json("\n".join(texts).encode())
+    assert decoded.fault is None
+    assert decoded.lines == 3
+    assert [json.dumps(item) for item in decoded.items] == [json.dumps(json.loads(one)) for one in texts if one]
 
 
 tokens = st.sampled_from(

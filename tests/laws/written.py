@@ -138,7 +138,7 @@ def broken_lines_file(draw: st.DrawFn, numbers: range) -> Written:
     return of_lines(draw, lines, lambda line: [Broken(line) if "\udcff" in line else line])
 
 
-NO_JSON = ["{]", "1 2", '{"a":', '"\udcff"', "NaN", "[" * 5000]
+NO_JSON = ["{]", "1 2", '{"a":', '"\udcff"', "nan", "[" * 5000]
 
 
 def broken_jsonl_file(draw: st.DrawFn, numbers: range) -> Written:
