@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import streamline as sl
+import streamline.hosts.lane
+import streamline.hosts.remote
 from streamline.backends.base import Backend
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped, ship
@@ -20,6 +22,13 @@ from tests.running.conftest import python, start_python
 __all__ = ["python", "start_python"]
 
 ECHO = "echo_far:attend"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no host be killed because the machine does much else while it is asked to end."""
+    for module in (streamline.hosts.remote, streamline.hosts.lane):
+        monkeypatch.setattr(module, "CLOSE_S", 200.0)
 
 
 @pytest.fixture(scope="session")

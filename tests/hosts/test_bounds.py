@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -18,12 +19,23 @@ from streamline.testing.copying import Copying
 from streamline.transforms.batch import Batch
 from tests.running.kit import Pipe, later, stage
 
+MEMORY = Path("/dev/shm")
 SHARDS = 4
 LENGTH = 1_000_000
 
 
+@pytest.fixture
+def asked() -> Iterator[Path]:
+    """Where it is counted."""
+    with TemporaryDirectory(dir=MEMORY if MEMORY.exists() else None) as folder:
+        yield Path(folder, "asked")
+
+
 class Asked:
-    """Items of a size, in whatever process, and what was asked for of each shard, counted in a file."""
+    """Items of a size, in whatever process, and what was asked for of each shard, counted in a file in memory.
+
+    On a disk that others keep busy, a process that counts would stand still for seconds while the page is written.
+    """
 
     def __init__(self, path: Path, size: Callable[[int], int] | None = None, length: int = LENGTH) -> None:
         self.path = path
@@ -93,8 +105,8 @@ def border(pipe: Pipe) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, tmp_path: Path) -> None:
-    source = Asked(tmp_path / "asked")
+def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, asked: Path) -> None:
+    source = Asked(asked)
     pipe = SHAPES[shape](sl.from_items(source).shard(SHARDS))
 
     async def test() -> None:
@@ -146,9 +158,9 @@ SIZES: dict[str, tuple[Callable[[int], int], int]] = {
 
 @pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize("sizes", SIZES)
-def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, tmp_path: Path) -> None:
+def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, asked: Path) -> None:
     size, unforeseen = SIZES[sizes]
-    source = Asked(tmp_path / "asked", size, 8_000)
+    source = Asked(asked, size, 8_000)
 
     async def test(hosts: Backend) -> None:
         source.forget()
@@ -158,8 +170,8 @@ def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, tmp_path: Pat
                 consumed += 1
                 got += len(item)
                 if consumed % 1_999 == 1:
-                    _, asked = await source.settled()
-                    assert asked - got <= 2 * BYTES + unforeseen, f"behind {consumed} items"
+                    _, given = await source.settled()
+                    assert given - got <= 2 * BYTES + unforeseen, f"behind {consumed} items"
         assert consumed == 8_000
 
     for backend in (Copying(2), pool):
@@ -167,8 +179,8 @@ def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_an_item_that_is_larger_than_all_that_may_be_on_its_way_comes_alone(pool: Backend, tmp_path: Path) -> None:
-    source = Asked(tmp_path / "asked", lambda index: 3 * BYTES, 40)
+def test_an_item_that_is_larger_than_all_that_may_be_on_its_way_comes_alone(pool: Backend, asked: Path) -> None:
+    source = Asked(asked, lambda index: 3 * BYTES, 40)
 
     async def test() -> None:
         async with sl.from_items(source).shard(SHARDS).open(backend=pool) as stream:

@@ -17,6 +17,7 @@ import pytest
 import streamline as sl
 from streamline.errors import WorkerDied
 from tests.hosts.disturbing import children, quiet
+from tests.running.kit import at_last
 
 LENGTH, AT = 24, 13
 TIMEOUT_S = 0.5
@@ -34,7 +35,7 @@ def stuck_at(marks: str, how: str) -> Any:
 
     def sleeps(item: int) -> int:
         if first(item):
-            time.sleep(100)
+            time.sleep(10_000)
         return item
 
     async def waits_for_ever(item: int) -> int:
@@ -44,7 +45,7 @@ def stuck_at(marks: str, how: str) -> Any:
 
     def holds_the_lock(item: int) -> int:
         if first(item):
-            ctypes.PyDLL(None).sleep(100)
+            ctypes.PyDLL(None).sleep(10_000)
         return item
 
     def is_stopped(item: int) -> int:
@@ -67,18 +68,24 @@ HOW = {
 def test_a_stuck_worker_is_reported_once_with_its_stack_and_replaced(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck_at(str(tmp_path), how)).merge()
-    with pipe.open(backend=sl.Processes(1, worker_timeout=TIMEOUT_S, replace_stuck=True)) as stream:
-        assert list(stream) == list(range(LENGTH))
-    told = [record.getMessage() for record in caplog.records if "has given nothing" in record.getMessage()]
-    assert len(told) == 1
-    assert HOW[how] in told[0]
+    def check(times: int) -> None:
+        caplog.clear()
+        marks = tmp_path / str(times)
+        marks.mkdir()
+        pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck_at(str(marks), how)).merge()
+        with pipe.open(backend=sl.Processes(1, worker_timeout=times * TIMEOUT_S, replace_stuck=True)) as stream:
+            assert list(stream) == list(range(LENGTH))
+        told = [record.getMessage() for record in caplog.records if "has given nothing" in record.getMessage()]
+        assert len(told) == 1
+        assert HOW[how] in told[0]
+
+    at_last(check)
 
 
 def test_a_worker_that_is_stuck_again_and_again_raises(caplog: pytest.LogCaptureFixture) -> None:
     def stuck(item: int) -> int:
         if item == 1:
-            time.sleep(100)
+            time.sleep(10_000)
         return item
 
     pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck).merge()
@@ -100,20 +107,30 @@ def go_on_when(reported: Callable[[], bool]) -> None:
 
 
 def test_a_worker_that_is_only_reported_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck_at(str(tmp_path), "is_stopped")).merge()
-    with pipe.open(backend=sl.Processes(1, worker_timeout=0.2)) as stream:
-        thread = threading.Thread(target=lambda: go_on_when(lambda: bool(caplog.records)))
-        thread.start()
-        assert list(stream) == list(range(LENGTH))
-        thread.join()
-    assert sum("has given nothing" in record.getMessage() for record in caplog.records) == 1
+    def check(times: int) -> None:
+        caplog.clear()
+        marks = tmp_path / str(times)
+        marks.mkdir()
+        pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck_at(str(marks), "is_stopped")).merge()
+        with pipe.open(backend=sl.Processes(1, worker_timeout=times * 0.2)) as stream:
+            thread = threading.Thread(target=lambda: go_on_when(lambda: bool(caplog.records)))
+            thread.start()
+            assert list(stream) == list(range(LENGTH))
+            thread.join()
+        assert sum("has given nothing" in record.getMessage() for record in caplog.records) == 1
+
+    at_last(check)
 
 
 def test_a_consumer_that_takes_its_time_makes_nobody_stuck(caplog: pytest.LogCaptureFixture) -> None:
     pipe = sl.from_items(range(LENGTH)).shard(2).map(abs).merge()
-    with pipe.open(backend=sl.Processes(1, worker_timeout=0.1, replace_stuck=True)) as stream:
-        next(stream)
-        caplog.clear()  # starting may take longer than that
-        time.sleep(0.5)
-        next(stream)
-    assert not caplog.records
+
+    def check(times: int) -> None:
+        with pipe.open(backend=sl.Processes(1, worker_timeout=times * 0.1, replace_stuck=True)) as stream:
+            next(stream)
+            caplog.clear()  # starting may take longer than that
+            time.sleep(times * 0.3)
+            next(stream)
+        assert not caplog.records
+
+    at_last(check)
