@@ -311,8 +311,6 @@ class ThreadedPool(Pool[In, Out]):
     """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
 
     Behind each call another one waits, so that its thread goes on while the results are on their way to the event loop.
-    A call that gave back items without having called them (a pause began; an item was skipped) is made again; with one
-    thread, the one that waited leaves it the turn, so that calls stay in the order of their inputs.
     """
 
     claims_each = 2
@@ -322,7 +320,6 @@ class ThreadedPool(Pool[In, Out]):
         self._fn = fn
         self._threads = self._site.tasks.threads.share(self._workers)
         self._end = math.inf  # of what is called: the position of the first item that has failed
-        self._turn = math.inf  # with one thread: the position of an item that was given back, and comes first
 
     async def _work(self, slot: int) -> None:
         limit = 1
@@ -365,24 +362,12 @@ class ThreadedPool(Pool[In, Out]):
 
     def _call(self, part: Part[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
         """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""
-        if not self._wanted(part, start):
+        if self._site.tasks.gate.holding or not self._wanted(part, start):
             return [], None
-        if self._turn >= self._end:  # nor is that one wanted
-            self._turn = math.inf
-        if self._site.tasks.gate.holding or part.first + start != min(self._turn, part.first + start):
-            self._gives_back(part, start)
-            return [], None
-        self._turn = math.inf
         results, error = call_all(self._fn, part.items[start:stop])
         if error is not None and self._skips is None:
             self._stops_at(part, start + len(results))
-        elif error is not None and start + len(results) + 1 < stop:
-            self._gives_back(part, start + len(results) + 1)
         return results, error
-
-    def _gives_back(self, part: Part[In], index: int) -> None:
-        if self._workers == 1:
-            self._turn = min(self._turn, part.first + index)
 
     def _stops_at(self, part: Part[In], index: int) -> None:
         """Take note that an item has failed, before the event loop hears of it: the thread is at the next call then."""
