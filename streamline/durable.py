@@ -203,7 +203,7 @@ def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str |
         of the same file.
     """
     make_directory(target.parent)
-    begin = f".streamline-{crc32(os.fsencode(family or target.name)):08x}-"
+    begin = _begin(family or target.name)
     _remove_abandoned(target.parent, begin)
     temporary, descriptor, lock = _new(target.parent, begin)
     try:
@@ -217,6 +217,11 @@ def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str |
         if lock is not None:
             os.close(lock)
     sync_directory(target.parent)
+
+
+def _begin(family: str) -> str:
+    """Return how the names of a family's temporaries begin."""
+    return f".streamline-{crc32(os.fsencode(family)):08x}-"
 
 
 def _remove_abandoned(directory: Path, begin: str) -> None:

@@ -203,6 +203,8 @@ class Snapshot:
     def save(self, path: AnyPath) -> Path:
         """Write the snapshot, durably: when this returns, it survives a kill and a power cut.
 
+        A kill before that leaves what was there, and a temporary, which the next save to the same file removes.
+
         Args:
           path: ends in ".json": that file. A directory (one that exists, or a path that ends in a separator or has no
             suffix) gets a file named for the rank. What is missing of the path is made. A whole job's snapshot goes

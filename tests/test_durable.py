@@ -219,6 +219,20 @@ def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
     assert content(path) == NEW
 
 
+def test_what_a_kill_has_left_is_removed_by_the_next_write_of_the_same_family(path: Path) -> None:
+    left, descriptor, lock = durable._new(path.parent, durable._begin("blocks"))
+    os.close(descriptor)
+    write_parts(path, [NEW], "others")
+    write_parts(path, [NEW], "blocks")
+    assert left.exists()  # somebody is writing it
+    assert lock is not None
+    os.close(lock)  # as a kill does
+    write_parts(path, [NEW], "others")
+    assert left.exists()
+    write_parts(path, [NEW], "blocks")
+    assert content(path) == NEW
+
+
 def test_a_temporary_that_is_being_written_is_left_alone_by_another_save_of_the_same_file(path: Path) -> None:
     def parts() -> Iterator[bytes]:
         yield NEW

@@ -28,8 +28,29 @@ TAIL_BYTES = 64 * 1024
 MAX_DIRECTORY_BYTES = 64 * 2**20
 """More is damage: it would be the directory of a million arrays."""
 
-LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""A member's own header: its magic, the lengths of the name and of the extra field behind it (APPNOTE.TXT 4.3.7)."""
+LOCAL_HEADER = struct.Struct("<4s2xHH4xIIIHH")
+"""A member's own header: magic, flags, method, CRC, packed and unpacked size, and the lengths of the name and of the
+extra field behind it (APPNOTE.TXT 4.3.7)."""
+
+EXTRA_BYTES = 64
+"""Of the extra field, fetched with the header: the sizes of 64 bits that `np.savez` writes there take 20."""
+
+END = struct.Struct("<4s6xH10x")
+"""The directory's end: its magic and the number of members (APPNOTE.TXT 4.3.16)."""
+
+MANY = 0xFFFF
+"""In the place of a number that is larger: it is elsewhere."""
+
+SIZES_FOLLOW = 0x8
+"""The flag of a member whose sizes and CRC are behind its data: the header doesn't say them."""
+
+UTF_8 = 0x800
+"""The flag of a name in UTF-8; any other is in code page 437."""
+
+IN_EXTRA = 0xFFFFFFFF
+"""In the place of a size that is in the extra field, under `ZIP64`."""
+
+ZIP64 = 1
 
 STEP_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
@@ -87,12 +108,16 @@ async def members(file: File) -> list[Member]:
 
 async def _directory(file: File, size: int) -> list[ZipInfo]:
     tail = max(0, size - TAIL_BYTES)
-    fetched = _Fetched(size)
-    fetched.add(tail, await file.read(tail, size))
+    fetched, end = _Fetched(size), await file.read(tail, size)
+    fetched.add(tail, end)
     while True:
         try:
             with ZipFile(cast(BinaryIO, fetched)) as archive:
-                return archive.infolist()
+                found = archive.infolist()
+            _check_count(end, archive.comment, len(found))
+            return found
+        except DataError:
+            raise
         except _Missing as missing:
             if missing.stop - missing.start > MAX_DIRECTORY_BYTES:
                 raise DataError("the zip archive's directory is damaged: it can't be so long") from None
@@ -103,15 +128,69 @@ async def _directory(file: File, size: int) -> list[ZipInfo]:
             raise DataError(f"the zip archive's directory is damaged: {error}") from error
 
 
+def _check_count(end: bytes, comment: bytes, found: int) -> None:
+    """Insist on as many members as the directory's end says: `zipfile` goes by their lengths, which may be damaged.
+
+    Raises:
+      DataError: there are more, or fewer.
+    """
+    record = end[: len(end) - len(comment)][-END.size :]
+    magic, count = END.unpack(record) if len(record) == END.size else (b"", found)
+    if magic == MAGICS[1] and count not in (found, MANY):
+        raise DataError(f"the zip archive's directory is damaged: it says that it has {count} members, and has {found}")
+
+
 async def _start(file: File, info: ZipInfo, size: int) -> int:
-    at = info.header_offset
+    """Return the byte at which a member's data begins, behind its own header, which must say what the directory says.
+
+    Raises:
+      DataError: it doesn't: one of the two is damaged, and nothing tells which.
+    """
+    at, named = info.header_offset, _name_of(info)
     if not 0 <= at <= size - LOCAL_HEADER.size:
         raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")
-    magic, name, extra = LOCAL_HEADER.unpack(await file.read(at, at + LOCAL_HEADER.size))
+    head = await file.read(at, min(size, at + LOCAL_HEADER.size + len(named) + EXTRA_BYTES))
+    magic, flags, method, *told, name, extra = LOCAL_HEADER.unpack_from(head)
     start: int = at + LOCAL_HEADER.size + name + extra
     if magic != MAGICS[0] or start + info.compress_size > size:
         raise DataError(f"the zip archive is damaged: {info.filename!r} isn't at byte {at:,}, where its directory says")
+    begin = LOCAL_HEADER.size + len(named)
+    own = head[LOCAL_HEADER.size : LOCAL_HEADER.size + name]
+    differ: tuple[str, object, object] | None = None
+    if own != named or (flags ^ info.flag_bits) & UTF_8:
+        differ = "name", info.orig_filename, own.decode("utf-8" if flags & UTF_8 else "cp437", "replace")
+    elif method != info.compress_type:
+        differ = "method", info.compress_type, method
+    elif not flags & SIZES_FOLLOW:
+        listed = [info.CRC, info.compress_size, info.file_size]
+        found = _with_long_sizes(told, head[begin : begin + extra])
+        differ = None if found == listed else ("CRC-32 and sizes", listed, found)
+    if differ is not None:
+        what, directory, header = differ
+        raise DataError(
+            f"the zip archive is damaged: its directory gives {info.filename!r} the {what} {directory!r}, and the "
+            f"member's own header at byte {at:,} says {header!r}; use a copy of the file"
+        )
     return start
+
+
+def _name_of(info: ZipInfo) -> bytes:
+    return info.orig_filename.encode("utf-8" if info.flag_bits & UTF_8 else "cp437")
+
+
+def _with_long_sizes(told: list[int], extra: bytes) -> list[int]:
+    """Return CRC, packed and unpacked size of a header, with what its extra field says of them."""
+    crc, stored, size = told
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == ZIP64:
+            long = [value for (value,) in struct.iter_unpack("<Q", extra[4 : 4 + length // 8 * 8])]
+            if size == IN_EXTRA and long:
+                size = long.pop(0)
+            if stored == IN_EXTRA and long:
+                stored = long.pop(0)
+        extra = extra[4 + length :]
+    return [crc, stored, size]
 
 
 async def inflated(file: File, member: Member) -> AsyncGenerator[bytes, None]:

@@ -282,7 +282,7 @@ async def test_a_wrong_checksum_is_an_error(made: Callable[..., str], packed: bo
     content = bytearray(zipped(packed=packed, x=np.arange(5000)))
     if packed:
         at = content.rfind(b"PK\x01\x02") + 16
-        content[at : at + 4] = struct.pack("<I", 7)
+        content[at : at + 4] = content[14:18] = struct.pack("<I", 7)  # in the directory, and in the member's own header
     else:
         content[5000] ^= 1
     path = made(bytes(content), remote=remote)
@@ -290,6 +290,51 @@ async def test_a_wrong_checksum_is_an_error(made: Callable[..., str], packed: bo
         return  # mapped: nobody reads all of it
     with pytest.raises(DataError, match=r"a\.npy.*: array 'x' is damaged: its checksum"):
         await gathered(sl.read_npy(path))
+
+
+def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_names(tmp_path: Path) -> None:
+    content = zipped(x=np.arange(3), yy=np.arange(3) / 2)
+    headers = [content.index(b"PK\x03\x04", 1), 0]
+    places = [at + byte for at in headers for byte in range(60)]
+    places += range(content.index(b"PK\x01\x02"), len(content))
+    path, refused = tmp_path / "a.npz", 0
+    for place in places:
+        for bit in range(8) if content[place : place + 1] in b"xy.np" else [place % 8]:
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            try:
+                items = list(sl.read_npy(path))
+            except DataError:
+                refused += 1
+            else:
+                assert items == [{"x": i, "yy": i / 2} for i in range(3)]
+    assert refused > len(places) / 2
+
+
+async def test_a_name_that_directory_and_header_give_differently_is_an_error_that_says_both(
+    made: Callable[..., str],
+) -> None:
+    content = bytearray(zipped(x=np.arange(3)))
+    content[content.rfind(b"x.npy")] ^= 1
+    with pytest.raises(
+        DataError, match=r"directory gives 'y\.npy' the name 'y\.npy', .*header at byte 0 says 'x\.npy'; use"
+    ):
+        await gathered(sl.read_npy(made(bytes(content))))
+
+
+async def test_archives_that_other_tools_write_are_read(made: Callable[..., str]) -> None:
+    class Stream(io.BytesIO):  # zipfile writes sizes and checksums behind the data then
+        def seekable(self) -> bool:
+            return False
+
+        def tell(self) -> int:
+            raise OSError("no position")
+
+    stream, array = Stream(), np.arange(9)
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("größe.npy", saved(array))
+        archive.writestr("plain.npy", saved(array), zipfile.ZIP_STORED)
+    items = await gathered(sl.read_npy(made(stream.getvalue())))
+    assert items == [{"größe": i, "plain": i} for i in range(9)]
 
 
 @examples(40)
