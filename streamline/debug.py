@@ -13,6 +13,7 @@ closed. Dropped: closed.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from streamline.errors import ClosedError, hide_frames
 from streamline.failing.failures import ErrorReport
+from streamline.forks import belongs_elsewhere, disowned_in_copies
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
 from streamline.plan import Plan
@@ -123,6 +125,14 @@ class _Runner(Generic[T]):
         self.stream = _Stepped[T](opening, self._session)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._owner = os.getpid()
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Never run or close the loop: what its selector waits for is shared with the process that has it."""
+        if self._loop is not None:
+            self._loop._closed = True  # type: ignore[attr-defined]  # else the collector closes it
+            self._loop, self._closed = None, True
 
     def next(self) -> T:
         """Run until there is an item.
@@ -161,7 +171,8 @@ class _Runner(Generic[T]):
     def _run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         if self._loop is None:
             if self._closed:
-                raise ClosedError("the stream is closed")
+                forked = self._owner != os.getpid()
+                raise ClosedError(belongs_elsewhere("stream", self._owner) if forked else "the stream is closed")
             self._loop = asyncio.SelectorEventLoop()
         if self._loop.is_running():
             raise _BusyError("a debug stream was asked for an item by the pipeline that it is running")

@@ -19,6 +19,7 @@ from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, hide_frames, users_level
 from streamline.failing.failures import OnError, Policy
+from streamline.hosts.pool import Hosting, Pool
 from streamline.meters.traffic import Traffic
 from streamline.opening import Opening
 from streamline.options import check_int, given
@@ -136,8 +137,8 @@ def unsettled(
     """Check what can be checked of an opening without looking at files.
 
     Raises:
-      PlanError: an unsharded pipeline or a live source on several ranks; fewer shards than ranks; what chooses an
-        order where processes share a rank; `accept` names what isn't there.
+      PlanError: an unsharded pipeline in several hosts, or it or a live source on several ranks; fewer shards than
+        ranks; what chooses an order where processes share a rank; `accept` names what isn't there.
     """
     resume, epoch = begin.resume, begin.epoch
     plan = plan.settled
@@ -159,6 +160,8 @@ def unsettled(
     ends = checked_ends(begin.ends)
     found = find_rank(begin.rank, begin.world_size, begin.mesh)
     _check_ranks(plan, found)
+    if isinstance(backend, Hosting | Pool):
+        backend.check(plan)
     opening = Opening(
         plan=plan,
         backend=backend,

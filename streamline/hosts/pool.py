@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, PlanError
 from streamline.flow import Site
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
@@ -28,6 +28,12 @@ from streamline.session import Session
 __all__ = ["Hosting", "Pool"]
 
 logger = logging.getLogger("streamline.hosts")
+
+PLENTY = 8
+"""Shards that messages suggest."""
+
+_hinted: set[tuple[object, ...]] = set()
+"""What was said already: of a pipeline that is opened for every epoch, once."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Hosting(ABC):
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a running, in hosts that end with it; see `Backend`."""
-        self.hint(site, workers)
+        self.hint(plan, site, workers)
         hosts = [self.host(number) for number in range(self.hosts_for(workers))]
         return self.dealt(plan, site, workers, hosts, own=True)
 
@@ -76,22 +82,39 @@ class Hosting(ABC):
             raise
         return HostedWorkers(plan, site, hosts, payload, workers, self.care, own=own)
 
-    def hint(self, site: Site, workers: int) -> None:
-        """Say in the log that there are more hosts than workers, if so."""
-        most = self.most
-        if most is None or most <= workers:
+    def check(self, plan: Plan) -> None:
+        """Refuse a number of hosts of which all but one would be idle.
+
+        Raises:
+          PlanError: the plan has no `.shard`.
+        """
+        if (self.most or 1) > 1 and not plan.sharded:
+            raise PlanError(
+                f"{self.short} over a pipeline without .shard: all of it is one worker's, which runs in one of them. "
+                f"Write .shard({PLENTY}) after the source (how many shards there are never changes in the life of a "
+                f"run, so take a multiple of the hosts that you may ever want), or {type(self).__name__}(1)"
+            )
+
+    def hint(self, plan: Plan, site: Site, workers: int) -> None:
+        """Say in the log, once of each plan, that there are more hosts than workers, if so."""
+        wanted = cpus_here() if self.most is None else self.most
+        if wanted <= workers or (self.most is None and plan.sharded):
             return
+        key = (self.short, workers, site.num_shards, *plan.names)
+        if key in _hinted:
+            return
+        _hinted.add(key)
         on_each = "" if site.num_shards == 1 else f" on each of the {site.num_shards} ranks"
         logger.warning(
-            "%s: there are %d workers%s, one a shard, so %d of these would be idle, and aren't started: write "
-            ".shard(%d) or more, or %s(%d)",
+            "%s: there %s%s, one a shard, so %d of %d would be idle, and %s started: write .shard(%d) or more%s",
             self.short,
-            workers,
+            "is 1 worker" if workers == 1 else f"are {workers} workers",
             on_each,
-            most - workers,
-            most * site.num_shards,
-            type(self).__name__,
-            workers,
+            wanted - workers,
+            wanted,
+            "isn't" if wanted - workers == 1 else "aren't",
+            wanted * site.num_shards,
+            "" if self.most is None else f", or {type(self).__name__}({workers})",
         )
 
     @property
@@ -119,13 +142,13 @@ class Pool:
 
     Args:
       hosting: the backend that it is made of.
-      hints: say once that there are more hosts than workers. Where several pipelines share a pool, one of them may well
-        have fewer.
+      hints: one pipeline has it alone: refuse more hosts than it can use, or say so. Where several share a pool, one of
+        them may well have fewer workers.
     """
 
     def __init__(self, hosting: Hosting, *, hints: bool = False) -> None:
         self.hosting = hosting
-        self._hints = hints
+        self._own = self._hints = hints
         self._hosts: list[Host] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -150,8 +173,13 @@ class Pool:
                 self._hosts.append(hosting.host(len(self._hosts)))
             hosts = self._hosts[:count]
         if hints:
-            hosting.hint(site, workers)
+            hosting.hint(plan, site, workers)
         return hosting.dealt(plan, site, workers, hosts, own=False)
+
+    def check(self, plan: Plan) -> None:
+        """As that of its backend, unless several pipelines share this."""
+        if self._own:
+            self.hosting.check(plan)
 
     def close(self) -> None:
         """End all hosts, and wait for that; what is stuck in user code is waited for a while only. Idempotent."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from streamline.flow import LIST_ITEMS
 from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, in_bytes, merge_line, written
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
+from streamline.transforms.base import Stage
 from streamline.transforms.limit import Take
 from streamline.transforms.repeat import Repeat
 
@@ -80,8 +82,7 @@ def describe(plan: Plan) -> str:
     lines += [f"  {text}" for _, text in written(plan.before)]
     lines.append(f"shard into {n:,} ({plan.mode}){_how_read(plan)}")
     for stage, text in written(plan.worker):
-        note = f": up to {stage.count * n:,} in all" if isinstance(stage, Take) and n > 1 else ""
-        lines.append(f"  {text}{note}")
+        lines.append(f"  {text}{_in_all(stage, n)}")
     lines.append(merge_line(plan))
     lines += [f"  {text}" for _, text in written(plan.after)]
     parts = anatomy(plan)
@@ -95,6 +96,16 @@ def describe(plan: Plan) -> str:
     more += f"; in a quick plain loop {border:,} more" if border else ""
     lines.append(f"at most {_held(plan, n):,} items in flight{more}")
     return "\n".join(lines)
+
+
+def _in_all(stage: Stage[Any, Any], workers: int) -> str:
+    """Say what a stage of one worker comes to in all workers, where that isn't obvious."""
+    calls = getattr(stage, "concurrency", 1)
+    if workers > 1 and isinstance(stage, Take):
+        return f": up to {stage.count * workers:,} in all"
+    if workers > 1 and calls > 1:
+        return f": up to {calls * workers:,} calls at once ({calls:,} x {workers:,} shards)"
+    return ""
 
 
 def _how_read(plan: Plan) -> str:

@@ -42,13 +42,17 @@ class Hold:
 
 
 SELECTIVE: dict[str, Callable[[Pipe, Hold], Pipe]] = {
-    "one worker": lambda pipe, hold: pipe.map(hold).filter(last),
+    "one worker": lambda pipe, hold: pipe.shard(1).map(hold).filter(last),
     "two workers": lambda pipe, hold: pipe.shard(2).map(hold).filter(last).merge("best_effort"),
     "through channels": lambda pipe, hold: (
-        pipe.map(hold).filter(last).prefetch(3).map(later, concurrency=2).prefetch(2)
+        pipe.shard(1).map(hold).filter(last).prefetch(3).map(later, concurrency=2).prefetch(2)
     ),
-    "before an unordered map": lambda pipe, hold: pipe.map(hold).filter(last).map(later, concurrency=2, ordered=False),
-    "before a custom stage": lambda pipe, hold: pipe.map(hold).filter(last).flat_map(lambda x: [x]).batch(1).unbatch(),
+    "before an unordered map": lambda pipe, hold: (
+        pipe.shard(1).map(hold).filter(last).map(later, concurrency=2, ordered=False)
+    ),
+    "before a custom stage": lambda pipe, hold: (
+        pipe.shard(1).map(hold).filter(last).flat_map(lambda x: [x]).batch(1).unbatch()
+    ),
 }
 
 

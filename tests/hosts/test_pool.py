@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import threading
 from collections.abc import Callable
 from itertools import chain
@@ -221,14 +222,22 @@ def test_without_a_number_there_are_as_many_as_cores_and_workers(monkeypatch: py
     assert repr(pool) == "<pool of Threads(): closed>"
 
 
-def test_hosts_that_would_be_idle_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_hosts_that_would_be_idle_are_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamline.hosts.pool._hinted", set())
     caplog.set_level(logging.WARNING, "streamline")
     assert list(PIPE.open(backend=sl.Threads(6)).sync_stream()) == WHOLE
     (record,) = caplog.records
     assert record.getMessage() == (
-        "Threads(6): there are 4 workers, one a shard, so 2 of these would be idle, and aren't started: write "
+        "Threads(6): there are 4 workers, one a shard, so 2 of 6 would be idle, and aren't started: write "
         ".shard(6) or more, or Threads(4)"
     )
+    for epoch in range(3):  # and of that pipeline not again, whoever opens it
+        list(PIPE.open(backend=sl.Threads(6), epoch=epoch).sync_stream())
+    with PIPE.loader(backend=sl.Threads(6)) as loader:
+        list(loader)
+    assert caplog.records == [record]
     caplog.clear()
     with PIPE.open(backend=sl.Threads(6), rank=1, world_size=2) as stream:
         list(stream)
@@ -240,10 +249,47 @@ def test_hosts_that_would_be_idle_are_told_of(caplog: pytest.LogCaptureFixture) 
     with PIPE.loader(backend=sl.Threads(4)) as loader:
         assert list(loader) == WHOLE
     assert not caplog.records
-    with PIPE.loader(backend=sl.Threads(6)) as loader:  # once, not each epoch
+    with PIPE.loader(backend=sl.Threads(7)) as loader:  # once, not each epoch
         for _ in range(3):
             assert len(list(loader)) == len(WHOLE)
     assert len(caplog.records) == 1
+
+
+UNSHARDED = sl.from_items(range(8)).map(abs)
+
+
+@pytest.mark.parametrize("backend", [sl.Processes(4), sl.Threads(2)], ids=lambda backend: backend.short)
+def test_hosts_of_which_one_could_work_are_refused_with_the_line_to_write(backend: Backend) -> None:
+    ways: list[Callable[[], object]] = [
+        lambda: UNSHARDED.open(backend=backend).sync_stream(),
+        lambda: list(UNSHARDED.loader(backend=backend)),
+        lambda: list(sl.StreamReplicator(UNSHARDED, 1, backend=backend).replica(0)),
+    ]
+    said = r"over a pipeline without \.shard.* Write \.shard\(8\) after the source .* a multiple of the hosts"
+    for way in ways:
+        with pytest.raises(PlanError, match=said):
+            way()
+    (problem,) = UNSHARDED.check(backend=backend).problems
+    assert re.search(said, problem.message)
+    written = sl.from_items(range(8)).shard(8).map(abs)
+    assert sorted(written.open(backend=sl.Threads(2)).sync_stream()) == list(range(8))
+
+
+def test_one_host_those_of_a_shared_pool_and_those_that_nobody_counted_take_what_is_unsharded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamline.hosts.pool._hinted", set())
+    monkeypatch.setattr("streamline.hosts.pool.cpus_here", lambda: 3)
+    with sl.Threads(2) as pool:
+        for backend in (sl.Threads(1), pool):
+            assert list(UNSHARDED.open(backend=backend).sync_stream()) == list(range(8))
+    assert not caplog.records
+    assert list(UNSHARDED.open(backend=sl.Threads()).sync_stream()) == list(range(8))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Threads(): there is 1 worker, one a shard, so 2 of 3 would be idle, and aren't started: write "
+        ".shard(3) or more"
+    )
 
 
 @pytest.mark.parametrize(("n", "error"), [(0, PlanError), (-1, PlanError), (2.0, PlanTypeError), (True, PlanTypeError)])

@@ -201,3 +201,14 @@ def test_stages_read_as_they_were_written() -> None:
     assert "  batch(size=3, collate=tokenize)" in lines
     assert not any("numbering" in line for line in lines)
     assert any(line.startswith("worker x2   source(rows) → ") for line in lines)
+
+
+def test_calls_of_all_workers_at_once_are_told() -> None:
+    async def fetch(n: int) -> int:
+        return n
+
+    pipe = sl.from_items(range(8)).shard(4).map(fetch, concurrency=64).map(abs).merge().map(fetch, concurrency=3)
+    lines = str(pipe).splitlines()
+    assert "  map(fetch, concurrency=64): up to 256 calls at once (64 x 4 shards)" in lines
+    assert "  map(fetch_2, concurrency=3)" in lines
+    assert "shards)" not in str(sl.from_items(range(8)).map(fetch, concurrency=64))
