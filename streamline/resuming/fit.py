@@ -28,6 +28,10 @@ from streamline.transforms.shuffle import IndexShuffle
 __all__ = ["Difference", "Fit", "fitted", "found_otherwise", "refusal"]
 
 
+ORDERS_WRITTEN = 2
+"""The format from which on a snapshot says in which order a stage's input came, also where nothing chose it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """One thing that has changed.
@@ -164,8 +168,10 @@ class _Comparison:
     def of_choices(self) -> Iterator[Difference]:
         """Yield what chooses here, and did not in a run of a version that wrote no order down where nothing chose.
 
-        Of today's runs, a stage that reads again finds written down which choices to repeat.
+        Of later ones, a stage that reads again finds written down what to repeat.
         """
+        if self._snapshot.version >= ORDERS_WRITTEN:
+            return
         plan, own = self._plan, self._snapshot.state[self._snapshot.merge]
         waiting = {stage.name for stage in (*plan.worker, *plan.after) if isinstance(stage, Batch) and stage.chooses}
         for at, pair in enumerate(self._pairs):
@@ -175,7 +181,7 @@ class _Comparison:
             if pair.name in waiting and any(pair.its["name"] not in tree for tree in self._trees(pair)):
                 way_out = "max_wait_s=None"
             elif pair.name == plan.merge.name and plan.merge.chooses:
-                way_out = None if own.get("replay") or "strict_to" in own else ".merge('strict')"
+                way_out = None if own.get("replay") else ".merge('strict')"
             if way_out is not None and (found := self._reading_again(at)):
                 then = (
                     f"{found[0]!r} downstream {found[1]}; in which order they came, the version that took the snapshot "
