@@ -21,7 +21,9 @@ from streamline.states import Json
 
 __all__ = ["FORMAT_VERSION", "MAGIC", "check_version", "decode", "encode", "one_line"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: behind a mark, the order of a strict merge and the sizes of full batches are written down, too."""
+
 MAGIC = "streamline_snapshot"
 LINE_DEPTH = 5
 """How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""

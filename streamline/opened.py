@@ -28,7 +28,7 @@ from streamline.ranks import Mesh, Rank, find_rank
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
 from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
-from streamline.resuming.fit import fitted, refusal
+from streamline.resuming.fit import Fit, fitted, refusal
 from streamline.session import MEMORY_BYTES, Session
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Source
@@ -102,7 +102,7 @@ class Unsettled:
             if fit.open:
                 raise ResumeError(refusal(fit))
             if fit.changed_code:
-                warnings.warn(_code_changed(fit.changed_code), CodeChangedWarning, stacklevel=users_level())
+                warnings.warn(_code_changed(fit), CodeChangedWarning, stacklevel=users_level())
             resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
             plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
             epoch = resume.epoch
@@ -202,11 +202,12 @@ def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
     return snapshot.part(found.rank)
 
 
-def _code_changed(functions: tuple[str, ...]) -> str:
-    return (
-        f"since the snapshot, the code of {', '.join(functions)} has changed: what was delivered stays as it was, "
-        "items from here on are of the new code"
+def _code_changed(fit: Fit) -> str:
+    changed = (
+        f"since the snapshot, the code of {', '.join(fit.changed_code)} has changed: what was delivered stays as it "
+        "was, items from here on are of the new code"
     )
+    return "; ".join([changed, *fit.unsteady])
 
 
 def _check_ranks(plan: Plan, found: Rank) -> None:

@@ -64,6 +64,8 @@ def _head(fit: Fit) -> Iterator[str]:
         yield f"  accepted {difference.argument}: {difference.then}"
     for name in fit.changed_code:
         yield f"  changed code: {name}"
+    for sentence in fit.unsteady:
+        yield f"  {sentence}"
 
 
 def _workers(fit: Fit) -> Iterator[str]:

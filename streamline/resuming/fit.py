@@ -9,7 +9,7 @@ items is refused where a stage behind it is in the middle of something that it w
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,10 @@ from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle
 
 __all__ = ["Difference", "Fit", "fitted", "found_otherwise", "refusal"]
+
+
+ORDERS_WRITTEN = 2
+"""The format from which on a snapshot says in which order a stage's input came, also where nothing chose it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,7 @@ class Fit:
       differences: all, accepted or not.
       open: those that were not accepted, or can't be.
       changed_code: functions that are called as before, and do something else.
+      unsteady: of those, which may change what a stage downstream reads again, as sentences.
     """
 
     plan: Plan
@@ -64,6 +69,7 @@ class Fit:
     differences: tuple[Difference, ...]
     open: tuple[Difference, ...]
     changed_code: tuple[str, ...]
+    unsteady: tuple[str, ...]
 
 
 def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
@@ -80,6 +86,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     differences = [*comparison.of_data(plan, now), *comparison.of_plan(), *comparison.of_choices()]
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
     listing = plan.source.carried(snapshot.listing, now)
+    code = list(_changed_code(pairs))
     renamed = _renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on)
     return Fit(
         plan=going_on,
@@ -87,7 +94,8 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
         pairs=pairs,
         differences=tuple(differences),
         open=tuple(one for one in differences if not one.possible or one.argument not in accept),
-        changed_code=tuple(_changed_code(pairs)),
+        changed_code=tuple(f"{pairs[at].name} ({key}={value})" for at, key, value in code),
+        unsteady=tuple(comparison.of_code((at, key) for at, key, _ in code)),
     )
 
 
@@ -164,8 +172,10 @@ class _Comparison:
     def of_choices(self) -> Iterator[Difference]:
         """Yield what chooses here, and did not in a run of a version that wrote no order down where nothing chose.
 
-        Of today's runs, a stage that reads again finds written down which choices to repeat.
+        Of later ones, a stage that reads again finds written down what to repeat.
         """
+        if self._snapshot.version >= ORDERS_WRITTEN:
+            return
         plan, own = self._plan, self._snapshot.state[self._snapshot.merge]
         waiting = {stage.name for stage in (*plan.worker, *plan.after) if isinstance(stage, Batch) and stage.chooses}
         for at, pair in enumerate(self._pairs):
@@ -175,13 +185,23 @@ class _Comparison:
             if pair.name in waiting and any(pair.its["name"] not in tree for tree in self._trees(pair)):
                 way_out = "max_wait_s=None"
             elif pair.name == plan.merge.name and plan.merge.chooses:
-                way_out = None if own.get("replay") or "strict_to" in own else ".merge('strict')"
+                way_out = None if own.get("replay") else ".merge('strict')"
             if way_out is not None and (found := self._reading_again(at)):
                 then = (
                     f"{found[0]!r} downstream {found[1]}; in which order they came, the version that took the snapshot "
                     f"did not write down: resume with {way_out}, and change it at a snapshot of that run"
                 )
                 yield Difference(argument=pair.name, then=then, possible=False)
+
+    def of_code(self, functions: Iterable[tuple[int, str]]) -> Iterator[str]:
+        """Yield what may come of functions (pair number, option) that give other items now, or others in number."""
+        for at, key in functions:
+            pair = self._pairs[at]
+            if key not in pair.stage.steady and (found := self._reading_again(at)):
+                yield (
+                    f"{found[0]!r} downstream of {pair.name} {found[1]}: where the new code gives other items there, "
+                    "or another number of them, some are lost or come twice"
+                )
 
     def _of(self, at: int, pair: Pair, what: str) -> Difference:
         name = pair.name if what != "removed" or pair.its is None else pair.its["name"]
@@ -304,15 +324,16 @@ def _renamed_tree(tree: Tree, names: dict[str, str | None]) -> Tree:
     return {name: own for name, own in found.items() if name is not None}
 
 
-def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[str]:
-    for pair in pairs:
+def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[tuple[int, str, str]]:
+    """Yield the number of the pair, the option, and what it is called."""
+    for at, pair in enumerate(pairs):
         if pair.mine is None or pair.its is None:
             continue
         mine, its = _code(pair.mine), _code(pair.its)
         for key in mine.keys() & its.keys():
             options, others = pair.mine["options"], pair.its.get("options") or {}
             if changed(mine[key], its[key]) and options.get(key) == others.get(key):
-                yield f"{pair.mine['name']} ({key}={options.get(key, '…')})"
+                yield at, key, options.get(key, "…")
 
 
 def _code(entry: Entry) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Features together: skipped items, dead letters, live sources, ranks and loaders, over random pipelines and resumes.
 
-Whatever is interrupted how often: what is delivered, how many items are counted as skipped, and the lines of dead
-letters are those of a run that was never interrupted. `STREAMLINE_EXAMPLES=50 pytest tests/laws` searches deeper.
+Whatever is interrupted how often, and whatever changes meanwhile that needs nothing at a resume: what is delivered,
+how many items are counted as skipped, and the lines of dead letters are those of a run that was never interrupted.
+`STREAMLINE_EXAMPLES=50 pytest tests/laws` searches deeper.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.resuming.inspection import report
+from streamline.testing.changes import changed
 from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying
 from streamline.testing.steps import Step, steps
@@ -42,27 +44,32 @@ seeds = st.integers(0, 10_000)
 BACKENDS: list[Backend] = [sl.Inline(), Copying(2), sl.Threads(2)]
 
 backends = st.sampled_from(BACKENDS)
-"""Where the parts run; the whole runs inline."""
 
 
 class Runs:
     """Runs of one pipeline in parts, that share a file of dead letters.
+
+    Args:
+      dice: of what may change between the parts, and of the backends; None: all is as it was, and inline.
 
     Attributes:
       items: what was delivered so far.
       errors: items counted as skipped so far.
     """
 
-    def __init__(self, letters: Path, **options: Any) -> None:
+    def __init__(self, letters: Path, dice: Random | None = None, **options: Any) -> None:
         self.letters = letters
+        self._dice = dice
         self.options = {**SKIP, "dead_letters": letters, **options}
         self.items: list[Any] = []
         self.errors = 0
 
     def part(self, pipe: AnyPipeline, snapshot: sl.Snapshot | None, most: int | None, ahead: int = 0) -> sl.Snapshot:
         """Deliver at most so many items more, and return the snapshot; the loop takes `ahead` more, that are lost."""
-        before = len(self.items)
-        with pipe.open(resume=snapshot, **self.options) as stream:
+        before, options = len(self.items), dict(self.options)
+        if self._dice is not None:
+            pipe, options["backend"] = changed(pipe, self._dice), self._dice.choice(BACKENDS)
+        with pipe.open(resume=snapshot, **options) as stream:
             while most is None or len(self.items) < before + most:
                 try:
                     self.items.append(next(stream))
@@ -112,14 +119,12 @@ def caches() -> st.SearchStrategy[Step]:
 
 
 @examples(30)
-@given(compositions(more=st.one_of(failing_steps(), failing_steps(), caches())), seeds, backends)
-def test_skipped_items_are_the_same_however_a_run_is_interrupted(
-    composition: Composition, seed: int, backend: Backend
-) -> None:
+@given(compositions(more=st.one_of(failing_steps(), failing_steps(), caches())), seeds)
+def test_skipped_items_are_the_same_however_a_run_is_interrupted(composition: Composition, seed: int) -> None:
     DICE.seed(seed)
     dice, pipe = Random(seed), composition.pipeline
     with TemporaryDirectory() as folder:
-        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"), backend=backend)
+        whole, parts = Runs(Path(folder, "whole.jsonl")), Runs(Path(folder, "parts.jsonl"), Random(seed))
         rmtree(Path(CACHES.name, "cache"), ignore_errors=True)
         whole.part(pipe, None, None)
         rmtree(Path(CACHES.name, "cache"), ignore_errors=True)
@@ -150,9 +155,9 @@ def live_pipelines(draw: st.DrawFn) -> tuple[str, int, Callable[[Tape, Path], Co
 
 
 @examples(14)
-@given(live_pipelines(), seeds, backends)
+@given(live_pipelines(), seeds)
 def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
-    live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int, backend: Backend
+    live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int
 ) -> None:
     """Take has been left out: behind the end of a worker, which items the others get depends on timing."""
     DICE.seed(seed)
@@ -162,7 +167,7 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
         for rank in range(2):
             where: dict[str, Any] = {"rank": rank, "world_size": 2, "ends": "allow"}
             whole = Runs(Path(folder, f"whole{rank}.jsonl"), **where)
-            parts = Runs(Path(folder, f"parts{rank}.jsonl"), backend=backend, **where)
+            parts = Runs(Path(folder, f"parts{rank}.jsonl"), Random(seed + rank), **where)
             whole.part(make(Tape(length), Path(folder, f"whole{rank}")).pipeline, None, None)
             ranks.append((whole, parts, make(Tape(length), Path(folder, "parts"))))
         snapshot = None
@@ -183,10 +188,9 @@ def test_a_live_source_of_two_ranks_with_skipped_items_is_exact(
     st.lists(st.one_of(steps(), failing_steps()), max_size=3),
     st.lists(st.one_of(steps(), failing_steps()), max_size=2),
     seeds,
-    backends,
 )
 def test_pipelines_that_begin_with_replicas_are_exact_with_skipped_items(
-    length: int, shards: int, before: list[Step], behind: list[Step], seed: int, backend: Backend
+    length: int, shards: int, before: list[Step], behind: list[Step], seed: int
 ) -> None:
     """Each generation has a replicator of its own, which deals the stream from its start again."""
     DICE.seed(seed)
@@ -201,9 +205,7 @@ def test_pipelines_that_begin_with_replicas_are_exact_with_skipped_items(
         paths = [(Path(folder, f"whole{r}"), Path(folder, f"parts{r}")) for r in range(2)]
         for path in chain(*paths):
             path.mkdir()
-        runs = [
-            (Runs(whole / "letters.jsonl"), Runs(parts / "letters.jsonl", backend=backend)) for whole, parts in paths
-        ]
+        runs = [(Runs(whole / "letters.jsonl"), Runs(parts / "letters.jsonl", Random(seed))) for whole, parts in paths]
         snapshots: list[sl.Snapshot | None] = [None, None]
         for generation in range(4):
             stream = sl.from_items(range(length)).shard(3).shuffle(window=4)
@@ -239,7 +241,7 @@ def test_a_loader_writes_each_dead_letter_once_over_epochs_and_resumes(
         state: dict[str, Any] | None = None
         for generation in range(6):
             left = dice.randrange(12) if generation < 5 else None
-            with pipe.loader(**parts.options) as loader:
+            with changed(pipe, dice).loader(**parts.options) as loader:
                 if state is not None:
                     loader.load_state_dict(json.loads(json.dumps(state)))
                 while loader.epoch < 3 and left != 0:

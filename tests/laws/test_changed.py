@@ -6,6 +6,7 @@ A strict merge logs no choices: a stage downstream that reads again lost and dou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -132,7 +133,7 @@ def older(snapshot: sl.Snapshot) -> sl.Snapshot:
     snapshot.state["merge"].pop("strict_to", None)
     for tree in trees:
         tree.pop("batch", None)
-    return snapshot
+    return replace(snapshot, version=1)
 
 
 def stopped(pipe: Pipe, count: int) -> tuple[list[Any], sl.Snapshot]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ResumeError
+from streamline.testing.changes import changed
 from streamline.testing.compositions import DICE, Composition
-from streamline.testing.steps import steps
+from streamline.testing.steps import Step, steps
+from streamline.testing.truth import atoms
 from tests.laws.profile import examples
 
 AnyPipeline = sl.Pipeline[Any]
@@ -40,7 +43,7 @@ def flat(ranks: list[list[Any]]) -> list[Any]:
 
 
 @st.composite
-def sharded(draw: st.DrawFn) -> Composition:
+def sharded(draw: st.DrawFn, *, merged: bool = True) -> Composition:
     """Random pipelines of 8 shards or more, with any stages before the merge, and any kind of merge."""
     length, shards = draw(st.integers(0, 40)), draw(st.integers(8, 11))
     source: AnyPipeline = sl.from_items(range(length))
@@ -48,6 +51,8 @@ def sharded(draw: st.DrawFn) -> Composition:
         source = source.shuffle(seed=length)
     made = Composition(source.shard(shards, draw(st.sampled_from(["interleaved", "contiguous"]))), f"{length}", length)
     made = made.with_steps(draw(st.lists(steps(), max_size=3)))
+    if not merged:
+        return made
     best_effort = draw(st.booleans())
     pipe = made.pipeline.merge("best_effort", max_lead=2) if best_effort else made.pipeline.merge()
     return Composition(pipe, f"{made.text}, {shards} shards, {'best effort' * best_effort}", made.most)
@@ -67,6 +72,37 @@ def test_all_ranks_together_give_each_item_once_whatever_their_number_becomes(
         found += flat(given)
     rest, _ = taken(pipe, sizes[0], lambda _: None, snapshot)
     assert Counter(map(str, found + flat(rest))) == Counter(map(str, flat(expected)))
+
+
+@examples(20)
+@given(
+    sharded(merged=False),
+    st.lists(steps(), max_size=2),
+    st.lists(st.sampled_from(SIZES), min_size=2, max_size=4),
+    st.data(),
+)
+def test_ranks_change_together_with_all_else_that_needs_nothing(
+    composition: Composition, after: list[Step], sizes: list[int], data: st.DataObject
+) -> None:
+    """Where a stage after the merge refuses another number of ranks, it stays, and the rest changes."""
+    dice = Random(data.draw(st.integers(0, 999)))
+    DICE.seed(1)
+    merged = composition.pipeline.merge("best_effort", max_lead=2)
+    pipe = Composition(merged, composition.text, composition.most).with_steps(after).pipeline
+    expected, _ = taken(pipe, 1, lambda _: None)
+    found, snapshot, last = [], None, sizes[0]
+    for ranks in (*sizes, None):
+        now, counts = changed(pipe, dice), lambda _, ranks=ranks: None if ranks is None else dice.randrange(8)
+        try:
+            given, snapshot = taken(now, ranks or last, counts, snapshot)
+        except ResumeError as refused:
+            if f"resume with world_size={last}" not in str(refused):
+                raise
+            given, snapshot = taken(now, last, counts, snapshot)
+        else:
+            last = ranks or last
+        found += flat(given)
+    assert Counter(atoms(found)) == Counter(atoms(flat(expected)))
 
 
 @pytest.mark.parametrize("to", SIZES)

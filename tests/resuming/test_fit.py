@@ -277,6 +277,22 @@ def test_a_warning_names_each_function_that_has_changed_once() -> None:
     rest(pipe(2), again)
 
 
+@pytest.mark.parametrize("kind", ["filter", "map"])
+def test_the_warning_says_what_a_stage_downstream_may_find_otherwise(kind: str) -> None:
+    def pipe(n: int) -> Pipeline[Any]:
+        scope: dict[str, Any] = {}
+        exec(f"def fixed(x): return x + {n}", scope)
+        made: Pipeline[Any] = getattr(sl.from_items(range(9)), kind)(scope["fixed"])
+        return made.shuffle(window=4)
+
+    for taken, warned in ((2, kind == "filter"), (4, False)):  # in the window, and at its end
+        _, snapshot = some(pipe(1), taken)
+        with pytest.warns(CodeChangedWarning) as found:
+            rest(pipe(2), snapshot)
+        sentence = "'shuffle' downstream of fixed reads the 4 items of window 0 again"
+        assert (sentence in str(found[0].message)) == (sentence in str(pipe(2).explain(snapshot))) == warned
+
+
 def test_the_factory_of_an_iterable_and_a_seeded_function_are_looked_at_too() -> None:
     def pipe(n: int) -> Pipeline[Any]:
         scope: dict[str, Any] = {"range": range}
