@@ -5,7 +5,8 @@ The convention:
 - All ```python blocks of a page run in order, in one namespace, in an empty directory of the page's own.
 - A block of plain ``` right behind one (nothing but empty lines between) is what that block prints, to the letter;
   trailing blanks don't count. A line of `...` stands for any lines, also none. A block without such an output behind it
-  may print what it likes.
+  may print what it likes, but for a comment right behind a `print(...)`, on its line: that is a line of what the block
+  prints, in this order.
 - A line `<!-- not run: REASON -->` right above a ```python block switches it off; `<!-- not compared: REASON -->` right
   above an output (it differs from run to run, say) keeps that from being compared. The reason is for readers.
 - Warnings are errors, as in all tests.
@@ -31,6 +32,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:)([^()#\s]*)(?:#([^()\s]*))?\)")
 
 FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)[^`\n]*$")
+COMMENT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 SWITCH = re.compile(r"<!-- (?P<what>not run|not compared): (?P<reason>\S.*?) -->$")
 
 
@@ -97,6 +99,9 @@ def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> Non
             code = compile("\n" * (block.line - 1) + block.text, name, "exec", dont_inherit=True)
             exec(code, namespace)
             printed = capture.readouterr().out
+            lines = iter(printed.splitlines())
+            for said in COMMENT.findall(block.text):
+                assert said in lines, f"{name}, line {block.line}: {said!r}, says a comment; printed was\n{printed}"
         elif block.language == "" and block.follows and printed is not None and block.switch != "not compared":
             assert agree(printed, block.text), (
                 f"{name}, line {block.line}: the page says\n{block.text}\nprinted was\n{printed}"
@@ -124,6 +129,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {path}, which isn't there"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}: no such heading"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    page = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8").partition("## Tiny items")[2].partition("\n## ")[0]
+    median = {
+        case.strip(): figure for case, figure in re.findall(r"^\| ([^|]*) \| ([\d.]+(?: [kM])?) \(", page, re.MULTILINE)
+    }
+    ratio = re.search(r"^\| streamline, async for \| [^|]* \| ([\d.]+) ", page, re.MULTILINE)
+    machine = re.search(r"\((?P<cpu>[^\n]*), (?P<cores>\d+ cores), .*, (?P<python>CPython [\d.]+), asyncio\.\)", page)
+    assert ratio is not None
+    assert machine is not None
+    (says,) = re.findall(r"^And one honest number.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for part in (
+        f"costs {1 / float(ratio[1]):.2f} times",
+        f"{median['streamline, async for']} items/s",
+        f"spdl does {median['spdl, async fn, 64 in flight']}",
+        f"grain {median['grain, no threads']}",
+        f"torchdata.nodes {median['torchdata.nodes Mapper']}",
+        f"{machine['cores']} of an {machine['cpu']} with {machine['python']}",
+    ):
+        assert part in says
 
 
 # The reader of pages ------------------------------------------------------------------------------------------------
@@ -182,6 +208,12 @@ def test_a_page_is_read_as_its_convention_says(capsys: pytest.CaptureFixture[str
 def test_another_output_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match=r"page\.md, line 10: the page says\n *two\n *printed was\n *one"):
         check_page("page.md", PAGE.replace("```\none", "```\ntwo"), capsys)
+
+
+def test_a_comment_that_is_not_printed_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    check_page("page.md", PAGE.replace('print("one")', 'print("one")  # one'), capsys)
+    with pytest.raises(AssertionError, match=r"page\.md, line 5: 'two', says a comment; printed was\n *one"):
+        check_page("page.md", PAGE.replace('print("one")', 'print("one")  # two'), capsys)
 
 
 def test_a_block_that_fails_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
