@@ -27,9 +27,9 @@ class Keeping(Ordering[T]):
           items: kept ready at the most.
           bytes: the same in bytes, as `streamline.sizes.nbytes` counts them; one item is always admitted.
         """
-        check_int(".prefetch(items)", items, 1)
+        items = check_int(".prefetch(items)", items, 1)
         if bytes is not None:
-            check_int(".prefetch(bytes=)", bytes, 1)
+            bytes = check_int(".prefetch(bytes=)", bytes, 1)
         return self._same(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
 
     def cache(
@@ -53,7 +53,7 @@ class Keeping(Ordering[T]):
             that is larger fails with `CacheFull`, behind all items that there is room for. None: no bound.
         """
         if max_bytes is not None:
-            check_int(".cache(max_bytes=)", max_bytes, 1)
+            max_bytes = check_int(".cache(max_bytes=)", max_bytes, 1)
         folder = _folder(".cache(path=)", path)
         return self._same(Cache(name=self._name(name, "cache"), max_bytes=max_bytes, path=folder))
 
@@ -87,14 +87,14 @@ class Keeping(Ordering[T]):
         Raises:
           PlanError: `size` is no multiple of `block`.
         """
-        check_int(".regenerate(size)", size, 1)
-        check_seed(".regenerate(seed=)", seed)
-        check_int(".regenerate(reuse=)", reuse, 1)
+        size = check_int(".regenerate(size)", size, 1)
+        seed = check_seed(".regenerate(seed=)", seed)
+        reuse = check_int(".regenerate(reuse=)", reuse, 1)
         for option, value in (("shuffle", shuffle), ("overlap", overlap)):
             if not isinstance(value, bool):
                 raise PlanTypeError(f".regenerate({option}=) is True or False, got {given(value)}")
         if block is not None:
-            check_int(".regenerate(block=)", block, 1)
+            block = check_int(".regenerate(block=)", block, 1)
             if size % block:
                 raise PlanError(
                     f".regenerate({size}, block={block}) would end each cycle with a block of {size % block} rows: "

@@ -62,6 +62,6 @@ def merge_of(kind: str, max_skips_per_round: int | None, max_lead: int | None) -
         raise PlanError(f".merge is 'strict' or 'best_effort', got {kind!r}")
     skips = 2 if max_skips_per_round is None else max_skips_per_round
     lead = 8 if max_lead is None else max_lead
-    check_int(".merge(max_skips_per_round=)", skips, 0)
-    check_int(".merge(max_lead=)", lead, 1)
+    skips = check_int(".merge(max_skips_per_round=)", skips, 0)
+    lead = check_int(".merge(max_lead=)", lead, 1)
     return BestEffort(name="merge", max_skips_per_round=skips, max_lead=lead)

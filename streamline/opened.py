@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from streamline.backends.base import Backend
 from streamline.ending.agreement import Resumed, agreed
@@ -152,11 +152,11 @@ def unsettled(
     _check_types(backend, resume, progress)
     accepted = checked(begin.accept, plan) | accepting(begin.new_files, plan)
     if epoch is not None:
-        check_int(".open(epoch=)", epoch, 0)
+        epoch = check_int(".open(epoch=)", epoch, 0)
         if resume is not None and resume.epoch != epoch:
             raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
     check_stall(stall_s)
-    check_int(".open(memory=)", memory, 1)
+    memory = check_int(".open(memory=)", memory, 1)
     ends = checked_ends(begin.ends)
     found = find_rank(begin.rank, begin.world_size, begin.mesh)
     _check_ranks(plan, found)
@@ -178,8 +178,14 @@ def unsettled(
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
-    if isinstance(backend, type) or not hasattr(backend, "begin"):
-        raise PlanTypeError(f".open(backend=) is a backend, such as sl.Inline(), got {given(backend)}")
+    if isinstance(backend, type) and hasattr(backend, "begin"):
+        name = f"sl.{backend.__name__}"
+        many = "" if name == "sl.Inline" else f", or {name}(4)"
+        raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={name}(){many}")
+    if not hasattr(backend, "begin"):
+        raise PlanTypeError(
+            f".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got {given(backend)}"
+        )
     if resume is not None:
         check_snapshot(".open(resume=)", resume)
     if not isinstance(progress, bool):
@@ -241,6 +247,12 @@ def _check_shared(plan: Plan) -> None:
         )
 
 
+ENTER = (
+    "pipe.open() is entered before it is read: `with pipe.open() as stream: for item in stream`, or `async with "
+    "pipe.open() as stream: async for item in stream`"
+)
+
+
 class RunOptions(TypedDict, total=False):
     """What `open` and `loader` take alike: how a plan runs. See `Runnable.open`, which has the defaults."""
 
@@ -298,6 +310,19 @@ class Opened(Generic[T]):
         session = Session(most_ahead=most_ahead, memory=self.opening.memory)
         session.spent = spent
         return SyncStream(self.opening, session, ahead=ahead)
+
+    if not TYPE_CHECKING:  # who checks types is told sooner
+
+        def __iter__(self) -> NoReturn:
+            """Refuse: what is iterated is what `with` gives."""
+            raise PlanTypeError(f"{ENTER}; for all of the defaults, for item in pipe")
+
+        __aiter__ = __next__ = __anext__ = __iter__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if not name.startswith("_") and hasattr(SyncStream, name):
+                raise AttributeError(f"{ENTER}, and that has .{name}", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     async def __aenter__(self) -> Stream[T]:
         try:

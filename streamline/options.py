@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from types import FunctionType
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["check_ago", "check_function", "check_int", "check_seconds", "check_seed", "given", "is_async"]
+__all__ = [
+    "OF_OTHERS",
+    "check_ago",
+    "check_function",
+    "check_int",
+    "check_known",
+    "check_seconds",
+    "check_seed",
+    "check_takes_item",
+    "given",
+    "is_async",
+    "no_attribute",
+]
 
 
-def check_int(option: str, value: object, least: int | None) -> None:
-    """Insist on an integer of at least `least`; None: on any.
+def check_int(option: str, value: object, least: int | None) -> int:
+    """Return an integer of at least `least`; None: any. Integers of NumPy's are some, too.
 
     Raises:
       PlanTypeError: it is no integer; a bool is none.
       PlanError: it is smaller.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}")
-    if least is not None and value < least:
-        raise PlanError(f"{option} is at least {least}, got {value}")
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}") from None
+    if least is not None and number < least:
+        raise PlanError(f"{option} is at least {least}, got {number}")
+    return number
 
 
 def check_ago(option: str, value: object) -> None:
@@ -37,9 +57,9 @@ def check_ago(option: str, value: object) -> None:
         raise PlanError(f"{option} is 0 or 1, got {value}: states further back are not kept")
 
 
-def check_seed(option: str, value: object) -> None:
-    """Insist on a seed: an integer of 0 or more, as NumPy wants it."""
-    check_int(option, value, 0)
+def check_seed(option: str, value: object) -> int:
+    """Return a seed: an integer of 0 or more, as NumPy wants it."""
+    return check_int(option, value, 0)
 
 
 def check_seconds(option: str, value: object) -> None:
@@ -70,6 +90,88 @@ def is_async(fn: Callable[..., Any]) -> bool:
     if getattr(fn, "is_async", False) is True:
         return True
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+OF_OTHERS = {
+    "num_workers": ".shard(4) says how many workers share the reading, backend=sl.Processes(4) where they run",
+    "batch_size": ".batch(32) at the end of the pipeline",
+    "shuffle": ".shuffle(seed=0) right after the source, or .shuffle(window=4096) after .shard",
+    "sampler": ".shuffle, .take, .skip, .repeat, or an object whose __getitem__(i) looks item i up in that order",
+    "batch_sampler": "sl.from_items(batches_of_indices).map(read)",
+    "collate_fn": ".batch(32, collate=fn)",
+    "drop_last": ".batch(32, drop_remainder=True)",
+    "pin_memory": '.transfer("cuda") at the end of the pipeline',
+    "prefetch_factor": ".prefetch(items); sources, workers and the loop read ahead anyway",
+    "persistent_workers": "they stay anyway; loader(persistent=False) ends them with each epoch",
+    "worker_init_fn": ".map(fn, seed=0) gives fn a random generator of its own for each item, rng=",
+    "generator": ".shuffle(seed=0), .map(fn, seed=0)",
+    "timeout": "stall_s= says in the log what the loop waits for",
+    "in_order": '.map(fn, ordered=False), .merge("best_effort")',
+    "seed": ".shuffle(seed=0), .map(fn, seed=0)",
+    "multiprocessing_context": "backend=sl.Processes(4) starts new interpreters",
+    "workers": "backend=sl.Threads(4), or sl.Processes(4)",
+    "concurrency": ".map(fn, concurrency=4)",
+    "num_parallel_calls": ".map(fn, concurrency=4), of an async function or with executor='thread'",
+    "deterministic": ".map(fn, ordered=False)",
+    "buffer_size": ".shuffle(window=4096)",
+    "drop_partial": ".batch(32, drop_remainder=True)",
+    "index": "a stream has all shards that are this rank's: open(rank=, world_size=), or what the launcher says",
+    "rank": "open(rank=, world_size=)",
+    "reshuffle_each_iteration": "each epoch has an order of its own",
+}
+"""What other loaders call what is written elsewhere here."""
+
+
+def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
+    """Insist on a function that can be called with one item, and with some keywords, where its code tells.
+
+    Raises:
+      PlanTypeError: it takes none, or wants more, or has no such keyword.
+    """
+    if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
+        return
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(None, **dict.fromkeys(named))
+    except TypeError as error:
+        call = ", ".join(["item", *(f"{name}=" for name in named)])
+        raise PlanTypeError(
+            f"{option} is called as fn({call}), and {fn.__name__}{signature} can't be: {error}. Of items that are "
+            "tuples, as sl.zip makes them, fn is given the tuple; what else it needs, functools.partial gives it"
+        ) from None
+
+
+def check_known(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that a function doesn't have.
+
+    Raises:
+      PlanTypeError: there is one; with the way to write it.
+    """
+    for name in unknown:
+        near = get_close_matches(name, list(known), 1)
+        way = OF_OTHERS.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")
+        raise PlanTypeError(f"{function} has no {name}=: {way}")
+
+
+ELSEWHERE = {
+    **dict.fromkeys(("snapshot", "stats", "paused", "errors", "close"), "of a stream, `with pipe.open() as stream`"),
+    **dict.fromkeys(("state_dict", "load_state_dict", "set_epoch", "epoch"), "of a loader, `loader = pipe.loader()`"),
+    "to": '.transfer("cuda")',
+    "cuda": '.transfer("cuda")',
+    "padded_batch": ".bucket_by_length(boundaries, batch_size, collate=fn)",
+    "enumerate": "sl.zip(sl.from_items(range(n)), pipe)",
+    "concatenate": "sl.mix([a, b])",
+    "with_format": '.batch(32, collate="torch")',
+    "flatten": ".flat_map(list), or .unbatch()",
+    "interleave": ".shard(8, interleave=4)",
+}
+"""Where a pipeline's users find what other libraries have as a method, or what a running one has."""
+
+
+def no_attribute(owner: object, name: str) -> AttributeError:
+    """Return what is raised for an attribute that a pipeline doesn't have."""
+    way = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{way}", name=name, obj=owner)
 
 
 def given(value: object) -> str:

@@ -6,16 +6,27 @@ import inspect
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, cast, get_args, overload
 
 from streamline.blame import stage_name
 from streamline.collate import unstack
 from streamline.compiling import compiled
 from streamline.declared import check_call
-from streamline.errors import PlanError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.keeping import Keeping
 from streamline.merge import Merge, merge_of
-from streamline.options import check_function, check_int, check_seconds, check_seed, is_async
+from streamline.options import (
+    OF_OTHERS,
+    check_function,
+    check_int,
+    check_known,
+    check_seconds,
+    check_seed,
+    check_takes_item,
+    given,
+    is_async,
+    no_attribute,
+)
 from streamline.plan import Plan, Shard
 from streamline.rules import RESERVED
 from streamline.sources.base import Mode, Source
@@ -23,7 +34,7 @@ from streamline.transfer.devices import written
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
 from streamline.transforms.bucket import bucket_of
-from streamline.transforms.custom import Declared, Through
+from streamline.transforms.custom import Declared, Through, check_through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
 from streamline.transforms.map import Numbering, Seeded, map_of
@@ -63,7 +74,13 @@ class Pipeline(Keeping[T]):
     # Stages ---------------------------------------------------------------------------------------------------------
 
     def shard(
-        self, num_shards: int, mode: Mode | None = None, *, drop_remainder: bool = False, interleave: int = 1
+        self,
+        num_shards: int,
+        mode: Mode | None = None,
+        *,
+        drop_remainder: bool = False,
+        interleave: int = 1,
+        **unknown: Never,
     ) -> Pipeline[T]:
         """Split the source into `num_shards` shards in the whole job, each read by one worker.
 
@@ -80,8 +97,13 @@ class Pipeline(Keeping[T]):
           PlanError: a second shard, or one behind the merge; a mode that the source doesn't have; a stage before it
             that acts on items.
         """
-        check_int(".shard(num_shards)", num_shards, 1)
-        check_int(".shard(interleave=)", interleave, 1)
+        check_known(".shard", unknown, ("mode", "drop_remainder", "interleave"))
+        num_shards = check_int(".shard(num_shards)", num_shards, 1)
+        if mode is not None and not isinstance(mode, str):
+            raise PlanTypeError(
+                f".shard(mode=) is one of {get_args(Mode)}, or None, got {given(mode)}: {OF_OTHERS['index']}"
+            )
+        interleave = check_int(".shard(interleave=)", interleave, 1)
         by_file: Mode | None = "file" if mode is None and interleave > 1 else mode
         shard = Shard(num_shards=num_shards, mode=by_file, drop_remainder=drop_remainder, interleave=interleave)
         if self.sharding is not None or self.merging is not None:
@@ -90,44 +112,24 @@ class Pipeline(Keeping[T]):
 
     @overload
     def map(
-        self,
-        fn: Callable[[T], Awaitable[U]],
-        *,
-        concurrency: int | None = None,
-        ordered: bool = True,
+        self, fn: Callable[[T], Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
         name: str | None = None,
-    ) -> Pipeline[U]: ...
+    ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
-        self,
-        fn: Callable[[T], U],
-        *,
-        concurrency: int | None = None,
-        ordered: bool = True,
-        executor: Literal["thread"] | None = None,
-        name: str | None = None,
-    ) -> Pipeline[U]: ...
+        self, fn: Callable[[T], U], *, concurrency: int | None = None, ordered: bool = True,
+        executor: Literal["thread"] | None = None, name: str | None = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
-        self,
-        fn: Callable[..., Awaitable[U]],
-        *,
-        concurrency: int | None = None,
-        ordered: bool = True,
-        seed: int,
-        name: str | None = None,
-    ) -> Pipeline[U]: ...
+        self, fn: Callable[..., Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
+        seed: int, name: str | None = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
-        self,
-        fn: Callable[..., U],
-        *,
-        concurrency: int | None = None,
-        ordered: bool = True,
-        executor: Literal["thread"] | None = None,
-        seed: int,
-        name: str | None = None,
-    ) -> Pipeline[U]: ...
+        self, fn: Callable[..., U], *, concurrency: int | None = None, ordered: bool = True,
+        executor: Literal["thread"] | None = None, seed: int, name: str | None = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
     def map(
         self,
         fn: Callable[..., Any],
@@ -137,11 +139,13 @@ class Pipeline(Keeping[T]):
         executor: Literal["thread"] | None = None,
         seed: int | None = None,
         name: str | None = None,
+        **unknown: Any,
     ) -> Pipeline[Any]:
         """Replace each item by `fn` of it. None is an item like any other.
 
         Args:
-          fn: sync: called inline, in the task that pulls; async: called `concurrency` times at once.
+          fn: sync: called inline, in the task that pulls; async: called `concurrency` times at once. With concurrency,
+            a lambda around an async function is one, too.
           concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default. A stream
             has 64 threads at the most, whatever its workers ask for together.
           ordered: False: results leave as they are completed. Resuming is exact all the same.
@@ -152,10 +156,12 @@ class Pipeline(Keeping[T]):
         Raises:
           PlanError: options that the kind of function doesn't have; a seed behind a stage that chooses an order.
         """
+        check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "name"))
         check_function(".map(fn)", fn)
+        check_takes_item(".map(fn)", fn) if seed is None else check_takes_item(".map(fn, seed=)", fn, "rng")
         pipe, name = self, self._name(name, stage_name(fn))
         if seed is not None:
-            check_seed(".map(seed=)", seed)
+            seed = check_seed(".map(seed=)", seed)
             if self._chooses:
                 raise PlanError(
                     ".map(seed=) numbers its inputs, so it can't stand behind an unordered map or a best-effort merge, "
@@ -168,49 +174,38 @@ class Pipeline(Keeping[T]):
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
         """Keep the items for which the sync function `fn` is true."""
         check_function(".filter(fn)", fn)
+        check_takes_item(".filter(fn)", fn)
         if is_async(fn):
             raise PlanError(
                 ".filter takes a sync function: an async one would always be true. Look it up in a .map before"
             )
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise PlanError(".filter takes a function that returns true or false, and a generator is always true")
         return self._with(Filter(name=self._name(name, stage_name(fn)), fn=fn))
 
     def flat_map(self, fn: Callable[[T], Iterable[U]], *, name: str | None = None) -> Pipeline[U]:
         """Replace each item by the items of the iterable that the sync function `fn` makes of it, in order."""
         check_function(".flat_map(fn)", fn)
+        check_takes_item(".flat_map(fn)", fn)
         if is_async(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
 
     @overload
     def batch(
-        self,
-        size: int,
-        *,
-        drop_remainder: bool = False,
-        collate: Literal["stack"] = "stack",
-        max_wait_s: float | None = None,
-        name: str | None = None,
-    ) -> Pipeline[Any]: ...
+        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack"] = "stack",
+        max_wait_s: float | None = None, name: str | None = None,
+    ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
     def batch(
-        self,
-        size: int,
-        *,
-        drop_remainder: bool = False,
-        collate: None,
-        max_wait_s: float | None = None,
+        self, size: int, *, drop_remainder: bool = False, collate: None, max_wait_s: float | None = None,
         name: str | None = None,
-    ) -> Pipeline[list[T]]: ...
+    ) -> Pipeline[list[T]]: ...  # fmt: skip
     @overload
     def batch(
-        self,
-        size: int,
-        *,
-        drop_remainder: bool = False,
-        collate: Callable[[list[T]], U],
-        max_wait_s: float | None = None,
-        name: str | None = None,
-    ) -> Pipeline[U]: ...
+        self, size: int, *, drop_remainder: bool = False, collate: Callable[[list[T]], U],
+        max_wait_s: float | None = None, name: str | None = None,
+    ) -> Pipeline[U]: ...  # fmt: skip
     def batch(
         self,
         size: int,
@@ -219,6 +214,7 @@ class Pipeline(Keeping[T]):
         collate: Literal["stack"] | Callable[[list[T]], Any] | None = "stack",
         max_wait_s: float | None = None,
         name: str | None = None,
+        **unknown: Any,
     ) -> Pipeline[Any]:
         """Collate each `size` items into one.
 
@@ -229,7 +225,8 @@ class Pipeline(Keeping[T]):
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.
         """
-        check_int(".batch(size)", size, 1)
+        check_known(".batch", unknown, ("drop_remainder", "collate", "max_wait_s", "name"))
+        size = check_int(".batch(size)", size, 1)
         if max_wait_s is not None:
             check_seconds(".batch(max_wait_s=)", max_wait_s)
         fn = collate_of(".batch(collate=)", collate)
@@ -308,7 +305,7 @@ class Pipeline(Keeping[T]):
         Warns:
           UserWarning: it is undeclared.
         """
-        check_function(".through(fn)", fn)
+        check_through(fn)
         if isinstance(fn, Declared):
             check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())
         pipe = self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
@@ -354,7 +351,7 @@ class Pipeline(Keeping[T]):
         Raises:
           PlanError: a device that doesn't exist; `open` says the same of one that isn't here.
         """
-        check_int(".transfer(depth=)", depth, 1)
+        depth = check_int(".transfer(depth=)", depth, 1)
         pipe = self if self.merging is not None else self.merge()
         return pipe._with(Transfer(name=self._name(name, "transfer"), device=written(device), depth=depth))
 
@@ -365,6 +362,11 @@ class Pipeline(Keeping[T]):
 
     def settled(self) -> Pipeline[T]:
         return replace(self, stages=tuple(stage.settled() for stage in self.stages))
+
+    if not TYPE_CHECKING:  # who checks types is told sooner
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(self, name)
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -73,8 +73,7 @@ def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh
     if (rank is None) != (world_size is None):
         raise PlanError("give rank= and world_size= together, or neither")
     if rank is not None and world_size is not None:
-        for option, value in ((".open(rank=)", rank), (".open(world_size=)", world_size)):
-            check_int(option, value, None)
+        rank, world_size = check_int(".open(rank=)", rank, None), check_int(".open(world_size=)", world_size, None)
         return _checked(Rank(rank, world_size, "given"))
     global _said
     found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()

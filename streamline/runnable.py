@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import closing
 from itertools import islice
 from os import PathLike
-from typing import Generic, NoReturn, TypeVar, Unpack
+from typing import Any, Generic, Never, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
@@ -18,7 +18,7 @@ from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
 from streamline.opened import Begin, Opened, RunOptions, prepare, unsettled
-from streamline.options import check_int
+from streamline.options import check_int, check_known
 from streamline.pictures.describe import describe, max_in_flight
 from streamline.pictures.draw import Drawing, draw
 from streamline.plan import Plan
@@ -36,6 +36,9 @@ __all__ = ["Runnable"]
 T = TypeVar("T")
 
 INLINE = Inline()
+
+OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
+LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
 
 
 class Runnable(ABC, Generic[T]):
@@ -72,6 +75,7 @@ class Runnable(ABC, Generic[T]):
         progress: bool = False,
         stall_s: float | None = STALL_S,
         memory: int = MEMORY_BYTES,
+        **unknown: Never,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
 
@@ -107,13 +111,11 @@ class Runnable(ABC, Generic[T]):
           Later, by `with`: DeadLetterError; of a live source with another journal, what `docs/live.md` says.
         Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """
+        check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
-        return Opened(
-            unsettled(
-                self.plan, begin, backend=backend, policy=policy, progress=progress, stall_s=stall_s, memory=memory
-            )
-        )
+        run: dict[str, Any] = {"backend": backend, "progress": progress, "stall_s": stall_s, "memory": memory}
+        return Opened(unsettled(self.plan, begin, policy=policy, **run))
 
     def explain(
         self, snapshot: Snapshot, *, accept: Collection[str] = (), new_files: NewFiles = "refuse"
@@ -191,6 +193,7 @@ class Runnable(ABC, Generic[T]):
           PlanTypeError: an option of the wrong type.
           As `open`, here and at each `iter()`.
         """
+        check_known(".loader", options.keys() - OPTIONS.keys(), [*OPTIONS, *LOADER_OPTIONS])
         return Loader(
             passes_of(
                 self.open,
@@ -216,7 +219,7 @@ class Runnable(ABC, Generic[T]):
           PlanError: `count` is no integer of 0 or more.
           PlanError, ReadError: as in `open`.
         """
-        check_int(".first(count)", count, 0)
+        count = check_int(".first(count)", count, 0)
         if not count:
             return []
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypeVar, get_args
@@ -12,7 +12,7 @@ from streamline.mixing.components import component, named
 from streamline.mixing.draws import draws_of
 from streamline.mixing.mix import Mix, Stop
 from streamline.mixing.zipped import Zip
-from streamline.options import check_function, check_seed, given
+from streamline.options import check_seed, given
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
 from streamline.sources.dataset import StreamDataset
@@ -102,8 +102,20 @@ def from_iterable(
     """
     if isinstance(factory, StreamDataset):
         factory = factory.anew
-    check_function("from_iterable(factory)", factory)
+    _check_factory(factory)
     return Pipeline(IterableSource(name=name, factory=factory))
+
+
+def _check_factory(factory: object) -> None:
+    if callable(factory):
+        return
+    if isinstance(factory, Iterator | AsyncIterator):
+        way = "an iterator can be read once: give the function that makes it, from_iterable(make), not make()"
+    elif hasattr(factory, "__len__") and hasattr(factory, "__getitem__"):
+        way = "what has an index is read by it, sl.from_items(items)"
+    else:
+        way = "from_iterable(lambda: items), which is called anew for each pass"
+    raise PlanTypeError(f"from_iterable(factory) is a function, got {given(factory)}: {way}")
 
 
 def from_stream(
@@ -183,7 +195,7 @@ def mix(
       PlanTypeError: something else than pipelines or weights.
       PlanError: a component that is live, sharded, merged, or chooses an order; weights that name others, or can't be.
     """
-    check_seed("sl.mix(seed=)", seed)
+    seed = check_seed("sl.mix(seed=)", seed)
     if stop not in get_args(Stop):
         raise PlanError(f"sl.mix(stop=) is one of {', '.join(map(repr, get_args(Stop)))}, got {given(stop)}")
     parts = _components("sl.mix", pipelines)

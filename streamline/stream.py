@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
 from streamline.cursor import AsyncCursor
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, PlanTypeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.opening import Opening
 from streamline.pace import SLICE_S, Pace
@@ -96,6 +96,17 @@ class Stream(Running[T], AsyncCursor[T]):
             raise
         self._begin_at(flow.state)
         return flow
+
+    if not TYPE_CHECKING:  # who checks types is told sooner
+
+        def __iter__(self) -> NoReturn:
+            """Refuse: this is the stream of `async with`."""
+            raise PlanTypeError(
+                "this stream is async: async for item in stream, [item async for item in stream]; `with pipe.open() as "
+                "stream` gives one for plain loops, which holds up the event loop"
+            )
+
+        __next__ = __enter__ = __iter__
 
     async def aclose(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.

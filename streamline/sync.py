@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from itertools import chain
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from streamline.engine import Engine
-from streamline.errors import ClosedError, hide_frames
+from streamline.errors import ClosedError, PlanTypeError, hide_frames
 from streamline.flow import Chunk
 from streamline.gate import Event, Gate
 from streamline.opening import Opening
@@ -152,6 +152,17 @@ class SyncStream(Running[T]):
                 raise
             return None
         return True
+
+    if not TYPE_CHECKING:  # who checks types is told sooner
+
+        def __aiter__(self) -> NoReturn:
+            """Refuse: this is the stream of `with`."""
+            raise PlanTypeError(
+                "this stream is a plain one: for item in stream; `async with pipe.open() as stream` gives one for "
+                "async for"
+            )
+
+        __anext__ = __aiter__
 
     def __iter__(self) -> Iterator[T]:
         """Return what goes through the lists without a line of Python an item; it takes from them as `next` does."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from streamline.errors import PlanError
+from streamline.errors import DataError, PlanError
 from streamline.formats.compression_steps import Decompressor, bunzip, gunzip, unxz
 from streamline.formats.compression_zstd import Unzstd
 
-__all__ = ["HEAD_BYTES", "Compression", "named", "not_splittable", "sniffed", "undecided"]
+__all__ = ["HEAD_BYTES", "Compression", "check_not_foreign", "named", "not_splittable", "sniffed", "undecided"]
 
 HEAD_BYTES = 10
 """First bytes that tell how a file is compressed: those of bzip2 take most."""
@@ -64,6 +64,28 @@ def named(path: str) -> Compression | None:
 def sniffed(head: bytes) -> Compression | None:
     """Return what a file's first bytes say; None: that it isn't compressed."""
     return next((kind for kind in KINDS if kind.magic.match(head)), None)
+
+
+def check_not_foreign(path: str, head: bytes) -> None:
+    """Insist on a file that doesn't begin as one of another format.
+
+    Raises:
+      DataError: it does; with the way to read it.
+    """
+    for magic, (name, way) in FOREIGN.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is {name}, whatever its name says: {way}")
+
+
+FOREIGN = {
+    b"PK\x03\x04": ("a zip archive", "unzip it, or pack its files into a tar; arrays in an .npz are for sl.read_npy"),
+    b"PAR1\x15": ("a Parquet file", "sl.read_parquet reads it"),
+    b"ARROW1\x00\x00": ("an Arrow file", "sl.read_arrow reads it"),
+    b"\x93NUMPY": ("a NumPy array", "sl.read_npy reads it"),
+    b"\x89HDF\r\n": ("an HDF5 file", "sl.from_items of a dataset in it reads rows"),
+    b"SQLite format 3\x00": ("an SQLite database", "sl.from_iterable(lambda: connect().execute(query)) reads rows"),
+}
+"""First bytes of files that are no lines, records or tar archives, what they are, and the way to read them."""
 
 
 def undecided(head: bytes) -> bool:

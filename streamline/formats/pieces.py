@@ -10,7 +10,15 @@ from typing import TypeAlias
 
 from streamline.errors import DataError, ReadError
 from streamline.fetching.file import File
-from streamline.formats.compression import HEAD_BYTES, Compression, named, not_splittable, sniffed, undecided
+from streamline.formats.compression import (
+    HEAD_BYTES,
+    Compression,
+    check_not_foreign,
+    named,
+    not_splittable,
+    sniffed,
+    undecided,
+)
 from streamline.pace import Pace
 from streamline.storage.one_thread import OneThread
 
@@ -33,7 +41,8 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
 
     Raises:
       ReadError: as `Storage.blocks`; the file has no byte `start`.
-      DataError: the compressed data is damaged or cut short; what is before that has been yielded.
+      DataError: the compressed data is damaged or cut short; what is before that has been yielded. Or the file begins
+        as one of another format.
       PlanError: it is compressed, and to be split.
     """
     path, num_shards = file.path, file.part.num_shards
@@ -45,6 +54,7 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
         if kind is None and not start:
             head = await _head(blocks)
             kind = sniffed(head)
+            check_not_foreign(path, head)
         if kind is not None and num_shards > 1:
             raise not_splittable(path, num_shards, kind)
         async with aclosing(

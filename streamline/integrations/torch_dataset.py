@@ -61,7 +61,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
         Raises:
           PlanError: it is less than 0, or no integer.
         """
-        check_int("set_epoch(epoch)", epoch, 0)
+        epoch = check_int("set_epoch(epoch)", epoch, 0)
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[T]:

@@ -52,7 +52,7 @@ class Loader(Reports[T]):
         fixed_epoch: bool,
         resume: Snapshot | None,
     ) -> None:
-        check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
+        epoch, steps_per_epoch = check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
         self._passes = passes
         weakref.finalize(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
         at = None if resume is not None and steps_per_epoch else epoch
@@ -96,7 +96,7 @@ class Loader(Reports[T]):
         Raises:
           PlanError: it is less than 0, or no integer.
         """
-        check_int("set_epoch(epoch)", epoch, 0)
+        epoch = check_int("set_epoch(epoch)", epoch, 0)
         self._settle()
         epochs, run = self._now
         after = epochs.set_epoch(epoch)

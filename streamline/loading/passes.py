@@ -138,19 +138,22 @@ class Iteration(Iterator[T]):
             raise
 
 
-def check_begin(epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object) -> None:
-    """Insist on options of `.loader()` that are of their types.
+def check_begin(
+    epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object
+) -> tuple[int | None, int | None]:
+    """Insist on options of `.loader()` that are of their types; return epoch and steps.
 
     Raises:
       PlanError: an epoch below 0, or fewer than 1 step. PlanTypeError: something else.
     """
     if epoch is not None:
-        check_int(".loader(epoch=)", epoch, 0)
+        epoch = check_int(".loader(epoch=)", epoch, 0)
     if steps_per_epoch is not None:
-        check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
+        steps_per_epoch = check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
     if not isinstance(fixed_epoch, bool):
         raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
     if resume is not None and not isinstance(resume, Snapshot):
         raise PlanTypeError(
             f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"
         )
+    return epoch, steps_per_epoch

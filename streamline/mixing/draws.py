@@ -93,6 +93,12 @@ def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
         if isinstance(weights, list | tuple)
         else [(0, dict.fromkeys(names, 1.0) if weights is None else weights)]
     )
+    if schedule and all(isinstance(entry, int | float) for entry in schedule):
+        pairs = ", ".join(f"{name!r}: {weight}" for name, weight in zip(names, schedule, strict=False))
+        raise PlanTypeError(
+            f"sl.mix(weights=) is a dict by name, {{{pairs}}}, got the list {list(schedule)}; pipelines in a list are "
+            "called '0', '1', …"
+        )
     found: list[tuple[int, tuple[tuple[str, float], ...]]] = []
     for entry in schedule:
         if not isinstance(entry, list | tuple) or len(entry) != 2 or type(entry[0]) is not int:

@@ -70,7 +70,7 @@ def check(
       PlanError: `world_size` or `deadline_s` is out of range or type.
     """
     if world_size is not None:
-        check_int(".check(world_size=)", world_size, 1)
+        world_size = check_int(".check(world_size=)", world_size, 1)
     check_seconds(".check(deadline_s=)", deadline_s)
     began = perf_counter()
     findings = _Findings()

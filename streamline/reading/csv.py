@@ -74,7 +74,7 @@ def read_csv(
       When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
       DataError for what can't be decoded, each with file, line and byte.
     """
-    check_int("read_csv(max_record_bytes=)", max_record_bytes, 1)
+    max_record_bytes = check_int("read_csv(max_record_bytes=)", max_record_bytes, 1)
     format = CsvFormat(
         header=_header(header), dialect=_dialect(delimiter, quotechar), max_record_bytes=max_record_bytes
     )

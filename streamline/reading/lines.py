@@ -52,5 +52,5 @@ def read_jsonl(
 def _lines(
     kind: str, decode: Decode[T], paths: Paths, name: str, max_line_bytes: int, **access: Unpack[AccessOptions]
 ) -> Pipeline[T]:
-    check_int(f"{kind}(max_line_bytes=)", max_line_bytes, 1)
+    max_line_bytes = check_int(f"{kind}(max_line_bytes=)", max_line_bytes, 1)
     return pipeline_of(LineFormat(made_by=kind, decode=decode, max_line_bytes=max_line_bytes), paths, name, **access)

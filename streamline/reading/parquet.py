@@ -90,7 +90,7 @@ def selecting(function: str, columns: object, filter: object, batch_rows: object
     """
     require_pyarrow(function)
     if batch_rows is not None:
-        check_int(f"{function}(batch_rows=)", batch_rows, 1)
+        batch_rows = check_int(f"{function}(batch_rows=)", batch_rows, 1)
     return {
         "columns": _columns(f"{function}(columns=)", columns),
         "predicate": _predicate(f"{function}(filter=)", filter),

@@ -75,5 +75,5 @@ def read_tar(
     """
     if not isinstance(group, bool):
         raise PlanTypeError(f"expected read_tar(group=) as True or False, got {given(group)}")
-    check_int("read_tar(max_sample_bytes=)", max_sample_bytes, 1)
+    max_sample_bytes = check_int("read_tar(max_sample_bytes=)", max_sample_bytes, 1)
     return pipeline_of(TarFormat(group=group, max_sample_bytes=max_sample_bytes), paths, name, **access)

@@ -71,11 +71,11 @@ class StreamReplicator(Generic[T]):
         **options: Unpack[RunOptions],
     ) -> None:
         check_source(source)
-        check_int("StreamReplicator(num_replicas=)", num_replicas, 1)
+        num_replicas = check_int("StreamReplicator(num_replicas=)", num_replicas, 1)
         if capacity is None:
             plan = source.plan if isinstance(source, Runnable) else None
             capacity = CAPACITY if plan is None else plan.capacity(CAPACITY, plan.worker + plan.after)
-        check_int("StreamReplicator(capacity=)", capacity, 1)
+        capacity = check_int("StreamReplicator(capacity=)", capacity, 1)
         if stall_timeout != math.inf:
             check_seconds("StreamReplicator(stall_timeout=)", stall_timeout)
         if options and not isinstance(source, Runnable):
@@ -177,7 +177,7 @@ class StreamReplicator(Generic[T]):
         )
 
     def _check_number(self, number: int) -> None:
-        check_int("StreamReplicator.replica(number)", number, 0)
+        number = check_int("StreamReplicator.replica(number)", number, 0)
         if number >= self.num_replicas:
             raise PlanError(
                 f"expected a replica from 0 to {self.num_replicas - 1}, got {number}: there are {self.num_replicas}"

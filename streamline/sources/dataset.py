@@ -68,8 +68,8 @@ class StreamDataset(Generic[T]):
         if (worker_id is None) != (num_workers is None):
             raise PlanError("give StreamDataset worker_id= and num_workers= together: which of how many this is")
         if worker_id is not None and num_workers is not None:
-            check_int("StreamDataset(num_workers=)", num_workers, 1)
-            check_int("StreamDataset(worker_id=)", worker_id, 0)
+            num_workers = check_int("StreamDataset(num_workers=)", num_workers, 1)
+            worker_id = check_int("StreamDataset(worker_id=)", worker_id, 0)
             if worker_id >= num_workers:
                 raise PlanError(
                     f"StreamDataset(worker_id=) is from 0 to {num_workers - 1}, got {worker_id}: there are "

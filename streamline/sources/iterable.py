@@ -159,9 +159,7 @@ class _Reader:
             iterator = self._iterator = self._use.iterated(iterable, iter)
             self._nexts = _nexts(iterator)
         else:
-            raise PlanTypeError(
-                f"expected from_iterable's factory to return an iterable, got {type(iterable).__name__}"
-            )
+            raise _not_iterable(iterable)
         if known is None and (known := foreign(self._iterator)) is not None:
             self._begin(known, state)
         if known is None and state is not None:
@@ -191,6 +189,16 @@ class _Reader:
         finally:
             self._iterator = self._nexts = self._marks = None
             self._use.close()
+
+
+def _not_iterable(found: object) -> PlanTypeError:
+    way = ""
+    if inspect.iscoroutine(found):
+        found.close()
+        way = ": an async generator awaits it, async for item in await connect(): yield item"
+    elif found is None:
+        way = ": has it a return, or a yield?"
+    return PlanTypeError(f"expected from_iterable's factory to return an iterable, got {type(found).__name__}{way}")
 
 
 def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:

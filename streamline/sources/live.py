@@ -216,8 +216,8 @@ def live_of(
             check_function(f"from_stream({option}=)", fn)
             if is_async(fn):
                 raise PlanTypeError(f"from_stream({option}=) is a sync function: do what waits in the stream itself")
-    check_int(f"{kind}(max_ahead=)", max_ahead, 1)
-    check_int(f"{kind}(max_ahead_bytes=)", max_ahead_bytes, 1)
+    max_ahead = check_int(f"{kind}(max_ahead=)", max_ahead, 1)
+    max_ahead_bytes = check_int(f"{kind}(max_ahead_bytes=)", max_ahead_bytes, 1)
     if not isinstance(partitioned, bool):
         raise PlanTypeError(f"{kind}(partitioned=) is a bool, got {type(partitioned).__name__} {partitioned!r}")
     return Live(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
@@ -66,6 +67,13 @@ def given(paths: Paths) -> tuple[str, ...]:
       PlanTypeError: something that is no path.
       PlanError: no path at all, or one that no storage can read.
     """
+    if isinstance(paths, io.IOBase):
+        name = getattr(paths, "name", None)
+        shown = repr(name) if isinstance(name, str) else "path"
+        raise PlanTypeError(
+            f"expected a path, a URL or a list of them, got an open file ({type(paths).__name__}): give its path, "
+            f"{shown}, so that a resume and other workers can open it, too"
+        )
     several: Any = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     if isinstance(several, bytes) or not isinstance(several, Iterable):
         raise PlanTypeError(f"expected a path, a URL or a list of them, got {type(paths).__name__}")
@@ -78,7 +86,8 @@ def given(paths: Paths) -> tuple[str, ...]:
 def _one(path: object) -> str:
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise PlanTypeError(f"expected a path or URL as str or os.PathLike, got {type(path).__name__}: {path!r}")
+        way = ": give its path" if isinstance(path, io.IOBase) else ""
+        raise PlanTypeError(f"expected a path or URL as str or os.PathLike, got {type(path).__name__}: {path!r}{way}")
     if not text or "\0" in text:
         raise PlanError(f"expected a path, got {text!r}")
     if is_url(text):

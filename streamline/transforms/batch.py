@@ -21,6 +21,7 @@ from streamline.pace import Pace
 from streamline.states import Json, Reference, State, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.batch_wait import Cuts, Waiting
+from streamline.transforms.calls import not_awaited
 
 __all__ = ["TOGETHER_ITEMS", "Batch", "collate_of", "collated"]
 
@@ -158,7 +159,10 @@ def collated(
     """Return the batch that a stage makes of `held`, or none if it is left out; `last`: the upstream's state there."""
     try:
         with Holding(run.meter):
-            return [collate(held)]
+            made = [collate(held)]
+        if (problem := not_awaited(str(stage), made, "await it in a .map after .batch(collate=None)")) is not None:
+            raise problem
+        return made
     except BaseException as error:
         run.judge(blame(error, str(stage), run.site, last, Call(collate, held)), held, last, len(held))
         return []

@@ -167,8 +167,8 @@ def bucket_of(
     bounds = _ints(f"{method}(boundaries)", boundaries, 0)
     if any(bound <= before for before, bound in pairwise(bounds)):
         raise PlanError(f"{method}(boundaries) increase from each to the next, got {list(bounds)}")
-    if isinstance(batch_size, int):
-        check_int(f"{method}(batch_size)", batch_size, 1)
+    if hasattr(batch_size, "__index__"):
+        batch_size = check_int(f"{method}(batch_size)", batch_size, 1)
         sizes = (batch_size,) * (len(bounds) + 1)
     else:
         sizes = _ints(f"{method}(batch_size)", batch_size, 1)
@@ -214,6 +214,4 @@ def _ints(option: str, values: object, least: int) -> tuple[int, ...]:
         raise PlanTypeError(
             f"{option} is a sequence of integers{'' if least == 0 else ', or one integer'}, got {given(values)}"
         )
-    for value in values:
-        check_int(f"each of {option}", value, least)
-    return tuple(values)
+    return tuple(check_int(f"each of {option}", value, least) for value in values)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
+import inspect
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, TypeVar
 
 from streamline.blame import blame
+from streamline.errors import PlanTypeError
 from streamline.failing.replay import Call
 from streamline.flow import Chunk, Run
 from streamline.pace import Pace
 
-__all__ = ["results"]
+__all__ = ["not_awaited", "results"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+
+def not_awaited(stage: str, results: Sequence[Any], way: str) -> PlanTypeError | None:
+    """Return what is wrong with results that are coroutines, which nobody awaits; None: nothing is.
+
+    Args:
+      results: the first one is looked at. All coroutines among them are closed.
+      way: what to do about it.
+    """
+    if not results or not inspect.iscoroutine(results[0]):
+        return None
+    for result in results:
+        if inspect.iscoroutine(result):
+            result.close()
+    return PlanTypeError(f"{stage} returned a coroutine, which would not be awaited: {way}")
 
 
 async def results(

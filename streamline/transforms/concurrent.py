@@ -36,6 +36,7 @@ from streamline.gate import resting
 from streamline.meters.stage_meter import StageMeter, TimedCall
 from streamline.pace import Pace, call_all
 from streamline.tasks import Starter
+from streamline.transforms.calls import not_awaited
 from streamline.transforms.order import Delivery, LeftOut, Part
 
 __all__ = ["Pool", "TaskPool", "ThreadedPool"]
@@ -345,6 +346,10 @@ class ThreadedPool(Pool[In, Out]):
                 results, error = await self._threads.run(call)
             except MemoryError as failure:
                 results, error = [], failure
+            if (
+                problem := not_awaited(self._stage, results, "give .map the `async def`, without executor=")
+            ) is not None:
+                results, error = [], problem
             self._meter.worked(call.began, call.ended)
             took_s += call.ended - call.began
             for index, result in enumerate(results, start):

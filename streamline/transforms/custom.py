@@ -28,11 +28,11 @@ from streamline.driver import into, run_into
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
 from streamline.meters.stage_meter import StageMeter
-from streamline.options import check_function, check_int
+from streamline.options import check_function, check_int, given
 from streamline.states import Json, Over, Since, State, Tree
 from streamline.transforms.base import Stage
 
-__all__ = ["Declared", "Through", "stage"]
+__all__ = ["Declared", "Through", "check_through", "stage"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -80,7 +80,7 @@ def stage(
         raise PlanTypeError("@stage takes either state=dict (or another function that makes a dict) or stateless=True")
     if state is not None:
         check_function("@stage(state=)", state)
-    check_int("@stage(snapshot_every=)", snapshot_every, 1)
+    snapshot_every = check_int("@stage(snapshot_every=)", snapshot_every, 1)
 
     def declare(fn: Callable[P, AsyncIterator[Out]]) -> Declared[P, Out]:
         _check_declared(fn, state is not None)
@@ -252,7 +252,10 @@ class _Running(Generic[In, Out]):
             if not isinstance(outputs, AsyncGenerator):
                 if inspect.iscoroutine(outputs):
                     outputs.close()  # it will not be awaited
-                raise PlanTypeError(f"expected an async generator from {self._stage}, got {type(outputs).__name__}")
+                raise PlanTypeError(
+                    f"expected an async generator from {self._stage}, got {type(outputs).__name__}: async def "
+                    f"{stage_name(self._stage.fn)}(items), with `async for item in items` and a yield in it"
+                )
             async with aclosing(outputs):
                 while True:
                     await self._channel.wait_room()
@@ -318,3 +321,22 @@ class _Running(Generic[In, Out]):
         self._mark = self._now
         self._inputs = self._outputs = self._skip = 0
         self._channel.post(Chunk((), (), self._behind()))
+
+
+def check_through(fn: object) -> None:
+    """Insist on something that may be an async generator function.
+
+    Raises:
+      PlanTypeError: it is another kind of function, or a call of one.
+    """
+    if inspect.isasyncgen(fn) or inspect.isgenerator(fn):
+        raise PlanTypeError(
+            f".through(fn) is a function, got {given(fn)}: .through({fn.__name__}), which is called with the items"
+        )
+    check_function(".through(fn)", fn)
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+        kind = "a sync generator function" if inspect.isgeneratorfunction(fn) else "an async function without a yield"
+        raise PlanTypeError(
+            f".through(fn) is an async generator function, and {stage_name(fn)} is {kind}: async def "
+            f"{stage_name(fn)}(items), with `async for item in items` and a yield in it"
+        )

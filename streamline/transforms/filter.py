@@ -12,9 +12,11 @@ from streamline.failing.replay import Adapter, Call
 from streamline.flow import Chunk, Lists, Run
 from streamline.states import Picked
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import results
+from streamline.transforms.calls import not_awaited, results
 
 __all__ = ["Filter"]
+
+ASYNC_VERDICT = "it would always be true; await it in a .map before, and filter by what that returns"
 
 T = TypeVar("T")
 
@@ -34,6 +36,8 @@ class Filter(Stage[T, T]):
     async def lists(self, run: Run[T]) -> Lists[T]:
         async with aclosing(results(run, self.fn, str(self))) as parts:
             async for chunk, verdicts in parts:
+                if (problem := not_awaited(str(self), verdicts, ASYNC_VERDICT)) is not None:
+                    raise problem
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]
                 except Exception:  # an array, say, has no truth value; which of them, `_judged` finds out

@@ -19,6 +19,7 @@ from streamline.pace import Pace
 from streamline.states import Json, Over, Since, State
 from streamline.table_rows import check_not_table
 from streamline.transforms.base import Stage
+from streamline.transforms.calls import not_awaited
 
 __all__ = ["FlatMap", "Unbatch"]
 
@@ -96,8 +97,13 @@ class _Unfolding(Generic[In, Out]):
         try:
             with Holding(self._run.meter):
                 outputs = self._stage.fn(item)
+            if (problem := not_awaited(str(self._stage), [outputs], "await it in a .map before")) is not None:
+                raise problem
             if not isinstance(outputs, Iterable):
-                raise PlanTypeError(f"expected an iterable from {self._stage}, got {type(outputs).__name__}")
+                raise PlanTypeError(
+                    f"expected an iterable from {self._stage}, got {type(outputs).__name__}: [item] for one item, [] "
+                    "for none"
+                )
             check_not_table(f"{self._stage} returned", outputs)
             self._outputs = iter(outputs)
         except BaseException as error:

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
+from streamline.blame import stage_name
 from streamline.channel import Channel
 from streamline.driver import run_into
 from streamline.errors import PlanError, PlanTypeError
@@ -18,7 +20,7 @@ from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.options import check_int, is_async
 from streamline.states import Json, Numbered, Over, Skipped, State, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import results
+from streamline.transforms.calls import not_awaited, results
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 from streamline.transforms.order import Delivery, InOrder
 from streamline.transforms.unordered import AsCompleted
@@ -36,6 +38,11 @@ the claims waited; 5: none)."""
 AHEAD = 64
 """Unordered: inputs admitted beyond the oldest unfinished one, per call in flight (DESIGN, "Unordered work")."""
 
+
+SYNC_AT_ONCE = (
+    ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another. One "
+    "that returns an awaitable is written `async def`"
+)
 
 SURVIVES = {
     "fn": "each item from here on, also one that is computed again, is of the new function",
@@ -61,16 +68,10 @@ class Map(Stage[In, Out]):
     async def lists(self, run: Run[In]) -> Lists[Out]:
         async with aclosing(results(run, self.fn, str(self))) as parts:
             async for chunk, out in parts:
-                if out and inspect.iscoroutine(out[0]):
-                    raise self._not_awaited(out)
+                if (problem := not_awaited(str(self), out, awaiting_way(self.fn))) is not None:
+                    raise problem
                 yield Chunk(out, chunk.states, chunk.after)
                 del chunk, out  # the reader has them: large results are not kept while the next are made
-
-    def _not_awaited(self, coroutines: list[Any]) -> PlanTypeError:
-        for coroutine in coroutines:
-            if inspect.iscoroutine(coroutine):
-                coroutine.close()
-        return PlanTypeError(f"{self} returned a coroutine: give .map the `async def` itself, so that it is awaited")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +247,46 @@ class Seeded(Adapter):
         return Seeded(fn)
 
 
+class Awaiting(Adapter):
+    """Awaits what a function returns that isn't written with `async def`: a lambda around one, say."""
+
+    is_async = True
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = self.__wrapped__ = fn
+        self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+
+    async def __call__(self, given: Any) -> Any:
+        made = self.fn(given)
+        if not inspect.isawaitable(made):
+            raise PlanTypeError(f"{SYNC_AT_ONCE} (it returned no awaitable, but {type(made).__name__})")
+        return await made
+
+    def fresh(self, given: Any) -> Any:
+        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
+
+    def item(self, given: Any) -> Any:
+        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
+
+    def around(self, fn: Callable[..., Any]) -> Callable[[Any], Any]:
+        inner = self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
+        return inner if is_async(inner) else Awaiting(inner)
+
+
+def may_await(fn: Callable[..., Any]) -> bool:
+    """Whether a function that isn't async may be one around an async one: a lambda, or a decorated one."""
+    while isinstance(fn, Seeded | partial):
+        fn = fn.fn if isinstance(fn, Seeded) else fn.func
+    inner = getattr(fn, "__wrapped__", None)
+    return getattr(fn, "__name__", None) == "<lambda>" or (inner is not None and is_async(inner))
+
+
+def awaiting_way(fn: Callable[..., Any]) -> str:
+    """Return what to write where a coroutine is not awaited."""
+    at_once = ", or .map(fn, concurrency=16), which awaits what a lambda returns" if may_await(fn) else ""
+    return f"give .map the `async def` itself, functools.partial(fetch, client) of it{at_once}"
+
+
 def map_of(
     name: str, fn: Callable[..., Any], *, concurrency: int | None, ordered: bool, executor: str | None
 ) -> Map[Any, Any] | ConcurrentMap[Any, Any]:
@@ -254,18 +295,27 @@ def map_of(
     Raises:
       PlanError: they contradict each other, or the kind of function.
     """
+    user = fn.fn if isinstance(fn, Seeded) else fn
+    if inspect.isgeneratorfunction(user) or inspect.isasyncgenfunction(user):
+        raise PlanError(
+            f".map takes a function that returns one item for one, and {stage_name(user)} yields: "
+            + (".flat_map(fn)" if inspect.isgeneratorfunction(user) else ".through(fn), whose fn takes all items")
+        )
     asynchronous = is_async(fn)
     calls = 1 if concurrency is None else concurrency
-    check_int(".map(concurrency=)", calls, 1)
+    calls = check_int(".map(concurrency=)", calls, 1)
     if executor not in (None, "thread"):
-        raise PlanError(f".map(executor=) is 'thread' or None, got {executor!r}")
+        raise PlanError(
+            f".map(executor=) is 'thread' or None, got {executor!r}; processes run whole workers, "
+            ".shard(8) and open(backend=sl.Processes(4))"
+        )
     if asynchronous and executor:
         raise PlanError(".map(executor='thread') calls sync functions; an async one runs in the event loop already")
     if asynchronous or executor:
         kind: Literal["task", "thread"] = "task" if asynchronous else "thread"
         return ConcurrentMap(name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind)
     if calls > 1 or not ordered:
-        raise PlanError(
-            ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another"
-        )
+        if not may_await(fn):
+            raise PlanError(SYNC_AT_ONCE)
+        return ConcurrentMap(name=name, fn=Awaiting(fn), concurrency=calls, ordered=ordered)
     return Map(name=name, fn=fn)

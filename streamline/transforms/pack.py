@@ -144,9 +144,9 @@ def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool,
     Raises:
       PlanError: an option out of range or, a `PlanTypeError`, of the wrong type.
     """
-    check_int(".pack(length)", length, 1)
+    length = check_int(".pack(length)", length, 1)
     if eos is not None:
-        check_int(".pack(eos=)", eos, 0)
+        eos = check_int(".pack(eos=)", eos, 0)
     if key is not None and not isinstance(key, str):
         raise PlanTypeError(f".pack(key) is the name of a field, got {given(key)}")
     return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)

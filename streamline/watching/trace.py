@@ -82,7 +82,7 @@ class Trace:
         rank: int = 0,
         behind: Collection[str] = (),
     ) -> None:
-        check_int(".trace(max_bytes=)", max_bytes, LEAST_BYTES)
+        max_bytes = check_int(".trace(max_bytes=)", max_bytes, LEAST_BYTES)
         if meters.observer is not None:
             raise PlanError("this stream is being traced already: .stop() that trace first")
         self.path = Path(path)

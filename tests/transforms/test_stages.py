@@ -271,8 +271,10 @@ def test_an_async_function_that_yields_nothing_is_an_error() -> None:
     async def coroutine(items: AsyncIterator[int]) -> None:
         return None
 
+    with pytest.raises(PlanTypeError, match="coroutine is an async function without a yield"):
+        numbers(3).through(coroutine)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="declare"):
-        pipe: Pipeline[Any] = numbers(3).through(coroutine)  # type: ignore[arg-type]
+        pipe: Pipeline[Any] = numbers(3).through(lambda items: coroutine(items))  # type: ignore[arg-type, return-value]
     with pytest.raises(PlanTypeError, match="expected an async generator"):
         list(pipe)
 
