@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"choices"},
     {"errors", "states", "sizes", "threads", "durable", "budget", "digests"},
     {"sharding", "index", "options", "gate", "collate", "envelope", "declared", "rank_files", "meters", "packet"},
-    {"beginnings"},
+    {"beginnings", "state_types"},
     {"failing", "storage", "transfer"},
     {"session", "pace"},
     {"tasks", "snapshot", "ranks", "watching"},

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
+import msgspec
+
 from streamline.blame import blame, cancellation_requested
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
@@ -22,11 +24,24 @@ from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.stateful import Foreign, Marks, Use, as_text, foreign
+from streamline.state_types import Count
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 
 __all__ = ["IterableSource"]
 
 T = TypeVar("T")
+
+
+class Loaded(msgspec.Struct):
+    """Its part of a saved state, where the iterable has a state of its own: that, of `since` items before."""
+
+    items: Count
+    since: Count
+    state: Any
+
+    def __post_init__(self) -> None:
+        if self.since > self.items:
+            raise ValueError(f"Expected at most {self.items} items since the iterable's state, got {self.since}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,7 @@ class IterableSource(Source[T]):
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
+    state_type: ClassVar[Any] = Count | Loaded
 
     factory: Callable[[], Iterable[T] | AsyncIterable[T]]
 
