@@ -29,6 +29,7 @@ from streamline.resuming.accept import NewFiles, accepting, check_snapshot, chec
 from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import Fit, fitted, refusal
+from streamline.resuming.sound import check_stages
 from streamline.session import MEMORY_BYTES, Session
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Source
@@ -98,6 +99,7 @@ class Unsettled:
         listing = source.listing()
         epoch, resumed = self.opening.epoch, None
         if resume is not None:
+            check_stages(resume)
             fit = fitted(plan, part_of(resume, self.opening.rank), listing, self.accepted)
             if fit.open:
                 raise ResumeError(refusal(fit))

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 import msgspec
 
@@ -20,21 +20,12 @@ from streamline.durable import open_regular, replace_file
 from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
 from streamline.rank_files import complete_set, file_name, nothing_at, some, target
+from streamline.state_types import Count, MergePart, Size, Unsigned
 from streamline.states import Json
 
 __all__ = ["FORMAT_VERSION", "Keeper", "Snapshot"]
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Merge(msgspec.Struct):
-    """What is read out of the merge's state, by shard; the rest is the merge's own business."""
-
-    next_worker: Count
-    produced: dict[str, Count]
-    workers: dict[str, dict[str, Any]]
 
 
 class Keeper(Protocol):
@@ -74,7 +65,7 @@ class Snapshot:
     version: Count
     fingerprint: list[dict[str, Json]]
     listing: list[dict[str, Json]] | dict[str, Json] | None
-    epoch: Count
+    epoch: Unsigned
     rank: Count | None
     world_size: Size
     num_shards: Size
@@ -325,13 +316,14 @@ def _snapshot_of(body: Json) -> Snapshot:
 def _check_merge(snapshot: Snapshot) -> None:
     """Refuse a snapshot whose merge has not one worker for each shard of the rank."""
     try:
-        own = msgspec.convert(snapshot.state.get(snapshot.merge), _Merge)
+        own = msgspec.convert(snapshot.state.get(snapshot.merge), MergePart)
     except msgspec.ValidationError as error:
         raise SnapshotError(f"not a snapshot: in the state of the merge, {snapshot.merge!r}: {error}") from None
-    shards = {str(shard) for shard in snapshot.shards}
-    if not own.produced.keys() == own.workers.keys() == shards or own.next_worker >= max(len(shards), 1):
+    workers = len(snapshot.shards)
+    named = workers == len(own.workers) and own.workers.keys() == {str(shard) for shard in snapshot.shards}
+    if not named or own.produced.keys() != own.workers.keys() or own.next_worker >= max(workers, 1):
         raise SnapshotError(
-            f"not a snapshot: expected {len(shards)} workers under {snapshot.merge!r}, of shards "
+            f"not a snapshot: expected {workers:,} workers under {snapshot.merge!r}, of shards "
             f"{some(snapshot.shards) or 'none'}; found {len(own.produced)} counts and {len(own.workers)} "
             f"states, of shards {', '.join(sorted({*own.produced, *own.workers})[:10]) or 'none'}, and worker "
             f"{own.next_worker} as the next"

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
-Tree: TypeAlias = "dict[str, Json]"
+Tree: TypeAlias = dict[str, Json]
 
 
 class Tally:

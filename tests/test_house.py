@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"states", "sizes", "threads", "durable", "budget", "digests"},
     {"sharding", "index", "options", "gate", "collate", "table_rows", "envelope", "declared"}
     | {"rank_files", "meters", "packet"},
-    {"beginnings"},
+    {"beginnings", "state_types"},
     {"failing", "storage", "transfer"},
     {"session", "pace"},
     {"tasks", "snapshot", "ranks", "watching"},

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
 from streamline.caching.disk import Keeping, open_on_disk
@@ -22,12 +24,30 @@ from streamline.errors import CacheFull, ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
 from streamline.sizes import nbytes
+from streamline.state_types import Count, FileName, Unsigned
 from streamline.states import Json, Since, Tree
 from streamline.transforms.base import Stage
 
 __all__ = ["Cache"]
 
 T = TypeVar("T")
+
+Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
+"""As `Site.epoch`, in a saved state."""
+
+
+class Passing(msgspec.Struct):
+    """The stage's part of a saved state; see `streamline.caching.course`."""
+
+    served: Count
+    epoch: Epoch
+    drawing: Count | None
+    known: Epoch = msgspec.field(name="pass")
+    resets: list[tuple[Epoch, Count]] = []
+    tip: FileName | None = None
+    kept: Count = 0
+    next: FileName = ""
+    reached: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +65,7 @@ class Cache(Stage[T, T]):
         "added": "the items from here on are kept, and come again in the passes behind this one",
         "removed": "the items from here on are read anew in each pass",
     }
+    state_type: ClassVar[Any] = Passing
 
     max_bytes: int | None = None
     path: str | None = None

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
+
 from streamline.caching.cycle import Cycle, Served
 from streamline.caching.drawing import Drawing, Recipe, Turns
 from streamline.caching.spill import Spill
 from streamline.driver import behind_channel
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.pace import Pace
+from streamline.state_types import Count, FileName, Size, Unsigned
 from streamline.states import Json, Tree
 from streamline.transforms.base import Stage
 
@@ -30,6 +33,23 @@ TOGETHER_ROWS = 4096
 
 ROWS_AN_ITEM = 8
 """Rows that count as one item in a channel: where one holds 512 items, that is as many as are gathered together."""
+
+
+class Cycled(msgspec.Struct):
+    """The stage's part of a saved state: outputs served of a cycle that is drawn again, or that is in files."""
+
+    cycle: Count
+    served: Count
+    of: Count = 0
+    seed: Unsigned | None = None
+    reuse: Size = 1
+    skip: Count = 0
+    epoch: list[Unsigned] = []
+    files: list[FileName] | None = None
+
+    def __post_init__(self) -> None:
+        if self.files is None and self.served > self.of * self.reuse:
+            raise ValueError(f"Expected at most {self.of * self.reuse} outputs of a cycle, got {self.served} served")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +71,7 @@ class Regenerate(Stage[T, T]):
         "added": "the items from here on come in cycles, beginning with cycle 0",
         "removed": "the items from here on come in their order, once",
     }
+    state_type: ClassVar[Any] = Cycled
 
     size: int
     shuffle: bool = True

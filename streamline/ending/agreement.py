@@ -108,7 +108,7 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     if left is not None and (left.even or (count := _end(left.of_ranks, ends)) == math.inf):
         return Agreement(ends=ends, rank=rank)
     if left is not None:
-        spare = own["spare"] if left.kept else left.of_ranks[rank.rank] - count if ends.policy == "drop" else 0
+        spare = own.get("spare", 0) if left.kept else left.of_ranks[rank.rank] - count if ends.policy == "drop" else 0
         return Agreement(ends=ends, rank=rank, left=int(count), spare=int(min(spare, ENDLESS)), **padding)
     store = ends.store or store_of_torch(rank)
     if store is None:

@@ -8,10 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from streamline.errors import PlanError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import File, FilePart
 from streamline.flow import Demand, Lists
+from streamline.state_types import Count
 from streamline.states import Json
 
 __all__ = ["AHEAD_BYTES", "Format", "Place"]
@@ -81,6 +84,12 @@ class Format(ABC, Generic[T]):
             f"{path} can't be split into {num_shards} shards ({self.kind}): split it into several files, or write "
             f'.shard({num_shards}, mode="replicated"): each shard reads all of it'
         )
+
+    @property
+    def place_type(self) -> Any:
+        """What a place is in a saved state, as `msgspec.convert` takes it: its file, and counts."""
+        counts = [(key, Count) for key in self.begin(None) if key != "file"]
+        return msgspec.defstruct("Place", [("file", str | None), *counts])
 
     def grows(self, path: str) -> bool:
         """Whether a file that has grown since a snapshot can be gone on with from its place."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
+
+import msgspec
 
 from streamline.choices import Fork
 from streamline.compiling import compiled
@@ -22,8 +24,10 @@ from streamline.options import given
 from streamline.plan import Plan, Shard
 from streamline.resuming.fingerprint import fingerprint, line_of
 from streamline.resuming.fit import found_otherwise
+from streamline.resuming.sound import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live
+from streamline.state_types import Step, check_type
 from streamline.states import Json, Reference, State, Tally, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.limit import Skip, Take
@@ -111,6 +115,19 @@ class SeveralState(State):
             yield from part.get().forks()
 
 
+class Parts(msgspec.Struct):
+    """Its part of a saved state: the state of each component, by name."""
+
+    of: dict[str, Tree]
+
+
+class Listed(msgspec.Struct):
+    """What a snapshot lists of a component: its stages, its source first, and what it reads."""
+
+    plan: Annotated[list[Step], msgspec.Meta(min_length=1)]
+    data: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Several(Source[T], ABC):
     """A source that reads components.
@@ -120,6 +137,8 @@ class Several(Source[T], ABC):
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
+    state_type: ClassVar[Any] = Parts
+    listing_type: ClassVar[Any] = dict[str, Listed]
 
     components: tuple[tuple[str, Plan], ...]
 
@@ -156,21 +175,39 @@ class Several(Source[T], ABC):
             for name, plan in self.components
         }
 
-    def resumed(self, listing: Json) -> Several[T]:
+    def check_listing(self, listing: Json) -> None:
+        super().check_listing(listing)
+        for name, plan in self._known(listing).items():
+            plan.source.check_listing(listing[name]["data"])
+
+    def check_states(self, split: Split, listing: Json) -> None:
+        for shard, own in split.own.items():
+            check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
+        for name, plan in self._known(listing).items():
+            for shard, own in split.own.items():
+                check_trees(listing[name]["plan"], own["of"].get(name, {}), f" in shard {shard}")
+            plan.source.check_states(_split_of(name, plan, split), listing[name]["data"])
+
+    def _known(self, listing: Json) -> dict[str, Plan]:
+        """Return the components that a snapshot has a place in: those of the same names and kinds of source."""
         known = known_of(listing)
+        return {
+            name: plan
+            for name, plan in self.components
+            if name in known and known[name]["plan"][0]["kind"] == plan.source.kind
+        }
+
+    def resumed(self, listing: Json) -> Several[T]:
+        known = self._known(listing)
         sources = {
-            name: plan.source.resumed(known[name]["data"]) if name in known else plan.source
+            name: plan.source.resumed(listing[name]["data"]) if name in known else plan.source
             for name, plan in self.components
         }
         return self._with(sources)
 
     def carried(self, listing: Json, now: Json) -> Json:
-        known = known_of(listing)
-        carried = {
-            name: plan.source.carried(known[name]["data"], now[name]["data"])
-            for name, plan in self.components
-            if name in known
-        }
+        known = self._known(listing)
+        carried = {name: plan.source.carried(listing[name]["data"], now[name]["data"]) for name, plan in known.items()}
         return {name: {**entry, "data": carried.get(name, entry["data"])} for name, entry in now.items()}
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
@@ -186,28 +223,21 @@ class Several(Source[T], ABC):
                 then = f"a state of {name!r} says nothing about another plan: give the new one a name of its own"
                 found.append(Change(what=name, lines=(*gone, *come), then=then, possible=False))
                 continue
-            trees = {shard: (tree or {}).get("of", {}).get(name, {}) for shard, tree in split.own.items()}
-            own = {shard: tree.get(plan.source.name) for shard, tree in trees.items()}
-            part = replace(plan, shard=Shard(num_shards=split.num_shards)).part((split.epoch,))
-            passes = split.passes or any(isinstance(stage, Repeat) for stage in (*plan.before, *plan.worker))
-            moved_by = next((f".{stage.kind}()" for stage in plan.before if not isinstance(stage, Take | Skip)), None)
-            its_split = replace(split, part=part, own=own, passes=passes, moved_by=moved_by)
-            for change in plan.source.changes(known[name]["data"], now[name]["data"], its_split):
+            for change in plan.source.changes(known[name]["data"], now[name]["data"], _split_of(name, plan, split)):
                 lines = tuple(f"{name}: {line}" for line in change.lines)
                 its_change = replace(change, what=f"{name}.{change.what}", lines=lines, steady=False)
-                middle = _in_the_middle(plan, trees.values()) if change.possible and not change.steady else None
+                middle = None
+                if change.possible and not change.steady:
+                    middle = _in_the_middle(plan, [tree["of"].get(name, {}) for tree in split.own.values()])
                 found.append(its_change if middle is None else replace(its_change, possible=False, then=middle))
         return found
 
     def fitted(self, own: Json, listing: Json, now: Json) -> Json:
-        known = known_of(listing)
-        if not known:
-            return own
         of = dict(own["of"])
-        for name, plan in self.components:
+        for name, plan in self._known(listing).items():
             inner = plan.source.name
-            if name in known and inner in of.get(name, {}):
-                there = plan.source.fitted(of[name][inner], known[name]["data"], now[name]["data"])
+            if inner in of.get(name, {}):
+                there = plan.source.fitted(of[name][inner], listing[name]["data"], now[name]["data"])
                 of[name] = {**of[name], inner: there}
         return {**own, "of": of}
 
@@ -278,6 +308,18 @@ def known_of(listing: Json) -> dict[str, Any]:
     """Return what a listing says of components; nothing, if it is another kind of source's."""
     found = listing if isinstance(listing, dict) else {}
     return {name: entry for name, entry in found.items() if isinstance(entry, dict) and "plan" in entry}
+
+
+def _split_of(name: str, plan: Plan, split: Split) -> Split:
+    """Return how a snapshot's run divided the source of a component, and how far it came."""
+    trees = {shard: tree["of"].get(name, {}) for shard, tree in split.own.items()}
+    return replace(
+        split,
+        part=replace(plan, shard=Shard(num_shards=split.num_shards)).part((split.epoch,)),
+        own={shard: tree[plan.source.name] for shard, tree in trees.items() if plan.source.name in tree},
+        passes=split.passes or any(isinstance(stage, Repeat) for stage in (*plan.before, *plan.worker)),
+        moved_by=next((f".{stage.kind}()" for stage in plan.before if not isinstance(stage, Take | Skip)), None),
+    )
 
 
 def grown(plan: Plan, before: Json, now: Json) -> bool:

@@ -10,26 +10,58 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from streamline.flow import Flow, ListsFlow, Site
-from streamline.mixing.components import Several, grown, known_of
+from streamline.mixing.components import Several, grown
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
 from streamline.mixing.told import pass_of
 from streamline.sources.base import Part
+from streamline.state_types import Count, Unsigned
 from streamline.states import Json, Tree
 
 __all__ = ["Mix", "Stop"]
 
 T = TypeVar("T")
 
+Weight: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
 Stop = Literal["first", "all"]
+
+
+class By(msgspec.Struct):
+    """By what items were drawn, in a saved state: as `Draws.json` writes it."""
+
+    seed: Unsigned
+    weights: Annotated[list[tuple[Count, dict[str, Weight]]], msgspec.Meta(min_length=1)]
+
+
+class ByUntil(By):
+    """Likewise, up to an item."""
+
+    until: Count
+
+
+class Mixed(msgspec.Struct):
+    """Its part of a saved state; see above."""
+
+    n: Count
+    ended: list[str]
+    taken: dict[str, Count]
+    drawn: list[ByUntil]
+    over: list[str] | None
+    passes: dict[str, Any] | None
+    of: dict[str, Tree]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix(Several[T]):
     """Draws each item from one of its components. State: items drawn, components that have ended, where each stands."""
+
+    state_type: ClassVar[Any] = Mixed
 
     draws: Draws
     stop: Stop = "all"
@@ -46,12 +78,8 @@ class Mix(Several[T]):
         return {"draws": self.draws.json(), "stop": self.stop}
 
     def fitted(self, own: Json, listing: Json, now: Json) -> Json:
-        found, known = super().fitted(own, listing, now), known_of(listing)
-        more = {
-            name
-            for name, plan in self.components
-            if name in known and grown(plan, known[name]["data"], now[name]["data"])
-        }
+        found, known = super().fitted(own, listing, now), self._known(listing)
+        more = {name for name, plan in known.items() if grown(plan, listing[name]["data"], now[name]["data"])}
         return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:

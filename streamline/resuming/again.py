@@ -9,14 +9,14 @@ from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
 
-__all__ = ["behind_merge", "of_worker"]
+__all__ = ["behind_merge", "of_worker", "section"]
 
 Entry = dict[str, Json]
 
 
 def of_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
     """Yield what stages of a worker do again at its state, in the plan's order."""
-    return _lines(_section(snapshot.fingerprint, 0, 1), tree)
+    return _lines(section(snapshot.fingerprint, 0, 1), tree)
 
 
 def behind_merge(snapshot: Snapshot) -> Iterator[str]:
@@ -25,8 +25,8 @@ def behind_merge(snapshot: Snapshot) -> Iterator[str]:
     if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
         items = f"{count:,} item{'s' * (count != 1)}"
         yield f"{snapshot.merge}: takes {items} again, in the order in which it took them before"
-    before = [str(entry.get("name")) for entry in _section(snapshot.fingerprint, 0, 1) if _has_function(entry)]
-    yield from _lines(_section(snapshot.fingerprint, 2), snapshot.stages, before)
+    before = [str(entry.get("name")) for entry in section(snapshot.fingerprint, 0, 1) if _has_function(entry)]
+    yield from _lines(section(snapshot.fingerprint, 2), snapshot.stages, before)
 
 
 def _lines(stages: Sequence[Entry], tree: Tree, before: Sequence[str] = ()) -> Iterator[str]:
@@ -58,7 +58,7 @@ def _has_function(entry: Entry) -> bool:
     return isinstance(options, dict) and ("fn" in options or "collate" in options)
 
 
-def _section(entries: Sequence[Entry], *sections: int) -> list[Entry]:
+def section(entries: Sequence[Entry], *sections: int) -> list[Entry]:
     """Return the entries before the shard (0), of the workers (1), behind the merge (2); without the source."""
     found, at = [], 0
     for number, entry in enumerate(entries):

@@ -9,6 +9,7 @@ from streamline.plan import Plan
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.resuming.fit import Fit, fitted, refusal
+from streamline.resuming.sound import check_stages
 from streamline.snapshot import Snapshot
 
 __all__ = ["Explanation", "explain"]
@@ -41,9 +42,11 @@ def explain(
 
     Raises:
       PlanError: `accept` names what the plan doesn't have.
+      SnapshotError: the snapshot is damaged.
       ReadError: a file of the source is missing.
     """
     check_snapshot(".explain(snapshot)", snapshot)
+    check_stages(snapshot)
     accepted = checked(accept, plan) | accepting(new_files, plan)
     plan = replace(plan, source=plan.source.resolved())
     now = plan.source.listing()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from streamline.failing.skipping import moved
@@ -79,11 +80,18 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
       now: today's listing of the source.
       accept: as `streamline.resuming.accept` has checked it.
     """
+    pairs = tuple(paired(snapshot.fingerprint, fingerprint(plan)))
+    if pairs[0].its is None or pairs[0].its["kind"] != plan.source.kind:
+        return _of_another_source(plan, snapshot, pairs)
+    plan.source.check_listing(snapshot.listing)
     going_on = replace(plan, source=plan.source.resumed(snapshot.listing))
     ours = fingerprint(going_on)
     pairs = tuple(paired(snapshot.fingerprint, ours))
     comparison = _Comparison(going_on, snapshot, pairs)
+    plan.source.check_states(comparison.split, snapshot.listing)
     differences = [*comparison.of_data(plan, now), *comparison.of_plan(), *comparison.of_choices()]
+    if not differences:
+        going_on.source.check_within(comparison.split)
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
     listing = plan.source.carried(snapshot.listing, now)
     code = list(_changed_code(pairs))
@@ -99,8 +107,24 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     )
 
 
+def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> Fit:
+    """Return how a plan and a snapshot of another kind of source differ, of which nothing can be compared further."""
+    its, source = pairs[0].its or {}, plan.source
+    then = (
+        f"items come from elsewhere, the snapshot is of {its.get('kind', 'no source')} and this plan reads "
+        f"{source.kind}: open the plan that it was taken of, or begin anew, without resume="
+    )
+    other = Difference(argument=f"{source.name}.kind", then=then, possible=False)
+    return Fit(
+        plan=plan, snapshot=snapshot, pairs=pairs, differences=(other,), open=(other,), changed_code=(), unsteady=()
+    )
+
+
 def refusal(fit: Fit) -> str:
-    """Say what differs, what of it could be accepted and by which argument, and why the rest can't be."""
+    """Say what differs, and what of it can be accepted, by which argument; or, of what can't be, why not.
+
+    Where something can't be, no argument is offered: it would not open the plan.
+    """
     lines = []
     if any(pair.differs for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
@@ -109,11 +133,12 @@ def refusal(fit: Fit) -> str:
     if data := [one for one in fit.differences if one.lines]:
         lines.append("the data changed since the snapshot:")
         lines += [f"    {line}" for one in data for line in one.lines]
-    can = {one.argument: one.then for one in fit.open if one.possible}
+    cannot = {one.argument: one.then for one in fit.open if not one.possible}
+    can = {one.argument: one.then for one in fit.open if one.possible and not cannot}
     if can:
         lines.append("this can be accepted:")
         lines += [f'    accept=["{argument}"]: {then}' for argument, then in can.items()]
-    if cannot := {one.argument: one.then for one in fit.open if not one.possible}:
+    if cannot:
         lines.append("this can't:")
         lines += [f"    {argument}: {then}" for argument, then in cannot.items()]
     wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
@@ -140,23 +165,29 @@ class _Comparison:
         self._snapshot = snapshot
         self._pairs = pairs
 
-    def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
-        source = self._plan.source
-        its_name = self._pairs[0].its["name"] if self._pairs and self._pairs[0].its else source.name
+    @cached_property
+    def split(self) -> Split:
+        """How the snapshot's run divided the source, and how far it came."""
+        its_name = self._pairs[0].its["name"] if self._pairs[0].its else self._plan.source.name
         own = {
             shard: tree.get(its_name)
             for shard, tree in zip(self._snapshot.shards, self._snapshot.worker_states, strict=True)
         }
-        split = Split(
-            part=self._plan.part((self._snapshot.epoch,)),
+        shard = next((pair.its for pair in self._pairs if pair.its and pair.its["kind"] == "shard"), {})
+        interleave = (shard.get("options") or {}).get("interleave", 1)
+        return Split(
+            part=replace(self._plan.part((self._snapshot.epoch,)), interleave=interleave),
             num_shards=self._plan.shard.num_shards,
             epoch=self._snapshot.epoch,
             own=own,
             moved_by=_moved_by(self._plan, 0),
             passes=any(isinstance(stage, Repeat) for stage in (*self._plan.before, *self._plan.worker)),
         )
-        for change in plan.source.changes(self._snapshot.listing, now, split):
-            yield self._of_change(change, source.name)
+
+    def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
+        """Yield how the data differ."""
+        for change in plan.source.changes(self._snapshot.listing, now, self.split):
+            yield self._of_change(change, plan.source.name)
 
     def _of_change(self, change: Change, name: str) -> Difference:
         then, possible = change.then, change.possible
@@ -165,6 +196,7 @@ class _Comparison:
         return Difference(argument=f"{name}.{change.what}", then=then, possible=possible, lines=change.lines)
 
     def of_plan(self) -> Iterator[Difference]:
+        """Yield how the plans differ."""
         for at, pair in enumerate(self._pairs):
             for what in pair.changes:
                 yield self._of(at, pair, what)

@@ -58,11 +58,12 @@ class Pair:
             return ["added"]
         if self.mine is None:
             return ["removed"]
-        kind = ["kind"] * (self.its.get("kind") != self.mine.get("kind"))
+        if self.its.get("kind") != self.mine.get("kind"):
+            return ["kind"]  # names and options of one say nothing about the other
         name = ["name"] * (self.its.get("name") != self.mine.get("name"))
         theirs, ours = _options(self.its), _options(self.mine)
         missing = object()
-        return kind + name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
+        return name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
 
     @property
     def differs(self) -> bool:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import msgspec
+
 from streamline.flow import Demand, Flow, Site
 from streamline.index import Index
 from streamline.meters.traffic import Traffic
+from streamline.state_types import Count, check_type
 from streamline.states import Json, Tree
 
 __all__ = ["Change", "Mode", "Part", "Source", "Split"]
@@ -78,6 +81,12 @@ class Change:
     steady: bool = True
 
 
+class Length(msgspec.Struct):
+    """What a snapshot lists of data that is known by its length."""
+
+    length: Count | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC, Generic[T]):
     """Where items come from.
@@ -99,6 +108,39 @@ class Source(ABC, Generic[T]):
 
     changeable: ClassVar[tuple[str, ...]] = ()
     """What a `Change` of its data may be called."""
+
+    state_type: ClassVar[Any] = Any
+    """What its part of a worker's state is, as `msgspec.convert` takes it."""
+
+    listing_type: ClassVar[Any] = Length | None
+    """Likewise, what a snapshot lists of its data."""
+
+    def check_states(self, split: Split, listing: Json) -> None:
+        """Insist that the saved parts of the workers' states are those of a source of this kind.
+
+        Args:
+          listing: of the snapshot, checked.
+
+        Raises:
+          SnapshotError: one is damaged.
+        """
+        for shard, own in split.own.items():
+            check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
+
+    def check_listing(self, listing: Json) -> None:
+        """Insist that what a snapshot lists is the data of a source of this kind.
+
+        Raises:
+          SnapshotError: it is damaged.
+        """
+        check_type(listing, self.listing_type, f"what it lists of {self.name!r}")
+
+    def check_within(self, split: Split) -> None:
+        """Insist that no worker stands behind its end, as far as that is known; plan and data are the snapshot's.
+
+        Raises:
+          SnapshotError: one does.
+        """
 
     @abstractmethod
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:

@@ -48,6 +48,7 @@ class CustomSource(Source[T]):
     """Reads what a declared generator function yields, sync or async. State: its dict behind the item yielded."""
 
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
+    state_type: ClassVar[Any] = dict[str, Any]
 
     fn: DeclaredFunction
     params: tuple[tuple[str, Any], ...] = ()

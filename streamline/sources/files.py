@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 import numpy as np
 
 from streamline.errors import PlanError, ResumeError
@@ -23,6 +24,7 @@ from streamline.sharding import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.interleave import Turns, in_turn
+from streamline.state_types import Count, check_type
 from streamline.states import At, Json, Tree
 from streamline.storage.access import Access
 from streamline.storage.base import Found
@@ -31,6 +33,21 @@ from streamline.storage.finding import afind, find, is_afar
 __all__ = ["Files"]
 
 T = TypeVar("T")
+
+
+class ListedFile(msgspec.Struct):
+    """An entry of a snapshot's listing."""
+
+    path: str
+    size: Count | None = None
+    etag: str | None = None
+
+
+class InTurn(msgspec.Struct):
+    """Where a shard stands that reads several files in turn: a place in each of them, and the next file."""
+
+    slots: list[Any]
+    next: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +65,7 @@ class Files(Source[T]):
     modes: ClassVar[tuple[Mode, ...]] = ("file", "contiguous", "replicated")
     listed: ClassVar[bool] = True
     changeable: ClassVar[tuple[str, ...]] = listings.CHANGES
+    listing_type: ClassVar[Any] = list[ListedFile]
 
     format: Format[T]
     paths: tuple[str, ...]
@@ -124,6 +142,16 @@ class Files(Source[T]):
     def listing(self) -> Any:
         """Return the files with their sizes in bytes and their ETags, as far as somebody has said."""
         return [found.json() for found in self.files]
+
+    def check_states(self, split: Split, listing: Json) -> None:
+        place = self.format.place_type
+        for shard, own in split.own.items():
+            where = f"the state of {self.name!r} in shard {shard}"
+            in_turn = split.part.interleave != 1
+            if in_turn:
+                check_type(own, InTurn, where)
+            for one in own["slots"] if in_turn else [own]:
+                check_type(one, place, where)
 
     def resumed(self, listing: Json) -> Files[T]:
         if listings.paths_of(listing) is None:

@@ -12,13 +12,14 @@ import numpy as np
 
 from streamline import sharding
 from streamline.blame import blame
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.failing.replay import Call
 from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.index import Index, Whole
 from streamline.meters.stage_meter import Holding, StageMeter
 from streamline.pace import Pace
 from streamline.sources.base import Change, Mode, Part, Source, Split
+from streamline.state_types import Count
 from streamline.states import At, Counted, Json, Tree
 from streamline.table_rows import TableRows
 
@@ -53,6 +54,7 @@ class Items(Source[T]):
     modes: ClassVar[tuple[Mode, ...]] = ("interleaved", "contiguous")
     indexable: ClassVar[bool] = True
     changeable: ClassVar[tuple[str, ...]] = ("length",)
+    state_type: ClassVar[Any] = Count
 
     items: Indexable[T]
 
@@ -87,6 +89,15 @@ class Items(Source[T]):
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         positions = positions_of(part.index or Whole(len(self.items)), shard, num_shards, part)
         return math.inf if positions is None else len(positions)
+
+    def check_within(self, split: Split) -> None:
+        for shard, own in split.own.items():
+            most = self.num_outputs(split.part, shard, split.num_shards)
+            if most is not None and own > most:
+                raise SnapshotError(
+                    f"the snapshot is damaged, or was edited: the state of {self.name!r} in shard {shard}: it has read "
+                    f"{own:,} of {most:,} items; use an earlier one"
+                )
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
         if listing == now:

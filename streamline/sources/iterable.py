@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
+import msgspec
+
 from streamline.blame import blame, cancellation_requested
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
@@ -23,12 +25,25 @@ from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.single_use import Use
 from streamline.sources.stateful import Foreign, Marks, as_text, foreign
+from streamline.state_types import Count
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 from streamline.table_rows import check_not_table
 
 __all__ = ["IterableSource"]
 
 T = TypeVar("T")
+
+
+class Loaded(msgspec.Struct):
+    """Its part of a saved state, where the iterable has a state of its own: that, of `since` items before."""
+
+    items: Count
+    since: Count
+    state: Any
+
+    def __post_init__(self) -> None:
+        if self.since > self.items:
+            raise ValueError(f"Expected at most {self.items} items since the iterable's state, got {self.since}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,7 @@ class IterableSource(Source[T]):
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
+    state_type: ClassVar[Any] = Count | Loaded
 
     factory: Callable[[], Iterable[T] | AsyncIterable[T]]
 

@@ -21,6 +21,7 @@ from streamline.options import check_function, check_int, is_async
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.encoding import Codec, Written
 from streamline.sources.single_use import check_not_over
+from streamline.state_types import Count
 from streamline.states import Json, Tree
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "Live", "MarkedStream", "live_of"]
@@ -95,6 +96,7 @@ class Live(Source[T]):
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("shared",)
+    state_type: ClassVar[Any] = Count
 
     stream: Callable[[], AsyncIterable[T]] | AsyncIterable[T] | MarkedStream[T] | CountedStream[T]
     codec: Codec = field(default_factory=Codec)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from streamline.errors import PlanError, ResumeError
 from streamline.flow import Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.index import Index
+from streamline.state_types import check_type
 from streamline.states import Json, State, Tree
 
 __all__ = ["Stage"]
@@ -42,6 +43,10 @@ class Stage(ABC, Generic[In, Out]):
     steady: ClassVar[frozenset[str]] = frozenset()
     """Of `survives`, what leaves the number and the order of the items as they were: a stage behind this one that
     reads again from an older state still finds its items where they were."""
+
+    state_type: ClassVar[Any] = Any
+    """What its part of a state is, as `msgspec.convert` takes it, of None where the state may have no part of it. It is
+    checked before a state is opened, so a stage can rely on types and ranges."""
 
     counted: ClassVar[bool] = True
     """Whether it belongs to what a snapshot is of. Otherwise it may come and go: it changes no item, and keeps none."""
@@ -111,6 +116,19 @@ class Stage(ABC, Generic[In, Out]):
           items: a whole number, or `math.inf` for a flow without end.
         """
         return None
+
+    @classmethod
+    def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
+        """Insist that a saved part of a state is one of a stage of this kind and these options.
+
+        Args:
+          options: as the snapshot has them.
+          where: for the message.
+
+        Raises:
+          SnapshotError: it is damaged.
+        """
+        check_type(own, cls.state_type, where)
 
     @classmethod
     def again(cls, own: Json) -> str | None:

@@ -20,7 +20,7 @@ from streamline.options import check_function, is_async
 from streamline.pace import Pace
 from streamline.states import Json, Reference, State, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.batch_wait import Cuts, Waiting
+from streamline.transforms.batch_wait import Cuts, Sizes, Waiting
 from streamline.transforms.calls import not_awaited
 
 __all__ = ["TOGETHER_ITEMS", "Batch", "collate_of", "collated"]
@@ -52,6 +52,7 @@ class Batch(Stage[In, Out]):
         "removed": "the items from here on come one by one",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
+    state_type: ClassVar[Any] = Sizes | None
 
     size: int
     drop_remainder: bool = False

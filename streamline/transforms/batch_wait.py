@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import anyio
+import msgspec
 
 from streamline.channel import Inbox
 from streamline.choices import Fork
@@ -21,12 +22,19 @@ from streamline.errors import ResumeError
 from streamline.flow import Chunk, Lists, Run
 from streamline.merge_state import Log
 from streamline.pace import Pace
+from streamline.state_types import Size
 from streamline.states import Json, Reference, State, Tally, Tree
 
-__all__ = ["BatchState", "Batching", "Cuts", "Waiting"]
+__all__ = ["BatchState", "Batching", "Cuts", "Sizes", "Waiting"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+
+class Sizes(msgspec.Struct):
+    """The stage's part of a saved state: the sizes of batches that are to be repeated."""
+
+    replay: list[Size]
 
 
 class Batching(Protocol[In, Out]):

@@ -24,7 +24,7 @@ from streamline.pace import Pace
 from streamline.states import Json, Over, Reference, State
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import collate_of, collated
-from streamline.transforms.buckets import Buckets, own_part
+from streamline.transforms.buckets import Buckets, Held, own_part
 
 __all__ = ["BucketByLength", "bucket_of"]
 
@@ -50,6 +50,7 @@ class BucketByLength(Stage[In, Out]):
         "removed": "the items from here on come one by one",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
+    state_type: ClassVar[Any] = Held
 
     boundaries: tuple[int, ...]
     batch_size: tuple[int, ...]

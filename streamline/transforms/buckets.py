@@ -11,15 +11,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from streamline.errors import ResumeError
 from streamline.flow import Chunk
+from streamline.state_types import Count, Range, total
 from streamline.states import Json, Over, Reference, Since, State, States
 from streamline.transforms.batch import TOGETHER_ITEMS
 from streamline.transforms.unordered import ranges
 
-__all__ = ["Buckets", "own_part"]
+__all__ = ["Buckets", "Held", "own_part"]
 
 In = TypeVar("In")
+
+
+class Held(msgspec.Struct):
+    """The stage's part of a saved state, as `own_part` writes it."""
+
+    read: Count
+    held: list[Range]
+
+    def __post_init__(self) -> None:
+        total(self.held)
+        if any(one.stop > self.read for one in self.held):
+            raise ValueError(f"Expected positions of {self.read} items that were read, got {self.held[-1]}")
 
 
 def own_part(read: int, held: list[list[int]]) -> dict[str, Json]:

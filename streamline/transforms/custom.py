@@ -20,6 +20,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
+import msgspec
+
 from streamline.blame import blame, cancellation_requested, stage_name
 from streamline.channel import Channel
 from streamline.cursor import Reader
@@ -29,6 +31,7 @@ from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
 from streamline.meters.stage_meter import StageMeter
 from streamline.options import check_function, check_int, given
+from streamline.state_types import Count
 from streamline.states import Json, Over, Since, State, Tree
 from streamline.transforms.base import Stage
 
@@ -109,6 +112,14 @@ def _check_declared(fn: Callable[..., Any], stateful: bool) -> None:
         )
 
 
+class SafePoint(msgspec.Struct):
+    """The stage's part of a saved state: the dict at its last safe point, and what it took and gave since."""
+
+    state: dict[str, Any] | None
+    inputs: Count
+    outputs: Count
+
+
 @dataclass(frozen=True, kw_only=True)
 class Through(Stage[In, Out]):
     """A custom stage in a pipeline."""
@@ -121,6 +132,7 @@ class Through(Stage[In, Out]):
         "added": "it begins here",
         "removed": "the items from here on come as they are",
     }
+    state_type: ClassVar[Any] = SafePoint
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()

@@ -16,6 +16,7 @@ from streamline.failing.replay import Call
 from streamline.flow import Chunk, Lists, Run
 from streamline.meters.stage_meter import Holding
 from streamline.pace import Pace
+from streamline.state_types import Count
 from streamline.states import Json, Over, Since, State
 from streamline.table_rows import check_not_table
 from streamline.transforms.base import Stage
@@ -37,6 +38,7 @@ class FlatMap(Stage[In, Out]):
         "added": "the items from here on are unfolded",
         "removed": "the items from here on come as they are",
     }
+    state_type: ClassVar[Any] = Count
 
     fn: Callable[[In], Iterable[Out]]
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
 
 from streamline.flow import Chunk, Lists, Run
 from streamline.index import Index, Slice
-from streamline.states import Numbered, Over, Overlaid, State
+from streamline.state_types import Count, check_type
+from streamline.states import Json, Numbered, Over, Overlaid, State
 from streamline.transforms.base import Stage
 
 __all__ = ["Skip", "Take"]
@@ -26,6 +29,7 @@ class Take(Stage[T, T]):
         "removed": "all the rest comes",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
+    state_type: ClassVar[Any] = Count
 
     count: int
 
@@ -63,8 +67,14 @@ class Skip(Stage[T, T]):
     refuses: ClassVar[Mapping[str, str]] = {
         "count": "what it had to skip is behind this snapshot already: for another beginning, begin anew"
     }
+    state_type: ClassVar[Any] = Count
 
     count: int
+
+    @classmethod
+    def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
+        count = options.get("count")
+        check_type(own, Annotated[int, msgspec.Meta(ge=0, le=count)] if type(count) is int else Count, where)
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Slice(inner(epoch), self.count)

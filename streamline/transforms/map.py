@@ -18,12 +18,13 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.failing.replay import Adapter
 from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.options import check_int, is_async
+from streamline.state_types import Count
 from streamline.states import Json, Numbered, Over, Skipped, State, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.calls import not_awaited, results
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 from streamline.transforms.order import Delivery, InOrder
-from streamline.transforms.unordered import AsCompleted
+from streamline.transforms.unordered import AsCompleted, Completed
 
 __all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
 
@@ -88,6 +89,7 @@ class ConcurrentMap(Stage[In, Out]):
     survives: ClassVar[Mapping[str, str]] = SURVIVES
     steady: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
+    state_type: ClassVar[Any] = Completed  # of one in order, there is none: see `streamline.resuming.kinds`
 
     fn: Callable[[In], Any]
     concurrency: int
@@ -187,6 +189,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         "removed": "its function is no longer given rng=",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"seed", "removed"})
+    state_type: ClassVar[Any] = Count
 
     seed: int
     stage: str

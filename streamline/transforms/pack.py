@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +24,7 @@ from streamline.flow import LIST_ITEMS, Chunk, Lists, Run
 from streamline.meters.stage_meter import Holding
 from streamline.options import check_int, given
 from streamline.pace import Pace
+from streamline.state_types import Count
 from streamline.states import Json, Over, Reference, Since, State
 from streamline.transforms.base import Stage
 
@@ -40,6 +42,13 @@ TOGETHER_TOKENS = 65536
 """Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
 
 
+class Cut(msgspec.Struct):
+    """The stage's part of a saved state: tokens of the next document that were delivered, and what all are."""
+
+    token: Count
+    dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"] | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pack(Stage[Any, Block]):
     """Cuts documents, each with `eos` behind it, into blocks of `length` tokens; see `Pipeline.pack`."""
@@ -55,6 +64,7 @@ class Pack(Stage[Any, Block]):
         "eos": "the document that was cut would have another length: finish the epoch with it, or begin anew",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
+    state_type: ClassVar[Any] = Cut
 
     length: int
     key: str | None = None

@@ -11,15 +11,26 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
+
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.index import Index, Repeated
+from streamline.state_types import Count
 from streamline.states import Json, Over, State, States, Tally, Tree, trimmed
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
 
 T = TypeVar("T")
+
+
+class InPass(msgspec.Struct):
+    """The stage's part of a saved state; `seen` is what a merge took in the passes before, where items were skipped."""
+
+    number: Count = msgspec.field(name="pass")
+    yielded: bool
+    seen: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,7 @@ class Repeat(Stage[T, T]):
         "times": "it goes on to the new number of passes, those before included; if they were more already, it ends"
     }
     steady: ClassVar[frozenset[str]] = frozenset({"times"})
+    state_type: ClassVar[Any] = InPass
     refuses: ClassVar[Mapping[str, str]] = {
         "added": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
         "removed": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
@@ -56,7 +68,7 @@ class Repeat(Stage[T, T]):
         return math.inf if self.times is None else items * self.times
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        own = {"pass": 0, "yielded": False} if state is None else state[self.name]
+        own = {"pass": 0, "yielded": False} if state is None or self.name not in state else state[self.name]
         flow = upstream.at(upstream.site.in_pass(own["pass"]))(state)
         run = self.run_over(flow, upstream.site, state, own)
         return ListsFlow(_InPass(self.name, own, flow.state), self._passes(upstream, run), run, flow)

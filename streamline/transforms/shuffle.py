@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 import numpy as np
 
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Lists, Run, Site
 from streamline.index import Index, Shuffled
+from streamline.state_types import Count, Unsigned
 from streamline.states import Json, Over, Since, State, Tally
 from streamline.transforms.base import Stage
 
@@ -34,6 +36,19 @@ def permutation(length: int, seed: int, site: Site, window: int) -> list[int]:
     return order
 
 
+class Window(msgspec.Struct):
+    """The stage's part of a saved state: `served` items of window number `window`, which has `of`."""
+
+    window: Count
+    served: Count
+    of: Count
+    seed: Unsigned
+
+    def __post_init__(self) -> None:
+        if self.served > self.of:
+            raise ValueError(f"Expected at most {self.of} items served of a window of {self.of}, got {self.served}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shuffle(Stage[T, T]):
     """Permutes each `window` items by (seed, epoch, shard, number of the window)."""
@@ -44,6 +59,7 @@ class Shuffle(Stage[T, T]):
         "added": "the items from here on are shuffled, beginning with window 0",
         "removed": "the items from here on come in their order",
     }
+    state_type: ClassVar[Any] = Window
 
     window: int
     seed: int = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from streamline.flow import Chunk, Lists, Run
+from streamline.state_types import Count
 from streamline.states import Numbered, Over, Picked, State
 from streamline.transforms.base import Stage
 
@@ -17,6 +18,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard of where it runs."""
+
+    state_type: ClassVar[Any] = Count
 
     @property
     def kind(self) -> str:

@@ -13,20 +13,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from streamline.choices import Fork, Stretch
 from streamline.flow import Chunk
+from streamline.state_types import Count, Range, total
 from streamline.states import Json, State, States, Tally, Tree, trimmed
 from streamline.transforms.order import Delivery, LeftOut, Part
 
-__all__ = ["AsCompleted", "Segment", "UnorderedState"]
+__all__ = ["AsCompleted", "Completed", "Segment", "UnorderedState"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 SEGMENT_ITEMS = 1024
 """Deliveries between two points from which states are counted: reading a state costs time in proportion."""
+
+
+class Completed(msgspec.Struct):
+    """The stage's part of a saved state: inputs beyond the low-water mark that are done, and those to be first."""
+
+    done: list[Range]
+    replay: list[Count]
+
+    def __post_init__(self) -> None:
+        total(self.done)
+        done = [(one.first, one.stop) for one in self.done]
+        if done != sorted(done) or any(one[1] >= other[0] for one, other in pairwise(done)):
+            raise ValueError(f"Expected ranges in order that don't touch, got {done[:4]}")
+        if len(set(self.replay)) < len(self.replay):
+            raise ValueError("Expected each input once in `replay`")
+        if any(first <= position < stop for position in self.replay for first, stop in done):
+            raise ValueError("Expected inputs in `replay` that are not done")
 
 
 class _Water:

@@ -1,0 +1,89 @@
+"""Whether a snapshot is whole, as far as types and ranges tell: each part of its states is of the type that its stage
+declares (`Stage.state_type`, `Source.state_type`). Pure.
+
+A snapshot's file has a checksum, but a snapshot also comes out of text that somebody has kept or edited. What is
+checked here is opened, shown and regrouped without a further look.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from streamline.ending.agreement import NAME as ENDS
+from streamline.resuming.again import section
+from streamline.resuming.fingerprint import Entry
+from streamline.resuming.kinds import stage_class
+from streamline.snapshot import Snapshot
+from streamline.state_types import Count, Step, check_strict_to, check_type
+from streamline.states import Tree
+from streamline.transforms.stride import Stride
+
+__all__ = ["check_stages", "check_trees"]
+
+
+class _Ends(msgspec.Struct):
+    """What is kept of the end of all ranks."""
+
+    policy: Literal["allow", "drop", "pad"] = "allow"
+    left: Count = 0
+    spare: Count = 0
+    padded: Count = 0
+    again: Tree | None = None
+
+
+class _Merged(msgspec.Struct):
+    """The merge's part of a state as flows write it."""
+
+    next_worker: Count
+    produced: list[Count]
+    workers: list[Tree]
+    replay: list[Count] = []
+    strict_to: list[Count] | None = None
+
+    def __post_init__(self) -> None:
+        workers = len(self.workers)
+        if len(self.produced) != workers or max([0, *self.replay, self.next_worker]) >= max(workers, 1):
+            raise ValueError(f"Expected counts of {workers} workers")
+        if self.strict_to is not None:
+            check_strict_to(self.produced, self.replay, self.strict_to)
+
+
+def check_stages(snapshot: Snapshot) -> None:
+    """Insist that what a snapshot holds of each stage is what such a stage keeps.
+
+    Raises:
+      SnapshotError: a part is of another type or out of range; it says which.
+    """
+    check_type(snapshot.fingerprint, list[Step], "the plan")
+    worker, after = section(snapshot.fingerprint, 0, 1), section(snapshot.fingerprint, 2)
+    for part in snapshot.parts or (snapshot,):
+        whose = f" of rank {part.rank}" if part.world_size > 1 else ""
+        of_workers = list[Annotated[int, msgspec.Meta(ge=0, lt=max(len(part.shards), 1))]]
+        own = part.state[part.merge]
+        check_type(own.get("replay", []), of_workers, f"the choices of {part.merge!r}{whose}, of workers by number")
+        check_type({**own, "produced": part.produced, "workers": part.worker_states}, _Merged, f"{part.merge!r}{whose}")
+        for shard, tree in zip(part.shards, part.worker_states, strict=True):
+            check_trees(worker, tree, f" in shard {shard}")
+        check_trees(after, part.stages, whose)
+        check_type(ends := part.stages.get(ENDS), _Ends | None, f"{ENDS!r}{whose}")
+        if ends is not None and (again := ends.get("again")) is not None:
+            check_type(own := again.get(part.merge), _Merged, f"the items given again{whose}, {part.merge!r}")
+            check_trees(after, again, f"{whose}, of the items given again")
+            for at, tree in enumerate(own["workers"]):
+                check_trees(worker, tree, f" in worker {at}{whose}, of the items given again")
+
+
+def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
+    """Insist that the parts of a state are of the stages of these entries of a fingerprint; likewise.
+
+    A part may be missing: a stage that was accepted as added begins there.
+    """
+    check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
+    check_type(tree.get("shard"), Stride.state_type | None, f"the state of 'shard'{where}")
+    for entry in entries:
+        name, options = entry["name"], entry.get("options") or {}
+        stage = stage_class(entry["kind"], options)
+        if name in tree:
+            stage.check_state(tree.get(name), options, f"the state of {name!r}{where}")
