@@ -1,20 +1,70 @@
-"""Item by item through lists: the face of a flow that users see, and the state that goes with each item."""
+"""Item by item through lists: the face of a flow that users see, and the state that goes with each item.
+
+Ctrl-C may come between any two bytecodes, and an item must be either in the loop's hands and counted, or neither. What
+says how many items were taken is the length of the list at hand, and the step that shortens it and the one that hands
+out the item are one call in C: a `for` loop over an iterator in C, in which Python handles no signal. So whatever has
+to be done for an item in Python is done before it is taken, and may be done twice.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from itertools import repeat, starmap
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, repeat, starmap
+from operator import call
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
+from weakref import ref
 
 from streamline.errors import hide_frames
 from streamline.flow import Chunk, Flow
 from streamline.states import Reference, State
 
-__all__ = ["AsyncCursor", "Cursor", "Hand", "Reader"]
+__all__ = ["AsyncCursor", "Cursor", "Hand", "PartIterator", "Reader"]
 
 T = TypeVar("T")
+
+
+class PartIterator(chain[T], Generic[T]):
+    """An iterator that gives its items in C, a part after the other; a subclass fetches the parts in Python.
+
+    What is raised while it fetches ends no iterator: the next `next` fetches again. It doesn't refer to itself, so that
+    one that is dropped is gone at once.
+    """
+
+    _turns: list[Iterator[T] | None]
+    _fetching: Iterator[Any]
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        turns = list[Iterator[Any] | None]([None])  # the last is next; None is the end
+        made = cast(Self, cls.from_iterable(iter(turns.pop, None)))
+        made._turns = turns
+        fetch: Callable[[Any], NoReturn] = cls._fetch_trimmed
+        made._fetching = map(fetch, map(call, repeat(ref(made))))
+        turns.append(made._fetching)
+        return made
+
+    @abstractmethod
+    def _fetch_part(self) -> NoReturn:
+        """Fetch a part, and go on with it: end in `_go_on`. May be interrupted anywhere, and is called again then."""
+
+    def _fetch_trimmed(self) -> NoReturn:
+        """`_fetch_part`, with tracebacks that have no frames of ours."""
+        try:
+            self._fetch_part()
+        except StopIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
+
+    def _go_on(self, part: Iterator[T] | None) -> NoReturn:
+        """Give the items of `part`, an iterator in C, before the next one is fetched; None: that was all."""
+        self._turns[1:] = () if part is None else (self._fetching, part)
+        raise StopIteration
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is at work, and can't be pickled or copied")
 
 
 class Hand(Generic[T]):
@@ -27,15 +77,33 @@ class Hand(Generic[T]):
       rest: what was not taken yet.
       many: all but the last one, popped off `rest` without a line of Python. Whoever takes items takes them here, so
         that nobody else's is ever out of step.
+      last: likewise the last one.
       size: how many there were.
+      received: items of all lists up to this one, also of those that were dropped.
+      coming: what was fetched to come next, until that is at hand. It goes with this list, in one step.
     """
 
-    __slots__ = ("_after", "_before", "_earlier", "_passed", "_states", "many", "rest", "size")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_earlier",
+        "_passed",
+        "_states",
+        "coming",
+        "last",
+        "many",
+        "received",
+        "rest",
+        "size",
+    )
 
-    def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference) -> None:
+    def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference, received: int = 0) -> None:
         self.rest = rest = deque(chunk.items)
-        self.many: Iterator[T] = starmap(rest.popleft, repeat((), len(rest) - 1))
-        self.size = len(rest)
+        self.size = size = len(rest)
+        self.many: Iterator[T] = starmap(rest.popleft, repeat((), size - 1))
+        self.last: Iterator[T] = starmap(rest.popleft, repeat((), size and 1))
+        self.received = received + size
+        self.coming: list[Chunk[T] | BaseException | None] = []
         self._states, self._after = chunk.states, chunk.after
         self._passed, self._before, self._earlier = passed, before, earlier
 
@@ -62,10 +130,16 @@ class Hand(Generic[T]):
 
     def then(self, chunk: Chunk[T]) -> Hand[T]:
         """Return the list that comes next."""
-        return Hand(chunk, self.count, self.behind, self.before)
+        return Hand(chunk, self.count, self.behind, self.before, self.received)
+
+    def drop(self) -> None:
+        """Let nobody take anything from it any more, not even who was about to."""
+        deque(self.many, 0)
+        deque(self.last, 0)
+        self.rest.clear()
 
 
-class Cursor(Generic[T]):
+class Cursor(ABC, Generic[T]):
     """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
 
     def __init__(self, begin: State) -> None:
@@ -100,7 +174,7 @@ class Cursor(Generic[T]):
     def _begin_at(self, begin: State) -> None:
         """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
         before = Reference.to(begin)
-        self._hand = Hand(Chunk((), ()), self.count, before, before)
+        self._hand = Hand(Chunk((), ()), self.count, before, before, self._hand.received)
 
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""
@@ -110,15 +184,26 @@ class Cursor(Generic[T]):
         """Drop the items at hand; the state stays behind the last one returned."""
         hand = self._hand
         self._load(Chunk((), ()))
-        deque(hand.many, 0)  # for whoever still takes from it
-        hand.rest.clear()
+        hand.drop()
 
-    def _take_last(self) -> T:
-        """Return the last item of the list."""
-        return self._hand.rest.popleft()
+    def _part_at_hand(self) -> Iterator[T]:
+        """Return what gives all of the list at hand but its last item, or that one, once it may be taken."""
+        hand = self._hand
+        if len(hand.rest) > 1:
+            return hand.many
+        self._prepare_last(hand)
+        self._dealt_with(hand)
+        return hand.last
+
+    def _prepare_last(self, hand: Hand[T]) -> None:
+        """Do what an item needs before it is taken, where lists are of one. Idempotent; if it raises, none is taken."""
+
+    @abstractmethod
+    def _dealt_with(self, hand: Hand[T]) -> None:
+        """The last item of a list is about to be taken. Idempotent."""
 
 
-class AsyncCursor(Cursor[T], ABC):
+class AsyncCursor(Cursor[T]):
     """An async iterator over lists that a subclass pulls."""
 
     def __aiter__(self) -> AsyncCursor[T]:
@@ -128,40 +213,37 @@ class AsyncCursor(Cursor[T], ABC):
         for item in self._hand.many:
             return item
         try:
-            return await self._anext_edge()
+            part = await self.part()
         except StopAsyncIteration:
             raise
         except Exception as error:
             hide_frames(error)
             raise
+        [item] = islice(part, 1)
+        return item
 
-    async def _anext_edge(self) -> T:
-        """Return the last item of the list, or pull another list first."""
+    async def part(self) -> Iterator[T]:
+        """Return what gives the items at hand, as `_part_at_hand`; pull a list first, if there is none.
+
+        Raises:
+          StopAsyncIteration: at the end.
+        """
         while not self._hand.rest:
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration
             self._load(chunk)
-        for item in self._hand.many:
-            return item
-        item = self._take_last()
-        self._dealt_with()
-        return item
+        return self._part_at_hand()
 
     def take_rest(self) -> list[T]:
         """Return the items of the list at hand, as if each had been asked for."""
         found = list(self._hand.many)
         if self._hand.rest:
-            found.append(self._hand.rest.popleft())
-            self._dealt_with()
+            found.extend(self._part_at_hand())
         return found
 
     @abstractmethod
     async def _pull(self) -> Chunk[T] | None:
         """Return the next list; None at the end."""
-
-    @abstractmethod
-    def _dealt_with(self) -> None:
-        """The last item of a list was handed out."""
 
 
 class Reader(AsyncCursor[T]):
@@ -174,5 +256,5 @@ class Reader(AsyncCursor[T]):
     async def _pull(self) -> Chunk[T] | None:
         return await self._flow.pull()
 
-    def _dealt_with(self) -> None:
+    def _dealt_with(self, hand: Hand[T]) -> None:
         self._flow.release()

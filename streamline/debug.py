@@ -17,11 +17,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
+from streamline.cursor import Hand, PartIterator
 from streamline.errors import ClosedError, hide_frames
 from streamline.failing.failures import ErrorReport
 from streamline.forks import belongs_elsewhere, disowned_in_copies
@@ -40,7 +41,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class DebugStream(Generic[T]):
+class DebugStream(PartIterator[T]):
     """An iterator over a plan that runs in the calling thread. Made by `pipe.debug()`; begins at the first item."""
 
     def __init__(self, opening: Opening) -> None:
@@ -73,27 +74,26 @@ class DebugStream(Generic[T]):
         """Return what was counted so far; as calls follow one another, nothing waits for another here as in `open`."""
         return self._runner.stream.stats()
 
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
+    def _fetch_part(self) -> NoReturn:
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
-        if self._ended:
-            raise StopIteration
-        try:
-            return self._runner.next()
-        except StopAsyncIteration:
-            self._ended = True
-        except _BusyError as busy:
-            raise RuntimeError(str(busy)) from None
-        except BaseException as failure:
-            hide_frames(failure)
-            self._failure, self._trace = failure, failure.__traceback__
-        self._finalize()
+        part = None
+        if not self._ended:
+            try:
+                part = self._runner.part()
+            except StopAsyncIteration:
+                self._ended = True
+            except _BusyError as busy:
+                raise RuntimeError(str(busy)) from None
+            except BaseException as failure:
+                hide_frames(failure)
+                self._trace = failure.__traceback__
+                self._failure = failure
+        if part is None:
+            self._finalize()
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)
-        raise StopIteration
+        self._go_on(part)
 
     def __enter__(self) -> DebugStream[T]:
         return self
@@ -105,7 +105,7 @@ class DebugStream(Generic[T]):
 class _Stepped(Stream[T]):
     """A stream that lets nothing be made in place of an item before the next one is asked for."""
 
-    def _dealt_with(self) -> None:
+    def _dealt_with(self, hand: Hand[T]) -> None:
         """Nothing: the next pull says so."""
 
 
@@ -121,6 +121,7 @@ class _Runner(Generic[T]):
     """
 
     def __init__(self, opening: Opening) -> None:
+        self._opening = opening
         self._session = Session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](opening, self._session)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,16 +135,19 @@ class _Runner(Generic[T]):
             self._loop._closed = True  # type: ignore[attr-defined]  # else the collector closes it
             self._loop, self._closed = None, True
 
-    def next(self) -> T:
-        """Run until there is an item.
+    def part(self) -> Iterator[T]:
+        """Run until there is an item, and return what gives it: it is taken when nothing runs.
 
         Raises:
           StopAsyncIteration: there is none any more.
         """
-        return self._run(self.stream.__anext__)
+        return self._run(self.stream.part)
 
     def snapshot(self) -> Snapshot:
         """Return the state; not started yet, that is where it begins."""
+        if self._closed and not self.stream.begun:
+            with closing(_Runner[T](self._opening)) as other:
+                return other.snapshot()
         if self._closed or (self._loop is not None and self._loop.is_running()):
             return self.stream.snapshot_now()
         return self._run(self.stream.snapshot)

@@ -10,6 +10,7 @@ import importlib.util
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import starmap
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Generic, TypeVar
@@ -75,18 +76,23 @@ class Engine(Generic[T]):
         """When the last list was taken."""
         return self._border.taken_at
 
-    def take(self) -> Chunk[T] | BaseException | None:
-        """Wait for the next list, or for what the pipeline failed with; None at the end."""
+    def take(self, into: list[Chunk[T] | BaseException | None]) -> None:
+        """Wait for the next list, or for what the pipeline failed with, None at the end, and append it.
+
+        In one step, in C: if Ctrl-C comes out of here, it is there or still on its way.
+        """
         now, patience, queue = perf_counter(), self._patience, self._border.queue
+
+        def take(timeout_s: float | None = None) -> None:
+            into.extend(starmap(queue.get, ((True, timeout_s),)))
+
         self._session.meters.consumer.asks(now)
-        get = queue.get if patience is None else partial(patience.get, queue, self._wake, self._thread.ident)
-        return self._border.take(get, now)
+        wait = take if patience is None else partial(patience.wait, take, self._wake, self._thread.ident)
+        self._border.take(wait, now)
 
     def dealt_with(self, items: int) -> None:
-        """Say that a list has been handed out."""
-        room = self._border.dealt_with(items)
-        if room is not None:
-            self._signal(room)
+        """Say how many items have been handed out, or are just about to be, with those that were dropped."""
+        self._border.dealt_with(items, self._signal)
 
     def reopen(self, opening: Callable[[], Opening]) -> State:
         """Close the plan's flows, drop what is on its way, and begin at another opening of the same plan.

@@ -63,18 +63,20 @@ TABLE: dict[tuple[Phase, Event], Phase] = {
 }
 
 
+_RUNNING, _CLOSED = Phase.RUNNING, Phase.CLOSED  # looked at often
+
+
 class Gate:
     """The current phase, and where tasks wait while items must not move.
 
     Attributes:
-      holding: whether items must not move. Whoever passes for every list looks at it before it awaits a passage.
+      phase: what the stream is doing. The one thing that an event changes: Ctrl-C may come between any two.
       on_rest: called whenever a mover comes to rest; None: nobody wants to know.
       copied_from: in a fork, the process whose stream this is; None: it is this one's.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.RUNNING
-        self.holding = False
         self.on_rest: Callable[[], None] | None = None
         self._opened: anyio.Event | None = None  # made where somebody waits: outside of a loop they are slow
         self._rested: anyio.Event | None = None
@@ -89,7 +91,6 @@ class Gate:
     def disown(self) -> None:
         """Let nothing be asked for: what moves items runs in the process that this one is a copy of."""
         self.copied_from = self._owner
-        self.holding = True
 
     def on(self, event: Event) -> Phase:
         """Go to the phase that the table gives for `event`, and return the one before.
@@ -104,13 +105,18 @@ class Gate:
             error = ClosedError if before is Phase.CLOSED else RuntimeError
             raise error(f"can't {event.value} a stream that is {before.value}")
         self.phase = after
-        self.holding = after not in (Phase.RUNNING, Phase.CLOSED)
         if not self.holding:
             if self._opened is not None:
                 self._opened.set()
                 self._opened = None
             self._wake_pause()  # whoever waits for rest learns that there is nothing to wait for
         return before
+
+    @property
+    def holding(self) -> bool:
+        """Whether items must not move. Whoever passes for every list looks at it before it awaits a passage."""
+        phase = self.phase
+        return (phase is not _RUNNING and phase is not _CLOSED) or self.copied_from is not None
 
     async def passage(self) -> None:
         """Wait while items must not move."""

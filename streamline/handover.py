@@ -69,33 +69,40 @@ class Handover(Generic[T]):
         self._waiting = False
         self._sent = 0
         self._dealt = 0
-        self._room: anyio.Event | None = None
+        self._room: anyio.Event | None = None  # the loop's, as long as it waits
+        self._woken: anyio.Event | None = None
         self._pile: list[Chunk[T]] = []
         self._due: asyncio.TimerHandle | None = None
 
     # In the consumer's thread -----------------------------------------------------------------------------------------
 
-    def take(self, get: Callable[[], Chunk[T] | BaseException | None], now: float) -> Chunk[T] | BaseException | None:
-        """Return what `get` gets from the queue."""
+    def take(self, take: Callable[[], object], now: float) -> None:
+        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here behind it."""
         dealt_s = now - self.taken_at
         if dealt_s > 2 * STEADY_S:
             self._depth = max(self._least, self._depth // 2)
         elif (dealt_s < QUICK_S and self.queue.empty()) or (dealt_s < STEADY_S and self._depth < STEADY_ITEMS):
             self._depth = min(2 * self._depth, self._most)
         self._waiting = True
-        found = get()
-        self._waiting = False
+        try:
+            take()
+        finally:
+            self._waiting = False
         self.taken_at = perf_counter()
-        return found
 
-    def dealt_with(self, items: int) -> anyio.Event | None:
-        """Say that a list has been handed out; return what wakes the loop, if it waits for that."""
-        self._dealt += items
+    def dealt_with(self, items: int, wake: Callable[[anyio.Event], None]) -> None:
+        """Say that so many items have been handed out, or are just about to be. Idempotent.
+
+        Args:
+          items: from the first list on, those that were dropped included.
+          wake: sets what the loop waits for, if it waits for that.
+        """
+        self._dealt = items
         room = self._room
-        if room is None or (self._takes_turns and not self.queue.empty()):
-            return None
-        self._room = None
-        return room
+        if room is None or room is self._woken or (self._takes_turns and not self.queue.empty()):
+            return
+        wake(room)
+        self._woken = room
 
     # In the loop's thread ---------------------------------------------------------------------------------------------
 
@@ -105,8 +112,11 @@ class Handover(Generic[T]):
             self.flush()
         while (room := self._free) < 1:
             event = self._room = anyio.Event()
-            if self._free < 1:  # the other thread may just have made room
-                await _wait_told(event, meter)
+            try:
+                if self._free < 1:  # the other thread may just have made room
+                    await _wait_told(event, meter)
+            finally:
+                self._room = None
         return min(max(1, self._depth // 2), room, LONG_LIST_ITEMS)
 
     def put(self, chunk: Chunk[T], took_s: float) -> None:

@@ -36,6 +36,7 @@ from streamline.sources.base import Source
 from streamline.sources.live import Live
 from streamline.stream import Stream
 from streamline.sync import SyncStream
+from streamline.threads import hold_descriptors
 from streamline.watching.watchdog import check_stall
 
 __all__ = ["Begin", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
@@ -142,6 +143,7 @@ def unsettled(
       PlanError: an unsharded pipeline in several hosts, or it or a live source on several ranks; fewer shards than
         ranks; what chooses an order where processes share a rank; `accept` names what isn't there.
     """
+    hold_descriptors()
     resume, epoch = begin.resume, begin.epoch
     plan = plan.settled
     if isinstance(plan.source, Live):

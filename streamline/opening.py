@@ -201,8 +201,14 @@ class Opening:
         """The state to begin at, as flows write it."""
         return None if self.resume is None else self.resume.flow_state
 
-    def snapshot(self, state: State, gate: Gate, journal: Journal | None = None) -> Snapshot:
-        """Return the state of the run as it is now: closes the gate, copies, and leaves it as it was, in one step."""
+    def snapshot(self, state: State, gate: Gate | None, journal: Journal | None = None) -> Snapshot:
+        """Return the state of the run as it is now: closes the gate, copies, and leaves it as it was, in one step.
+
+        Args:
+          gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
+        """
+        if gate is None:
+            return self._snapshot_of(state.json(), journal)
         before = gate.phase
         if before in (Phase.CLOSED, Phase.CAPTURED):  # captured: a signal's handler takes one inside another
             return self._snapshot_of(state.json(), journal)

@@ -15,6 +15,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from weakref import finalize
 
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 from streamline.forks import belongs_elsewhere
@@ -68,30 +69,46 @@ class SyncPause:
         self._lock = lock
         self._far = far
         self._within_s = quiesce_timeout
+        self._finalize: finalize[..., SyncPause] | None = None
 
     def __enter__(self) -> tuple[str, ...]:
         with self._lock:
             _check_not_paused(self._gate)
             if self._gate.phase is Phase.CLOSED:
                 return ()
-            self._gate.on(Event.QUIESCE)
+        request = _Request()
+        self._finalize = finalize(self, _leave, self._gate, self._lock, self._far, request)
+        self._finalize.atexit = False
         try:
-            at_work = self._far.pause(self._within_s)  # Ctrl-C comes out here
+            self._far.request = request
+            with self._lock:
+                self._gate.on(Event.QUIESCE)
+            at_work = self._far.pause(request, self._within_s)  # Ctrl-C comes out here
             with self._lock:
                 self._gate.insist()
             _tell(at_work, self._within_s)
+            return at_work
         except BaseException:
-            self._leave()
+            self._left()
             raise
-        return at_work
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._leave()
+        self._left()
 
-    def _leave(self) -> None:
-        with self._lock:
-            self._gate.resume()
-        self._far.resume()
+    def _left(self) -> None:
+        """Let the stream go on. If Ctrl-C comes in the middle of this, the finalizer does it."""
+        if self._finalize is not None and (entered := self._finalize.peek()) is not None:
+            _leave(*entered[2])
+            self._finalize.detach()
+
+
+def _leave(gate: Gate, lock: threading.RLock, far: FarGate, request: _Request) -> None:
+    """End a pause, once; the consumer's gate is the last to open, so that nobody waits for a loop that is paused."""
+    if far.request is request:
+        far.resume(request)
+        with lock:
+            gate.resume()
+        far.request = None
 
 
 class FarGate:
@@ -99,6 +116,9 @@ class FarGate:
 
     Requests cross in order. Whoever waits for an answer gets one, also from a loop that ends, and waits no longer than
     it said for a loop that is stuck in user code: that finds the gate closed as soon as it gives way.
+
+    Attributes:
+      request: the pause that is on; None: there is none.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -106,7 +126,7 @@ class FarGate:
         self._tasks: Tasks | None = None
         self._context = Context()
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self._request: _Request | None = None
+        self.request: _Request | None = None
         self._over = False
 
     def begin(self, tasks: Tasks) -> None:
@@ -116,12 +136,11 @@ class FarGate:
     def end(self) -> None:
         """Say that the loop has ended: nobody is to wait for it any more."""
         self._over = True
-        if (request := self._request) is not None:
+        if (request := self.request) is not None:
             request.answer()
 
-    def pause(self, within_s: float) -> tuple[str, ...]:
+    def pause(self, request: _Request, within_s: float) -> tuple[str, ...]:
         """Close the gate, wait until everything is at rest, and return what is not within that time."""
-        request = self._request = _Request()
         if self._over or not self._call(partial(self._begin, request)):
             return ()
         try:
@@ -132,11 +151,9 @@ class FarGate:
             return at_work
         return ()
 
-    def resume(self) -> None:
+    def resume(self, request: _Request) -> None:
         """Open the gate, or give up waiting for it to close; doesn't wait for a loop that may be stuck."""
-        request, self._request = self._request, None
-        if request is not None:
-            self._call(partial(self._resume, request))
+        self._call(partial(self._resume, request))
 
     def _call(self, work: Callable[[], None]) -> bool:
         if self._wake is None:

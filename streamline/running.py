@@ -6,7 +6,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TypeVar
 
-from streamline.cursor import Cursor
+from streamline.cursor import Cursor, Hand
 from streamline.ending.flow import Padded, padded_in
 from streamline.ending.policy import EndsReport
 from streamline.failing.failures import ErrorReport
@@ -97,16 +97,18 @@ class Running(Cursor[T]):
         """
         return self._opening.trace(self._session, path, max_bytes)
 
-    def _take_last(self) -> T:
-        """Return the last item of the list; what goes to a device comes in lists of one."""
+    def _prepare_last(self, hand: Hand[T]) -> None:
+        """What goes to a device comes in lists of one."""
         arrived = self._session.arrived
         if arrived is not None:
-            rest = self._hand.rest
-            rest[0] = arrived(rest[0])  # if this raises, the item isn't taken
-        return super()._take_last()
+            hand.rest[0] = arrived(hand.rest[0])
 
-    def _snapshot(self, gate: Gate, items_ago: int = 0) -> Snapshot:
-        """Return the state right after the last item received, or right before it; `gate` is the consumer's."""
+    def _snapshot(self, gate: Gate | None, items_ago: int = 0) -> Snapshot:
+        """Return the state right after the last item received, or right before it.
+
+        Args:
+          gate: of the event loop that the consumer is in; None: it has a thread of its own.
+        """
         state = self.before.get() if items_ago else self.state
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
         return self._opening.snapshot(state, gate, self._session.journal)

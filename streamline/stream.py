@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
-from streamline.cursor import AsyncCursor
+from streamline.cursor import AsyncCursor, Hand
 from streamline.errors import ClosedError, PlanTypeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.opening import Opening
@@ -87,14 +87,15 @@ class Stream(Running[T], AsyncCursor[T]):
             raise ClosedError("the stream is closed")
         self._call_soon = _call_soon()
         try:
-            self._flow = flow = self._opening.flow(tasks)
+            flow = self._opening.flow(tasks)
+            self._begin_at(flow.state)
+            self._flow = flow
             if (stall_s := self._opening.stall_s) is not None:
                 tasks.start(partial(watch, self._opening.watched(self._session), stall_s), "watchdog", lambda: None)
             self._opening.show(self._session)
         except BaseException:
             await self.aclose()
             raise
-        self._begin_at(flow.state)
         return flow
 
     if not TYPE_CHECKING:  # who checks types is told sooner
@@ -107,6 +108,11 @@ class Stream(Running[T], AsyncCursor[T]):
             )
 
         __next__ = __enter__ = __iter__
+
+    @property
+    def begun(self) -> bool:
+        """Whether the plan was opened, so that there is a state."""
+        return self._flow is not None
 
     async def aclose(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
@@ -233,7 +239,7 @@ class Stream(Running[T], AsyncCursor[T]):
             self._gave_way_at = self.count
         await self._pace.breathe(0.0 if due else SLICE_S)
 
-    def _dealt_with(self) -> None:
+    def _dealt_with(self, hand: Hand[T]) -> None:
         if self._flow is not None:
             self._flow.release()
 
@@ -246,13 +252,15 @@ class _Supervisor:
         self._stop = anyio.Event()
         self._ready = anyio.Event()
         self._done = anyio.Event()
+        self._spawned = False
         self._tasks: Tasks | None = None
         self._wake: Callable[[Callable[[], None]], object] | None = None
 
     async def start(self) -> Tasks:
         """Start the task, and return what jobs are started with."""
         self._wake = waker()
-        spawn(self._run, "supervisor")
+        spawn(self._run, "supervisor", self._done.set)
+        self._spawned = True
         try:
             await self._ready.wait()
         except BaseException:
@@ -264,7 +272,8 @@ class _Supervisor:
     async def stop(self) -> None:
         """Cancel what still runs, and wait for it."""
         self._stop.set()
-        await self._done.wait()
+        if self._spawned:  # Ctrl-C may have come before
+            await self._done.wait()
 
     def abandon(self) -> None:
         """The stream is gone: clean up behind it. From any thread; does not wait."""

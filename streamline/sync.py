@@ -4,22 +4,22 @@ The event loop runs in a thread of its own (`streamline.engine`), and the consum
 doesn't know the stream: when the stream is dropped, it stops.
 
 Success, failure, snapshot: as in `streamline.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
-is; leaving the `with` block, or dropping the iterator, ends the engine.
+is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it. Leaving the
+`with` block, or dropping the iterator, ends the engine.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from streamline.cursor import Hand, PartIterator
 from streamline.engine import Engine
-from streamline.errors import ClosedError, PlanTypeError, hide_frames
+from streamline.errors import ClosedError, PlanTypeError
 from streamline.flow import Chunk
 from streamline.gate import Event, Gate
 from streamline.opening import Opening
@@ -35,7 +35,7 @@ __all__ = ["SyncStream"]
 T = TypeVar("T")
 
 
-class SyncStream(Running[T]):
+class SyncStream(Running[T], PartIterator[T]):
     """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`.
 
     Args:
@@ -84,7 +84,7 @@ class SyncStream(Running[T]):
         """
         check_ago("snapshot(items_ago)", items_ago)
         with self._lock:
-            return self._snapshot(self._gate, items_ago)
+            return self._snapshot(None, items_ago)
 
     def reset_cache(self) -> None:
         """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
@@ -108,7 +108,8 @@ class SyncStream(Running[T]):
             return
         with self._lock:
             self._session.meters.gave(-self.at_hand)
-            going = Going(self._opening, self._snapshot(self._gate), begun=self.count > 0)
+            going = Going(self._opening, self._snapshot(None), begun=self.count > 0)
+            self._dealt_with(self._hand)
             self._forget()
             self._begin_at(self._engine.reopen(going.reset))
             self._opening = going.opening
@@ -144,13 +145,32 @@ class SyncStream(Running[T]):
           PausedError: it isn't there yet, and the stream is paused.
         """
         try:
-            self._wait_list()
-        except StopIteration:
-            return False
+            return self._wait_list()
         except BaseException:
             if self._failure is None:
                 raise
             return None
+
+    def part(self) -> Iterator[T] | None:
+        """Return what gives the items at hand, all but the last one or that one, in C; wait for a list first, if there
+        is none. None at the end.
+
+        Raises:
+          What the stream has failed with.
+        """
+        return self._part_at_hand() if self._wait_list() else None
+
+    def _fetch_part(self) -> NoReturn:
+        self._go_on(self.part())
+
+    def _dealt_with(self, hand: Hand[T]) -> None:
+        self._engine.dealt_with(hand.received)
+
+    def _wait_list(self) -> bool:
+        """Fetch lists until there is an item at hand; return whether there is one."""
+        while not self._hand.rest:
+            if not self._fetch():
+                return False
         return True
 
     if not TYPE_CHECKING:  # who checks types is told sooner
@@ -164,75 +184,51 @@ class SyncStream(Running[T]):
 
         __anext__ = __aiter__
 
-    def __iter__(self) -> Iterator[T]:
-        """Return what goes through the lists without a line of Python an item; it takes from them as `next` does."""
-        turns = deque[Iterator[T] | None]([None])  # the last is next; None is the end
-        turns.append(_Edges(self, turns))
-        return chain.from_iterable(iter(turns.pop, None))
-
-    def __next__(self) -> T:
-        for item in self._hand.many:
-            return item
-        try:
-            return self._next_edge()
-        except StopIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
-
-    def _next_edge(self) -> T:
-        """Return the last item of the list, or fetch another list first."""
-        self._wait_list()
-        for item in self._hand.many:
-            return item
-        item = self._take_last()
-        self._engine.dealt_with(self._hand.size)
-        return item
-
-    def _wait_list(self) -> None:
-        """Fetch lists until there is an item at hand."""
-        while not self._hand.rest:
-            self._fetch()
-
-    def _fetch(self) -> None:
+    def _fetch(self) -> bool:
+        """Go on to the next list; return whether there is one. What has come stays until it is at hand."""
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
-            raise StopIteration
+            return False
         check_asked(self._gate)
-        found: Chunk[T] | BaseException | None = self._at_edge()
-        if found is None:
-            found = self._take()
-        if isinstance(found, BaseException):
-            self._failure, self._trace = found, found.__traceback__
-            self._end()
+        coming = self._hand.coming
+        if not coming:
+            self._take(coming)
+        found = coming[0]
+        if isinstance(found, Chunk):
+            self._load(found)
+            return True
+        self._end()
+        if found is not None:
+            self._trace, self._failure = found.__traceback__, found
             raise found
-        if found is None:
-            self._ended = True
-            self._end()
-            raise StopIteration
-        self._load(found)
+        self._ended = True
+        return False
 
     def _end(self) -> None:
-        self._finalize()
+        if self._finalize.alive:
+            _end(self._engine, self._session)
+            self._finalize.detach()  # not before: Ctrl-C may have come in the middle of that
         with self._lock:
             self._gate.on(Event.CLOSE)
 
-    def _take(self) -> Chunk[T] | BaseException | None:
-        """Wait for the next list, and count it."""
+    def _take(self, coming: list[Chunk[T] | BaseException | None]) -> None:
+        """Wait for what comes next, put it there, and count it."""
+        if (failure := self._at_edge()) is not None:
+            coming.append(failure)
+            return
         meters, consumer = self._session.meters, self._session.meters.consumer
         try:
-            found = self._engine.take()  # Ctrl-C comes out here, and changes nothing
+            self._engine.take(coming)  # Ctrl-C comes out here, and changes nothing
         except BaseException:
             consumer.gets(perf_counter())
             raise
         consumer.gets(self._engine.taken_at)
+        found = coming[0]
         if isinstance(found, Chunk):
             meters.gave(len(found.items))
         else:
             consumer.close()
-        return found
 
     def _at_edge(self) -> Exception | None:
         """Do what is due before another list; return what the stream fails with."""
@@ -241,40 +237,6 @@ class SyncStream(Running[T]):
         except Exception as failure:
             return failure
         return None
-
-
-class _Edges(Generic[T]):
-    """What a loop goes to from one list to the next: the last item of each, and the wait for another.
-
-    What is raised in here ends no iterator: the next `next` comes here again.
-
-    Args:
-      turns: where the loop goes next; a list that is at hand is put there. They hold this, and not the other way round,
-        too: a loop that is left would hold its stream until the collector comes by.
-    """
-
-    __slots__ = ("_stream", "_turns")
-
-    def __init__(self, stream: SyncStream[T], turns: deque[Iterator[T] | None]) -> None:
-        self._stream, self._turns = stream, weakref.ref(turns)
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        stream = self._stream
-        try:
-            stream._wait_list()
-        except StopIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
-        hand, turns = stream._hand, self._turns()
-        if len(hand.rest) > 1 and turns is not None:
-            turns.extend((self, hand.many))
-            raise StopIteration
-        return stream._next_edge()
 
 
 def _end(engine: Engine[Any], session: Session) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import sys
 import threading
 from collections import deque
@@ -21,7 +22,7 @@ import anyio
 
 from streamline.errors import HostError
 
-__all__ = ["Share", "ThreadPool", "hold_quietly", "in_thread", "start_thread", "waker"]
+__all__ = ["Share", "ThreadPool", "hold_descriptors", "hold_quietly", "in_thread", "start_thread", "waker"]
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +230,24 @@ async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
+
+
+def hold_descriptors() -> None:
+    """See to it that descriptors 0, 1 and 2 are open, on /dev/null where they are not, from now on and in children.
+
+    A program that was started without stdin, stdout or stderr, or that closed them, would get them back as the next
+    socket or file that is opened: uvloop aborts the process when it closes one, and what is printed goes into it.
+    Rejected: asyncio's own loop there, which would let prints go into its sockets.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            found = os.open(os.devnull, os.O_RDWR)
+            if found == fd:
+                os.set_inheritable(fd, True)
+            else:  # another thread was quicker
+                os.close(found)
 
 
 def hold_quietly() -> None:

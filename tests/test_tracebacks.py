@@ -99,7 +99,7 @@ def test_replicas_datasets_and_debug_too() -> None:
     with replicator.replica(0) as replica:
         assert frames(lambda: loop(replica)) == ["<lambda>", "loop", "__next__", "invert"]
     assert frames(lambda: loop(sl.StreamDataset(numbers))) == ["<lambda>", "loop", "numbers", "invert"]
-    assert frames(lambda: loop(PIPES["map"].debug())) == ["<lambda>", "loop", "__next__", "invert"]
+    assert frames(lambda: loop(PIPES["map"].debug())) == ["<lambda>", "loop", "invert"]
 
 
 def test_the_exception_is_the_one_that_was_raised_with_its_notes() -> None:

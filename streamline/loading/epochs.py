@@ -80,7 +80,11 @@ class Epochs:
 
     def full(self, taken: int) -> bool:
         """Whether this iteration, which has given `taken` items, has given all of its steps."""
-        return self.steps is not None and self.place.step + taken >= self.steps
+        return self.left(taken) == 0
+
+    def left(self, taken: int) -> int | None:
+        """Return how many steps this iteration has left, behind `taken` items; None: a pass has as many as it has."""
+        return None if self.steps is None else max(0, self.steps - self.place.step - taken)
 
     def at(self, taken: int) -> Place:
         """Return where a running iteration stands that has given `taken` items."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
@@ -134,8 +135,8 @@ class Loader(Reports[T]):
         self._settle()
         run = self._entered()
         token = self._token = object()
-        take = run.stream.__next__ if self._now.epochs.steps is None else partial(self._take_step, token)
-        iteration = Iteration(take, partial(self._over, token), partial(self._insist_on, token))
+        part = run.stream.part if self._now.epochs.steps is None else partial(self._part_of_steps, token)
+        iteration = Iteration(part, partial(self._over, token), partial(self._insist_on, token))
         weakref.finalize(iteration, self._dropped, token).atexit = False
         epochs = self._now.epochs.begin()
         self._now = Now(epochs, run)
@@ -157,16 +158,15 @@ class Loader(Reports[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take_step(self, token: object) -> T:
-        """Return the next item of an epoch of steps."""
+    def _part_of_steps(self, token: object) -> Iterator[T] | None:
+        """Return what gives the next items of an epoch of steps, and none of the one behind it."""
         self._insist_on(token)
         epochs, run = self._now
         while run is not None and not epochs.full(run.taken):
-            try:
-                return next(run.stream)
-            except StopIteration:
-                run = self._next_pass(run)
-        raise StopIteration
+            if (part := run.stream.part()) is not None:
+                return islice(part, epochs.left(run.taken))
+            run = self._next_pass(run)
+        return None
 
     def _insist_on(self, token: object) -> None:
         """Refuse an iteration that isn't the present one."""
@@ -187,12 +187,12 @@ class Loader(Reports[T]):
     def _over(self, token: object) -> None:
         """The iteration with this token has given all of its items."""
         self._insist_on(token)
-        self._end()
+        if self._now.epochs.phase is Phase.RUNNING:
+            self._end()
 
     def _end(self) -> None:
         """Nothing follows in the present epoch."""
         epochs, run = self._now
-        self._token = None
         self._unknown = False
         after = replace(epochs, begun=True).end()
         if epochs.jumps:

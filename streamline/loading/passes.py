@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from streamline.backends.base import Backend
+from streamline.cursor import PartIterator
 from streamline.ending.policy import EndsPolicy
-from streamline.errors import ClosedError, PlanTypeError, hide_frames
+from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
 from streamline.options import check_int
@@ -106,36 +107,31 @@ class Now(NamedTuple, Generic[T]):
     run: Run[T] | None
 
 
-class Iteration(Iterator[T]):
+class Iteration(PartIterator[T]):
     """One epoch of a loader, or what is left of it.
 
     Args:
-      take: returns the next item; StopIteration at the epoch's end, ClosedError where another iteration has begun.
-      over: told of the end.
+      part: returns what gives the next items, as `SyncStream.part`; ClosedError where another iteration has begun.
+      over: told of the end; perhaps again, if Ctrl-C comes in the middle of it.
       insist: raises a ClosedError if this isn't the loader's present iteration.
     """
 
-    def __init__(self, take: Callable[[], T], over: Callable[[], None], insist: Callable[[], None]) -> None:
-        self._take = take
+    def __init__(
+        self, part: Callable[[], Iterator[T] | None], over: Callable[[], None], insist: Callable[[], None]
+    ) -> None:
+        self._part = part
         self._over = over
         self._insist = insist
-        self._ended = False
 
-    def __next__(self) -> T:
-        if self._ended:
-            raise StopIteration
+    def _fetch_part(self) -> NoReturn:
         try:
-            return self._take()
-        except StopIteration:
-            self._ended = True
-            self._over()
-            raise
+            part = self._part()
         except ClosedError:
             self._insist()
             raise
-        except Exception as error:
-            hide_frames(error)
-            raise
+        if part is None:
+            self._over()
+        self._go_on(part)
 
 
 def check_begin(

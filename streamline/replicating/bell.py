@@ -45,6 +45,12 @@ class Bell:
     def __init__(self) -> None:
         self.waiter: _Waiter | None = None
 
+    @property
+    def taken(self) -> bool:
+        """Whether somebody else waits: not this thread, in a wait that Ctrl-C has cut off."""
+        waiter = self.waiter
+        return waiter is not None and (waiter.wake is not None or waiter.thread != get_ident())
+
     def ring(self, soon: bool = False) -> None:
         """Wake who waits, if anybody does. From any thread; doesn't wait.
 
@@ -54,7 +60,6 @@ class Bell:
         waiter = self.waiter
         if waiter is None or waiter.rung:
             return
-        waiter.rung = True
         try:
             if waiter.wake is None or (not soon and waiter.thread == get_ident()):
                 waiter.set()
@@ -62,12 +67,13 @@ class Bell:
                 waiter.wake(waiter.set)
         except RuntimeError:
             return  # its event loop has ended, and has cancelled who waited
+        waiter.rung = True  # not before: Ctrl-C may come in the middle of this
 
     async def wait(self, ready: Callable[[], bool]) -> None:
         """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
         event = anyio.Event()
-        self.waiter = _Waiter(event.set, waker(), get_ident())
         try:
+            self.waiter = _Waiter(event.set, waker(), get_ident())
             if not ready():
                 await event.wait()
         finally:
@@ -76,8 +82,8 @@ class Bell:
     def wait_in_thread(self, ready: Callable[[], bool]) -> None:
         """Likewise, in a thread that has no event loop."""
         event = threading.Event()
-        self.waiter = _Waiter(event.set)
         try:
+            self.waiter = _Waiter(event.set, thread=get_ident())
             if not ready():
                 event.wait()
         finally:

@@ -60,7 +60,8 @@ class Dealer:
         self._news = Bell()
         self._open_tap = open_tap
         self._stall_timeout = stall_timeout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-C may come while it is held
+        self._not_run = [True]
         self._begun = self._stopped = False
         self._scope: anyio.CancelScope | None = None
         self._wake: Callable[[Callable[[], None]], object] | None = None
@@ -73,7 +74,7 @@ class Dealer:
     def disown(self) -> None:
         """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
         if self._begun:
-            self._lock, self._over = threading.Lock(), threading.Event()  # another thread may have had theirs
+            self._lock, self._over = threading.RLock(), threading.Event()  # another thread may have had theirs
             self._wake = self._scope = None
             for share in self.shares.all:
                 share.items.clear()
@@ -92,20 +93,22 @@ class Dealer:
         Args:
           in_loop: this is an event loop, and an async stream is to be read in it.
         """
-        with self._lock:
+        with self._lock:  # Ctrl-C may come anywhere in here: then the next one who asks begins
             if self._begun or self.end is not None:
                 return
-            self._begun = True
-            try:
-                self.tap = tap = self._open_tap()
-            except BaseException as failure:
-                self._ended(failure)
-                return
-            if in_loop and tap.is_async:
+            if self.tap is None:
+                try:
+                    self.tap = self._open_tap()
+                except Exception as failure:
+                    self._begun = True
+                    self._ended(failure)
+                    return
+            if in_loop and self.tap.is_async:
                 self._thread_id = threading.get_ident()
                 spawn(self._main, "replicator", self._cut_off)
             else:
                 self._start_thread()
+            self._begun = True
 
     def _start_thread(self) -> None:
         try:
@@ -114,9 +117,9 @@ class Dealer:
             self._ended(failure)
 
     def made_room(self) -> None:
-        """A reader has taken an item of the share that is waited for."""
+        """A reader is just about to take an item of the share that is waited for, as it has promised."""
         share = self.blocked
-        if share is not None and len(share.items) <= self._ring_at:
+        if share is not None and len(share.items) - 1 <= self._ring_at:
             self._news.ring()
 
     def starves(self) -> None:
@@ -176,7 +179,8 @@ class Dealer:
     # The task --------------------------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
-        anyio.run(self._own_loop)
+        if self._not_run and self._not_run.pop():  # else it is at work: Ctrl-C came when it had just been started
+            anyio.run(self._own_loop)
 
     async def _own_loop(self) -> None:
         hold_quietly()
@@ -263,7 +267,7 @@ class Dealer:
         starving = False
 
         def taken() -> bool:
-            return not share.open or self._stopped or len(share.items) <= self._ring_at
+            return not share.open or self._stopped or share.waiting <= self._ring_at
 
         def news() -> bool:
             return taken() or bool(shares.starving) is not starving

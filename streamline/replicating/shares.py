@@ -7,14 +7,18 @@ counter has one writer, and a deque's two ends may be used at once.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat, starmap
 from typing import Any, Literal
 
 from streamline.replicating.bell import Bell
 
 __all__ = ["ReplicaStats", "Share", "Shares"]
+
+MOST = sys.maxsize
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 
@@ -44,21 +48,38 @@ class Share:
 
     Attributes:
       items: that wait for its reader.
-      taken: items that its reader has taken, since the stream's beginning.
-      before: of these, how many an earlier run has taken.
+      pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
+      left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
+      promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
+        dealer need not wait for that.
+      before: items that an earlier run has taken.
       bell: at which its reader waits.
       open: whether it is given anything.
     """
 
-    __slots__ = ("before", "bell", "items", "open", "replica", "standing", "taken")
+    __slots__ = ("before", "bell", "items", "left", "open", "pops", "promised", "replica", "standing")
 
     def __init__(self, replica: int, taken: int) -> None:
         self.replica = replica
         self.items: deque[Any] = deque()
-        self.taken = self.before = taken
+        self.before = taken
+        budget = repeat((), MOST)
+        self.pops: Iterator[Any] = starmap(self.items.popleft, budget)
+        self.left: Callable[[], int] = budget.__length_hint__
+        self.promised = MOST
         self.standing: Standing = "unasked"
         self.open = True
         self.bell = Bell()
+
+    @property
+    def taken(self) -> int:
+        """How many items its reader has taken, since the stream's beginning."""
+        return self.before + MOST - self.left()
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait, without one that is just about to be taken."""
+        return len(self.items) - max(0, self.left() - self.promised)
 
     def leave(self, standing: Literal["closed", "lost"]) -> None:
         """Give it nothing any more, and drop what waits."""
@@ -116,7 +137,7 @@ class Shares:
         least, count, at = math.inf, len(self.all), self.at
         for share in self.all:
             if share.open:
-                least = min(least, (share.replica - at) % count + count * (self.capacity - len(share.items)))
+                least = min(least, (share.replica - at) % count + count * (self.capacity - share.waiting))
         return least
 
     @property

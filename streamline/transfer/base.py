@@ -61,7 +61,11 @@ class Mover(ABC):
         """
 
     def arrived(self, moved: Any) -> Any:
-        """Return the batch, once it is the consumer's turn. In its thread; doesn't wait."""
+        """Return the batch, once it is the consumer's turn. In its thread; doesn't wait.
+
+        Ctrl-C may come in the middle of it, or right behind it: then it is called again, with the same or with what it
+        has returned.
+        """
         return moved
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end

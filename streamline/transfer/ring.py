@@ -130,7 +130,9 @@ class RingMover(Mover):
             replaced(batch, measure)
             return self._copied(batch, starts, self._free(total))
 
-    def arrived(self, moved: _Landing) -> Any:
+    def arrived(self, moved: Any) -> Any:
+        if not isinstance(moved, _Landing):
+            return moved
         return self._copier.hand_over(moved.done, moved.copied, moved.batch)
 
     def close(self) -> None:

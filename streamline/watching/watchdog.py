@@ -17,11 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from threading import TIMEOUT_MAX
 from time import perf_counter
 from types import FrameType
-from typing import TypeVar
 
 import anyio
 
@@ -34,8 +33,6 @@ from streamline.session import Awaited, Session
 __all__ = ["STALL_S", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
 
 logger = logging.getLogger("streamline.watchdog")  # as the docs call it
-
-T = TypeVar("T")
 
 STALL_S = 30.0
 """How long a consumer waits for one item before somebody is told: a slow checkpoint's length, and less than a
@@ -155,19 +152,24 @@ class Patience:
         self._watched = watched
         self._stall_s = stall_s
 
-    def get(
-        self, border: SimpleQueue[T], wake: Callable[[Callable[[], None]], object] | None, loop_thread: int | None
-    ) -> T:
-        """Return what is put into the queue next, however long it takes; say so when it takes long.
+    def wait(
+        self,
+        take: Callable[[float], object],
+        wake: Callable[[Callable[[], None]], object] | None,
+        loop_thread: int | None,
+    ) -> None:
+        """Wait until `take` has taken what comes next, however long that takes; say so when it takes long.
 
         Args:
+          take: waits so many seconds at most; queue.Empty: nothing came.
           wake: runs a function in the event loop, which knows best what it waits for; None: there is none yet.
           loop_thread: the loop's, to be looked at from outside when it doesn't answer.
         """
         began, limit = perf_counter(), self._stall_s
         while True:
             try:
-                return border.get(timeout=min(TIMEOUT_MAX, max(0.0, began + limit - perf_counter())))
+                take(min(TIMEOUT_MAX, max(0.0, began + limit - perf_counter())))
+                return
             except Empty:
                 if self._watched.paused:
                     began, limit = perf_counter(), self._stall_s
@@ -177,7 +179,8 @@ class Patience:
                 with suppress(RuntimeError):  # the loop has ended: something is on its way
                     wake(partial(self._answer, answer))
             try:
-                return border.get(timeout=LOOK_S)  # the loop answers; or it comes after all
+                take(LOOK_S)  # the loop answers; or it comes after all
+                return
             except Empty:
                 waited = perf_counter() - began
                 why, hosts = answer[0] if answer else (held(loop_thread), [])

@@ -666,10 +666,10 @@ def test_ctrl_c_while_something_is_waited_for_changes_nothing(monkeypatch: pytes
     whole, interrupts = epochs_of(PIPE.loader(), 2), [True]
     take = Engine.take
 
-    def interrupted(engine: Engine[Any]) -> Any:
+    def interrupted(engine: Engine[Any], into: list[Any]) -> None:
         if interrupts.pop() if interrupts else False:
             raise KeyboardInterrupt  # where Ctrl-C comes out
-        return take(engine)
+        take(engine, into)
 
     monkeypatch.setattr(Engine, "take", interrupted)
     state: State | None = None

@@ -41,7 +41,7 @@ def test_there_is_room_until_one_would_have_too_much(of: int, capacity: int, beg
             shares.give(item)
     for replica in reads:
         if shares.all[replica % of].items:
-            shares.all[replica % of].items.popleft()
+            next(shares.all[replica % of].pops)
     room = shares.room
     for item in range(int(room)):
         shares.give(item)
@@ -53,8 +53,7 @@ def test_there_is_room_until_one_would_have_too_much(of: int, capacity: int, beg
 def test_a_closed_share_is_dropped_and_counted() -> None:
     shares = Shares([0, 0], 4)
     shares.give_all(range(6))
-    shares.all[1].items.popleft()
-    shares.all[1].taken = 1
+    assert next(shares.all[1].pops) == 1
     shares.all[1].leave("closed")
     shares.give_all(range(6, 11))
     assert [(one.standing, one.taken, one.waiting, one.dropped) for one in shares.stats()] == [

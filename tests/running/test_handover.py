@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
+from typing import Any
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -50,14 +52,14 @@ async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
     waiting = asyncio.create_task(handover.wait_room(None))
     await asyncio.sleep(0)
     assert handover.queue.qsize() == 4
-    events = []
-    for _ in range(4):
-        found = handover.take(handover.queue.get, 1.0)
-        assert isinstance(found, Chunk)
-        events.append(handover.dealt_with(len(found.items)))
-    assert events[:3] == [None] * 3  # the loop is woken when nothing is left
-    assert events[3] is not None
-    events[3].set()
+    found: list[Any] = []
+    events: list[anyio.Event] = []
+    for number in range(1, 5):
+        assert events == []  # the loop is woken when nothing is left
+        handover.take(lambda: found.append(handover.queue.get()), 1.0)
+        handover.dealt_with(number * LONG_LIST_ITEMS, events.append)
+    assert [len(chunk.items) for chunk in found] == 4 * [LONG_LIST_ITEMS]
+    events.pop().set()
     assert await waiting == LONG_LIST_ITEMS
 
 
@@ -83,9 +85,11 @@ async def test_the_loop_is_woken_behind_each_list_of_a_consumer_that_has_not_bee
     handover.put(chunk(1), 0.0)
     waiting = asyncio.create_task(handover.wait_room(None))
     await asyncio.sleep(0)
-    event = handover.dealt_with(1)
-    assert event is not None
-    event.set()
+    events: list[anyio.Event] = []
+    for _ in range(3):  # Ctrl-C came in the middle of the first two
+        handover.dealt_with(1, events.append)
+    assert len(events) == 1
+    events.pop().set()
     assert await waiting == 1
 
 

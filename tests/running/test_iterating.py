@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from itertools import islice
 from operator import length_hint
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,10 +66,10 @@ def test_what_is_raised_while_it_waits_ends_no_iterator(monkeypatch: pytest.Monk
         items, seen = iter(stream), list[int]()
         take, left = stream._engine.take, [KeyboardInterrupt] * 3
 
-        def interrupted() -> object:
+        def interrupted(into: list[Any]) -> None:
             if left:
                 raise left.pop()
-            return take()
+            take(into)
 
         monkeypatch.setattr(stream._engine, "take", interrupted)
         for _ in range(3):

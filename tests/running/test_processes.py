@@ -291,3 +291,42 @@ print("leaving")
 """
     )
     assert python(script) == "leaving\n"
+
+
+CLOSED = """
+import asyncio, itertools, os, signal, sys
+import streamline as sl
+
+pipe = sl.from_items(range(20)).shard(2).map(abs).merge()
+
+async def in_asyncio():
+    async with pipe.open() as stream:
+        return [item async for item in stream]
+
+def ways(closed):
+    yield list(pipe)
+    yield asyncio.run(in_asyncio())
+    with pipe.open(backend=sl.Threads(2)) as stream:
+        yield list(stream)
+    if len(closed) == 3:
+        with pipe.open(backend=sl.Processes(1)) as stream:
+            yield list(stream)
+
+if __name__ == "__main__":
+    said = os.dup(2)
+    for count in (1, 2, 3):
+        for closed in itertools.combinations(range(3), count):
+            if (child := os.fork()) == 0:
+                for fd in closed:
+                    os.close(fd)
+                right = all(items == list(range(20)) for items in ways(closed))
+                held = all(os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd in closed)
+                os._exit(0 if right and held else 1)
+            if (status := os.waitpid(child, 0)[1]) != 0:
+                os.write(said, f"{closed}: {status}".encode())
+"""
+
+
+def test_streams_run_where_stdin_stdout_or_stderr_are_closed(python: Callable[..., str]) -> None:
+    """▲ uvloop aborts the process when it closes one of these descriptors."""
+    assert python(CLOSED) == ""

@@ -228,28 +228,26 @@ def test_a_paused_stream_is_no_stall(log: Log) -> None:
     session.gate.on(GateEvent.PAUSE)
     looks = 0
 
-    class Border(queue.SimpleQueue[int]):
-        def get(self, block: bool = True, timeout: float | None = None) -> int:
-            nonlocal looks
-            looks += 1
-            if looks == 3:
-                session.gate.on(GateEvent.RESUME)
-            if looks == 5:
-                return 7
-            raise queue.Empty
+    def take(timeout_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            session.gate.on(GateEvent.RESUME)
+        if looks == 5:
+            return
+        raise queue.Empty
 
-    assert Patience(Watched(session, "items"), STALL_S).get(Border(), None, None) == 7
+    Patience(Watched(session, "items"), STALL_S).wait(take, None, None)
     assert len(log.said) == 1
     assert looks == 5  # two in the pause, then one that begins anew, and one behind the look at the loop
 
 
 def test_ctrl_c_comes_out_of_a_watched_wait() -> None:
-    class Border(queue.SimpleQueue[int]):
-        def get(self, block: bool = True, timeout: float | None = None) -> int:
-            raise KeyboardInterrupt
+    def take(timeout_s: float) -> None:
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Patience(Watched(Session(), "items"), STALL_S).get(Border(), None, None)
+        Patience(Watched(Session(), "items"), STALL_S).wait(take, None, None)
 
 
 # Async loops --------------------------------------------------------------------------------------------------------

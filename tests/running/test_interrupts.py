@@ -1,0 +1,293 @@
+"""Ctrl-C at every place of the code that a plain loop runs through: no item is lost, none comes twice.
+
+`Strikes` raises KeyboardInterrupt at a place and is done; the loop goes on, up to the next place. After each, the state
+counts what the loop has got, and nothing else. CPython handles a signal at fewer places than these: where a Python
+function begins, where a loop jumps back, and after a call; a test with real signals is at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import pytest
+
+import streamline as sl
+
+Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
+
+FOLDER = str(Path(sl.__file__).parent)
+TAKING = ["_fetch_part", "part", "_part_at_hand", "_load", "then", "_go_on"]
+HANDOVER = [*TAKING, "_part_of_steps", "_wait_list", "_fetch", "_over", "_end"]
+PIPE = sl.from_items(range(23)).shuffle(seed=1).shard(2).shuffle(window=3).merge().batch(2, collate=None)
+
+
+class Strikes:
+    """Raises KeyboardInterrupt in streamline's code, in this thread: at each line, or at each opcode, `times` times.
+
+    Args:
+      functions: the names of those in which it does; none: in all.
+    """
+
+    def __init__(self, *functions: str, opcodes: bool = False, times: int = 2) -> None:
+        self._functions = functions
+        self._event = "opcode" if opcodes else "line"
+        self._times = times
+        self._hits = Counter[tuple[CodeType, int]]()
+        self._begin, self._each = self._begins, self._strikes  # Python forgets them when one of them raises
+
+    @property
+    def count(self) -> int:
+        return sum(self._hits.values())
+
+    @property
+    def struck(self) -> set[str]:
+        """The names of the functions in which it has struck."""
+        return {code.co_name for code, _ in self._hits}
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Strike once, at the first place that it hasn't struck as often as it should; swallow that."""
+        before = sys.gettrace()
+        sys.settrace(self._begin)
+        try:
+            yield
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+
+    def _begins(self, frame: FrameType, event: str, arg: object) -> Trace | None:
+        code = frame.f_code
+        if not code.co_filename.startswith(FOLDER) or (self._functions and code.co_name not in self._functions):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = self._event == "opcode", self._event == "line"
+        return self._each
+
+    def _strikes(self, frame: FrameType, event: str, arg: object) -> Trace:
+        place = frame.f_code, frame.f_lasti if event == "opcode" else frame.f_lineno
+        if event == self._event and self._hits[place] < self._times:
+            self._hits[place] += 1
+            raise KeyboardInterrupt
+        return self._each
+
+
+def by_for(items: Iterator[int], got: list[int]) -> None:
+    for item in items:
+        got.append(item)  # noqa: PERF402 - extend() would lose them: it has them before the list has
+
+
+def by_next(items: Iterator[int], got: list[int]) -> None:
+    with suppress(StopIteration):
+        while True:
+            got.append(next(items))
+
+
+def struck_until_its_end(
+    strikes: Strikes, items: Iterator[int], got: list[Any], take: Callable[..., None], check: Callable[[], None]
+) -> None:
+    """Let `take` take all items, struck wherever it can be; `check` is called behind each strike."""
+    before = None
+    while before != strikes.count:
+        before = strikes.count
+        with strikes.armed():
+            take(items, got)
+        check()
+
+
+@pytest.mark.parametrize("opcodes", [False, True])
+@pytest.mark.parametrize("take", [by_for, by_next])
+def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
+    strikes, got = Strikes(opcodes=opcodes), list[int]()
+    with sl.from_items(range(60)).open() as stream:
+
+        def check() -> None:
+            assert (stream.count, stream.snapshot().produced) == (len(got), [len(got)])
+
+        struck_until_its_end(strikes, stream, got, take, check)
+    assert got == list(range(60))
+    assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
+
+
+@pytest.mark.parametrize("opcodes", [False, True])
+@pytest.mark.parametrize("steps", [None, 5])
+def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: bool) -> None:
+    with PIPE.loader(steps_per_epoch=steps) as loader:
+        whole = [list(loader) for _ in range(3)]
+    strikes = Strikes(*HANDOVER if opcodes else (), opcodes=opcodes, times=1)
+    with PIPE.loader(steps_per_epoch=steps) as loader:
+        for epoch in range(3):
+            got = list[Any]()
+
+            def check(epoch: int = epoch, got: list[Any] = got) -> None:
+                state = loader.state_dict()
+                behind = (epoch, len(got)) if len(got) < len(whole[epoch]) else (epoch + 1, 0)
+                assert (state["epoch"], state["step"]) == behind
+
+            batches: Iterator[Any] = iter(loader)
+            struck_until_its_end(strikes, batches, got, by_for, check)
+            assert got == whole[epoch]
+    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> None:
+    """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
+    with PIPE.loader(steps_per_epoch=steps) as loader:
+        whole = [batch for _ in range(2) for batch in loader]
+    strikes = Strikes(*HANDOVER, times=1)
+    state: dict[str, Any] | None = None
+    got, before = list[Any](), -1
+    while before != strikes.count or len(got) < len(whole):
+        before = strikes.count
+        with PIPE.loader(steps_per_epoch=steps) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            with strikes.armed():
+                for _ in range(loader.epoch, 2):
+                    for batch in loader:
+                        got.append(batch)
+            state = loader.state_dict()
+        assert got == whole[: len(got)]
+    assert strikes.count > 30
+
+
+def test_replicas() -> None:
+    strikes = Strikes()
+    got = list[int](), list[int]()
+    with sl.StreamReplicator(sl.from_items(range(40)), 2, capacity=20) as replicator:
+        replicas = [replicator.replica(number) for number in range(2)]
+
+        def check() -> None:
+            assert replicator.state_dict()["taken"] == [replica.taken for replica in replicas] == [*map(len, got)]
+
+        for replica, mine in zip(replicas, got, strict=True):
+            struck_until_its_end(strikes, replica, mine, by_for, check)
+    assert got == ([*range(0, 40, 2)], [*range(1, 40, 2)])
+    assert strikes.struck >= {"__next__", "begin", "_ended"}
+
+
+def test_a_replica_that_makes_room_for_others() -> None:
+    strikes, got = Strikes(times=3), list[int]()
+    with sl.StreamReplicator(sl.from_items(range(60)), 1, capacity=2) as replicator:
+        replica = replicator.replica(0)
+        struck_until_its_end(strikes, replica, got, by_for, lambda: None)
+    assert got == list(range(60))
+    assert "made_room" in strikes.struck
+
+
+def test_entering_and_leaving_a_pause() -> None:
+    strikes, before = Strikes(times=1), None
+    with sl.from_items(range(1_000)).open() as stream:
+        got = [next(stream)]
+        while before != strikes.count:
+            before = strikes.count
+            with strikes.armed(), stream.paused():
+                pass
+            assert stream.snapshot().produced == [len(got)]
+            got.append(next(stream))  # it goes on
+        assert got + list(stream) == list(range(1_000))
+    assert strikes.struck >= {"__enter__", "__exit__", "_leave", "resume"}
+
+
+def test_a_snapshot() -> None:
+    strikes, before = Strikes(times=1), None
+    pipe = sl.from_items(range(1_000)).shard(2).shuffle(window=4).merge()
+    with pipe.open() as stream:
+        got = list(islice(stream, 3))
+        while before != strikes.count:
+            before, state = strikes.count, stream.snapshot()
+            with strikes.armed():
+                stream.snapshot()
+            assert stream.snapshot() == state
+            got.append(next(stream))
+        assert got + list(stream) == list(pipe)
+    assert strikes.count > 50
+
+
+def test_a_debug_stream_whose_snapshot_is_gone_on_with() -> None:
+    pipe = sl.from_items(range(12)).shard(2).shuffle(window=3).merge().batch(2, collate=None)
+    strikes = Strikes(*TAKING, times=1)
+    whole, got, before = list(pipe), list[Any](), -1
+    snapshot: sl.Snapshot | None = None
+    while before != strikes.count:
+        before = strikes.count
+        with pipe.debug(resume=snapshot) as stream:
+            with strikes.armed():
+                for batch in stream:
+                    got.append(batch)
+            snapshot = stream.snapshot()
+        assert got == whole[: len(got)]
+    assert got == whole
+    assert strikes.count > 20
+
+
+def test_a_debug_stream_that_never_began_has_a_snapshot_of_its_beginning() -> None:
+    pipe = sl.from_items(range(5))
+    stream = pipe.debug()
+    stream.close()
+    assert list(pipe.open(resume=stream.snapshot()).sync_stream()) == list(range(5))
+
+
+def test_what_is_at_work_is_not_copied() -> None:
+    import copy
+
+    with sl.from_items(range(5)).open() as stream, pytest.raises(TypeError, match="SyncStream is at work"):
+        copy.copy(stream)
+
+
+SIGNALS = """
+import random, signal, sys
+import streamline as sl
+
+armed, strikes, chance = [], 0, random.Random(1)
+
+def strike(*_):
+    if armed and armed.pop():
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, strike)  # as Ctrl-C, but it can be aimed
+
+def all_of(items, taken):
+    global strikes
+    item = -1
+    while True:
+        try:
+            armed.append(True)
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-4))
+            for item in items:
+                pass
+            armed.clear()
+            break
+        except KeyboardInterrupt:
+            strikes += 1
+            assert taken() == item + 1, (taken(), item)
+    assert item == N - 1, item
+
+def replicas(items):
+    return sl.StreamReplicator(sl.from_items(range(items)), 1)
+
+with replicas(9) as replicator:
+    list(replicator.replica(0))  # whatever is imported late: Python's import lock doesn't bear an interrupt
+
+N = 20_000
+with sl.from_items(range(N)).open() as stream:
+    all_of(stream, lambda: stream.snapshot().produced[0])
+with sl.from_items(range(N)).loader() as loader:
+    all_of(iter(loader), lambda: loader.snapshot().produced[0])
+N = 5_000
+with replicas(N) as replicator:
+    replica = replicator.replica(0)
+    all_of(replica, lambda: replicator.state_dict()["taken"][0])
+print(strikes)
+"""
+
+
+def test_real_signals_at_any_time(python: Callable[..., str]) -> None:
+    assert int(python(SIGNALS)) > 50
