@@ -58,7 +58,7 @@ def check_stages(snapshot: Snapshot) -> None:
     for part in snapshot.parts or (snapshot,):
         whose = f" of rank {part.rank}" if part.world_size > 1 else ""
         of_workers = list[Annotated[int, msgspec.Meta(ge=0, lt=max(len(part.shards), 1))]]
-        choices = part.state[part.merge].get("replay", [])
+        choices = part.state[part.merge].get("replay")
         check_type(choices, of_workers, f"the choices of {part.merge!r}{whose}, of workers by number")
         for shard, tree in zip(part.shards, part.worker_states, strict=True):
             check_trees(worker, tree, f" in shard {shard}")
