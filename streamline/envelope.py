@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,18 @@ from typing import NoReturn
 from streamline.errors import SnapshotError
 from streamline.states import Json
 
-__all__ = ["FORMAT_VERSION", "MAGIC", "check_version", "decode", "encode", "one_line"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MAGIC",
+    "check_version",
+    "decode",
+    "digest",
+    "encode",
+    "is_sealed",
+    "one_line",
+    "sealed",
+    "unsealed",
+]
 
 FORMAT_VERSION = 2
 """2: behind a mark, the order of a strict merge and the sizes of full batches are written down, too."""
@@ -31,6 +43,7 @@ LINE_DEPTH = 5
 PLAIN = frozenset({str, int, bool, type(None)})
 """What most of a tree is, and JSON always has a word for."""
 
+_SEAL = ',"sha256":"'
 _ENTRIES = {MAGIC, "sha256", "body"}
 _START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
 
@@ -52,7 +65,7 @@ def encode(body: dict[str, Json]) -> bytes:
       SnapshotError: as `one_line`.
     """
     _refuse_unsavable(body)
-    return (_lines({MAGIC: FORMAT_VERSION, "sha256": _digest(body), "body": body}) + "\n").encode()
+    return (_lines({MAGIC: FORMAT_VERSION, "sha256": digest(body), "body": body}) + "\n").encode()
 
 
 def decode(content: bytes, path: Path) -> Json:
@@ -77,12 +90,43 @@ def decode(content: bytes, path: Path) -> Json:
     if envelope.keys() != _ENTRIES:
         raise SnapshotError(f"{path} is damaged: expected the entries {sorted(_ENTRIES)}, found {sorted(envelope)}")
     body = envelope["body"]
-    if envelope["sha256"] != (digest := _digest(body)):
+    if envelope["sha256"] != (expected := digest(body)):
         raise SnapshotError(
-            f"{path} is damaged, or was edited: its checksum is {envelope['sha256']}, its content's {digest}; "
+            f"{path} is damaged, or was edited: its checksum is {envelope['sha256']}, its content's {expected}; "
             "use an earlier snapshot"
         )
     return body
+
+
+def sealed(text: str, beside: Json) -> str:
+    """Return the text of a JSON object with a checksum as its last entry: of the text, and of what is kept beside it.
+
+    What trainers keep is a flat dict, whose keys stay the same from one version to the next: so it is in the text.
+    """
+    return f'{text[:-1]}{_SEAL}{digest([text, beside])}"}}'
+
+
+def is_sealed(text: str) -> bool:
+    """Whether a text looks as if it had a checksum as its last entry."""
+    return re.search(_SEAL + r'[^"]*"\}$', text) is not None
+
+
+def unsealed(text: str, beside: Json, what: str) -> str:
+    """Return the text that `sealed` was given.
+
+    Raises:
+      SnapshotError: it has no checksum, or another one; `what` it is, for the message.
+    """
+    inner, seal, rest = text.rpartition(_SEAL)
+    if not seal:
+        raise SnapshotError(f"{what} is damaged, or was edited: it has no checksum; use an earlier one")
+    found, expected = rest.removesuffix('"}'), digest([f"{inner}}}", beside])
+    if found != expected:
+        raise SnapshotError(
+            f"{what} is damaged, or was edited: its checksum is {found[:64]}, its content's {expected}; "
+            "use an earlier one"
+        )
+    return f"{inner}}}"
 
 
 def check_version(version: Json, what: object) -> None:
@@ -127,7 +171,8 @@ def _unsavable(value: Json) -> str | None:
     return None
 
 
-def _digest(body: Json) -> str:
+def digest(body: Json) -> str:
+    """Return the SHA-256 of a value's canonical JSON."""
     canonical = json.dumps(body, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from streamline.errors import SnapshotError
@@ -49,15 +50,21 @@ def complete_set(directory: Path) -> list[Path]:
             rank, size = int(match[1]), int(match[2])
             if rank < size:
                 found.setdefault(size, set()).add(rank)
-    missing = {size: [rank for rank in range(size) if rank not in ranks] for size, ranks in sorted(found.items())}
-    whole = [size for size, ranks in missing.items() if not ranks]
+    whole = [size for size, ranks in sorted(found.items()) if len(ranks) == size]
     if len(whole) > 1:
         sizes = " and of ".join(map(str, whole))
         raise SnapshotError(f"{directory} holds snapshots of {sizes} ranks, each complete: remove all but one set")
     if found and not whole:
-        absent = "; ".join(f"of {size} ranks, {some(ranks)}" for size, ranks in missing.items())
+        absent = "; ".join(f"of {size} ranks, {_missing(size, ranks)}" for size, ranks in sorted(found.items()))
         raise SnapshotError(f"{directory} lacks the snapshots of some ranks: {absent}. Use an earlier directory")
     return [directory / file_name(rank, size) for size in whole for rank in range(size)]
+
+
+def _missing(size: int, ranks: set[int]) -> str:
+    """Return the ranks that aren't there; a file's name may say any number of them."""
+    first = list(islice((rank for rank in range(size) if rank not in ranks), 10))
+    more = size - len(ranks) - len(first)
+    return ", ".join(map(str, first)) + (f" and {more} more" if more else "")
 
 
 def some(ranks: Sequence[int]) -> str:

@@ -40,15 +40,19 @@ class Cycled(msgspec.Struct):
 
     cycle: Count
     served: Count
-    of: Count = 0
-    seed: Unsigned | None = None
-    reuse: Size = 1
+    of: Count | msgspec.UnsetType = msgspec.UNSET
+    seed: Unsigned | msgspec.UnsetType | None = msgspec.UNSET
+    reuse: Size | msgspec.UnsetType = msgspec.UNSET
     skip: Count = 0
     epoch: list[Unsigned] = []
     files: list[FileName] | None = None
 
     def __post_init__(self) -> None:
-        if self.files is None and self.served > self.of * self.reuse:
+        if self.files is not None:
+            return
+        if self.of is msgspec.UNSET or self.seed is msgspec.UNSET or self.reuse is msgspec.UNSET:
+            raise ValueError("Expected `files`, or `of`, `seed` and `reuse`")
+        if self.served > self.of * self.reuse:
             raise ValueError(f"Expected at most {self.of * self.reuse} outputs of a cycle, got {self.served} served")
 
 

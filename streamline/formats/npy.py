@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from streamline.errors import DataError, PlanError
+from streamline.errors import DataError, PlanError, ResumeError
 from streamline.fetching.file import File
 from streamline.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.formats.base import Format, Place
@@ -106,6 +106,11 @@ class NpyFormat(Format[Any]):
         try:
             with Working(meter):
                 table = await self._table(file, demand.site.tasks.threads.run)
+            if row > table.rows:
+                raise ResumeError(
+                    f"the snapshot stands behind {row:,} rows of {file.path}, which has {table.rows:,}: it was "
+                    "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
+                )
             share = contiguous(table.rows, part.num_shards, part.shard)
             row, stop = max(row, share.start), share.stop
             async with aclosing(table.blocks(row, min(stop, table.good))) as blocks:

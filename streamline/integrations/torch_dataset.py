@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from streamline.envelope import is_sealed, sealed, unsealed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.shipping import dumps
 from streamline.options import check_int
@@ -91,7 +92,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the iteration in this process stands: one string."""
-        return {"snapshot": "" if self._stream is None else self._stream.snapshot().to_json()}
+        return {"snapshot": "" if self._stream is None else sealed(self._stream.snapshot().to_json(), None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration in this process go on there.
@@ -102,6 +103,8 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
         text = state_dict.get("snapshot")
         if not isinstance(text, str):
             raise PlanTypeError(f"load_state_dict takes what state_dict() returned, got {state_dict!r:.80}")
+        if is_sealed(text):  # earlier versions gave it no checksum
+            text = unsealed(text, None, "the state of a TorchDataset")
         self._resume = Snapshot.from_json(text) if text else None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,19 +7,20 @@ value.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
+from streamline.envelope import sealed, unsealed
 from streamline.errors import ResumeError, SnapshotError
 from streamline.snapshot import Snapshot
+from streamline.state_types import Count, Unsigned
 
 __all__ = ["Inside", "LoaderState"]
 
 Inside = Literal["begin", "inside", "unknown"]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-VERSION = 1
+VERSION = 2
+"""2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class LoaderState:
         it goes on, and nobody has looked whether another item follows.
       steps_per_epoch: as the loader had it; 0 for none.
       snapshot: `Snapshot.to_json()` of where the pipeline stands; "" if it has never run. At "begin" it is from before,
-        and says which plan and data this is about.
+        and says which plan and data this is about. In the dict, with a checksum of it and of what is beside it.
       version: of this format.
     """
 
-    epoch: Count
+    epoch: Unsigned
     step: Count
     at: Inside
     steps_per_epoch: Count
@@ -46,7 +47,13 @@ class LoaderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of strings and integers."""
-        return asdict(self)
+        snapshot = self.snapshot and sealed(self.snapshot, self._beside)
+        return asdict(replace(self, snapshot=snapshot, version=VERSION))
+
+    @property
+    def _beside(self) -> list[int | str]:
+        """What the checksum in the snapshot's text is also of."""
+        return [self.epoch, self.step, self.at, self.steps_per_epoch]
 
     @classmethod
     def from_dict(cls, found: object) -> LoaderState:
@@ -70,6 +77,8 @@ class LoaderState:
             state = msgspec.convert(found, cls)
         except msgspec.ValidationError as error:
             raise SnapshotError(f"not a loader's state: {error}") from None
+        if state.version == VERSION and state.snapshot:
+            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, "the loader's state"))
         state._check()
         return state
 
@@ -105,7 +114,7 @@ class LoaderState:
 
     def _check(self) -> None:
         """Refuse entries that contradict each other."""
-        if self.version != VERSION:
+        if self.version not in (1, VERSION):
             raise SnapshotError(f"not a loader's state: its version is {self.version}, expected {VERSION}")
         if self.at != "begin" and not self.snapshot:
             raise SnapshotError(f'not a loader\'s state: it is "{self.at}" an epoch, and has no snapshot')

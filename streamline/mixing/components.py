@@ -16,7 +16,7 @@ import msgspec
 
 from streamline.choices import Fork
 from streamline.compiling import compiled
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.failing.skipping import counts_in
 from streamline.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
 from streamline.meters.traffic import Traffic
@@ -185,8 +185,18 @@ class Several(Source[T], ABC):
             check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
         for name, plan in self._known(listing).items():
             for shard, own in split.own.items():
-                check_trees(listing[name]["plan"], own["of"].get(name, {}), f" in shard {shard}")
+                tree = own["of"].get(name)
+                if tree is not None and listing[name]["plan"][0]["name"] not in tree:
+                    raise SnapshotError(
+                        f"the snapshot is damaged, or was edited: the state of {self.name!r} in shard {shard}: of "
+                        f"{name!r}, it has no place in {plan.source.kind}; use an earlier one"
+                    )
+                check_trees(listing[name]["plan"], tree or {}, f" in shard {shard}")
             plan.source.check_states(_split_of(name, plan, split), listing[name]["data"])
+
+    def check_within(self, split: Split) -> None:
+        for name, plan in self.components:
+            plan.source.check_within(_split_of(name, plan, split))
 
     def _known(self, listing: Json) -> dict[str, Plan]:
         """Return the components that a snapshot has a place in: those of the same names and kinds of source."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
+from streamline.envelope import sealed, unsealed
 from streamline.errors import SnapshotError
+from streamline.state_types import Count
 
 __all__ = ["ReplicatorState"]
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-VERSION = 1
+VERSION = 2
+"""2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class ReplicatorState:
       taken: items that each replica's reader has taken.
       closed: the replicas that were closed on purpose.
       behind: items of the stream before the snapshot; none of those behind it was dropped from reach.
-      snapshot: `Snapshot.to_json()` of the pipeline there, with what was chosen since; "": its beginning.
+      snapshot: `Snapshot.to_json()` of the pipeline there, with what was chosen since; "": its beginning. In the dict,
+        with a checksum of it and of what is beside it.
       version: of this format.
     """
 
@@ -36,7 +38,13 @@ class ReplicatorState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict."""
-        return asdict(self)
+        snapshot = self.snapshot and sealed(self.snapshot, self._beside)
+        return asdict(replace(self, snapshot=snapshot, version=VERSION))
+
+    @property
+    def _beside(self) -> list[Any]:
+        """What the checksum in the snapshot's text is also of."""
+        return [self.taken, self.closed, self.behind]
 
     @classmethod
     def from_dict(cls, found: object) -> ReplicatorState:
@@ -54,10 +62,14 @@ class ReplicatorState:
             state = msgspec.convert(found, cls)
         except msgspec.ValidationError as error:
             raise SnapshotError(f"expected what StreamReplicator.state_dict() returned: {error}") from None
+        if state.version not in (1, VERSION):
+            raise SnapshotError(f"not a replicator's state: its version is {state.version}, expected {VERSION}")
+        if state.version == VERSION and state.snapshot:
+            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, "the replicator's state"))
         count = len(state.taken)
         needed = [share * count + at for at, share in enumerate(state.taken) if at not in state.closed]
         if state.behind > min(needed, default=state.behind) or any(at >= count for at in state.closed):
             raise SnapshotError("not a replicator's state: its entries contradict each other; it was edited")
-        if bool(state.behind) > bool(state.snapshot):
+        if (state.behind or any(state.taken)) and not state.snapshot:
             raise SnapshotError("not a replicator's state: it says where the stream stands, and has no snapshot")
         return state

@@ -18,6 +18,8 @@ from rich.text import Text
 from streamline.errors import printable
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
+from streamline.sources.journal import Kept
+from streamline.state_types import check_type
 from streamline.states import Json, Tree
 
 __all__ = ["describe", "report"]
@@ -29,7 +31,11 @@ FILES = 8
 
 
 def report(snapshot: Snapshot, width: int = 120) -> str:
-    """Return `describe` as plain text, at most `width` characters wide."""
+    """Return `describe` as plain text, at most `width` characters wide.
+
+    Raises:
+      SnapshotError: its journal is damaged.
+    """
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(describe(snapshot))
@@ -145,12 +151,16 @@ def _journal(journal: Json) -> Iterator[tuple[str, str]]:
     """Say in one line what a live source keeps."""
     if journal is None:
         return
+    check_type(journal, Kept, "its journal")
     read = f"{journal['read']:,} read in all, shard {journal['next']} is next"
     if journal["stored"]:
         yield "journal", f"on disk, of id {journal['id']}; {read}"
         return
     items = [item for worker in journal["workers"] for item in worker["items"]]
-    size = sum(len(item[1] if isinstance(item, list) else json.dumps(item)) for item in items)
+    size = sum(
+        len(item[-1] if isinstance(item, list) and item and isinstance(item[-1], str) else json.dumps(item))
+        for item in items
+    )
     yield "journal", f"{_amount(len(items), 'item')}, {_amount(size, 'byte')} here, not yet past every stage; {read}"
 
 

@@ -62,7 +62,7 @@ def check_stages(snapshot: Snapshot) -> None:
         whose = f" of rank {part.rank}" if part.world_size > 1 else ""
         of_workers = list[Annotated[int, msgspec.Meta(ge=0, lt=max(len(part.shards), 1))]]
         own = part.state[part.merge]
-        check_type(own.get("replay", []), of_workers, f"the choices of {part.merge!r}{whose}, of workers by number")
+        check_type(own.get("replay"), of_workers, f"the choices of {part.merge!r}{whose}, of workers by number")
         check_type({**own, "produced": part.produced, "workers": part.worker_states}, _Merged, f"{part.merge!r}{whose}")
         for shard, tree in zip(part.shards, part.worker_states, strict=True):
             check_trees(worker, tree, f" in shard {shard}")

@@ -12,11 +12,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
+import msgspec
 
-from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, hide_frames
+from streamline.envelope import digest
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError, hide_frames
 from streamline.options import check_function, check_int, given
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
+from streamline.state_types import Count, check_type
 
 __all__ = ["StreamDataset"]
 
@@ -25,6 +28,14 @@ T = TypeVar("T")
 Factory = Callable[[], Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T] | AsyncIterable[T]]]
 
 STRATEGIES = ("replicated", "shared")
+
+
+class Drew(msgspec.Struct):
+    """What `StreamDataset.state_dict` returns: items drawn, whether they were all, and the iterator's own state."""
+
+    items: Count
+    ended: bool
+    state: Any
 
 
 class StreamDataset(Generic[T]):
@@ -149,8 +160,8 @@ class StreamDataset(Generic[T]):
         """
         drawn = self._drawn
         if drawn is None:
-            return dict(self._resume or {"items": 0, "ended": False, "state": None})
-        return drawn.state_dict()
+            return _sealed(self._resume or {"items": 0, "ended": False, "state": None})
+        return _sealed(drawn.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state_dict` said.
@@ -159,15 +170,20 @@ class StreamDataset(Generic[T]):
 
         Raises:
           PlanError: it is being iterated: reset it first.
-          ResumeError: it is no such state. When the first item is asked for: the iterator can't load it, or ends
-            before.
+          ResumeError, SnapshotError: it is no such state. When the first item is asked for: the iterator can't load it,
+            or ends before.
         """
-        if not isinstance(state, dict) or state.keys() != {"items", "ended", "state"}:
+        if not isinstance(state, dict) or state.keys() - {"sha256"} != {"items", "ended", "state"}:
             raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {given(state)}")
-        check_int("the state's items", state["items"], 0)
+        check_type(state, Drew, "the state of a StreamDataset")
+        found = {key: value for key, value in state.items() if key != "sha256"}
+        if "sha256" in state and state != _sealed(found):  # earlier versions wrote none
+            raise SnapshotError(
+                "the state of a StreamDataset is damaged, or was edited: its checksum is of another one"
+            )
         if self._drawn is not None:
             raise PlanError("load_state_dict comes before the first item: reset() this StreamDataset, then load")
-        self._resume = dict(state)
+        self._resume = found
 
     # The iterator ----------------------------------------------------------------------------------------------------
 
@@ -261,6 +277,11 @@ class StreamDataset(Generic[T]):
     def __repr__(self) -> str:
         worker, of = self.worker
         return f"StreamDataset(worker {worker} of {of}, {self.strategy})"
+
+
+def _sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with its checksum."""
+    return {**state, "sha256": digest(state)}
 
 
 def _not_sync(why: str) -> PlanTypeError:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import msgspec
-
+from streamline.errors import SnapshotError
 from streamline.flow import Chunk, Lists, Run
 from streamline.index import Index, Slice
 from streamline.state_types import Count, check_type
@@ -73,8 +72,10 @@ class Skip(Stage[T, T]):
 
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
+        check_type(own, Count, where)
         count = options.get("count")
-        check_type(own, Annotated[int, msgspec.Meta(ge=0, le=count)] if type(count) is int else Count, where)
+        if type(count) is int and own > count:
+            raise SnapshotError(f"the snapshot is damaged, or was edited: {where}: it has skipped {own:,} of {count:,}")
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Slice(inner(epoch), self.count)

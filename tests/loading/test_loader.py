@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import pickle
 import subprocess
@@ -290,7 +291,7 @@ def test_a_state_behind_a_break_is_where_the_loop_was_left() -> None:
     assert not threads()
     assert (loader.epoch, loader.step) == (1, 0)  # of the next iter(), so that a loop over epochs is right
     left = loader.state_dict()
-    assert {**left, "at": "inside"} == inside
+    assert {**plain(left), "at": "inside"} == plain(inside)
     other = resumed(PIPE, left)
     assert (other.epoch, other.step) == (0, 3)
     assert whole[0][:3] + list(other) == whole[0]
@@ -442,7 +443,7 @@ def test_a_state_of_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"version": 2}, "is of format 2, and this streamline reads up to 1: upgrade"),
+        ({"version": 3}, "is of format 3, and this streamline reads up to 2: upgrade"),
         ({"version": 0}, "its version is 0"),
         ({"version": "1"}, r"Expected `int`, got `str` - at `\$.version`"),
         ({"epoch": -1}, r"`int` >= 0 - at `\$.epoch`"),
@@ -462,7 +463,7 @@ def test_a_state_of_something_else_is_refused() -> None:
 def test_a_damaged_state_says_what_is_wrong(damage: State, message: str) -> None:
     loader = PIPE.loader()
     list(islice(loader, 2))
-    state = loader.state_dict()
+    state = plain(loader.state_dict())
     other = PIPE.loader()
     with pytest.raises(SnapshotError, match=message):
         other.load_state_dict({**state, **damage})
@@ -470,6 +471,33 @@ def test_a_damaged_state_says_what_is_wrong(damage: State, message: str) -> None
         with pytest.raises(SnapshotError, match=rf"missing entries \['{missing}'\]"):
             other.load_state_dict({key: value for key, value in state.items() if key != missing})
     assert list(other) == list(PIPE)
+
+
+def plain(state: State) -> State:
+    """Return a state as version 1 had it: its text has no checksum."""
+    text = json.loads(state["snapshot"])
+    del text["sha256"]
+    return {**state, "version": 1, "snapshot": json.dumps(text, separators=(",", ":"))}
+
+
+def test_a_state_with_any_one_entry_changed_is_refused_and_one_of_the_version_before_is_not() -> None:
+    loader = PIPE.loader()
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    text = state["snapshot"]
+    damaged: list[State] = [
+        {**state, "epoch": 1}, {**state, "step": 3}, {**state, "at": "begin"}, {**state, "at": "inside"},
+        {**state, "steps_per_epoch": 9}, {**state, "version": 1}, {**state, "snapshot": plain(state)["snapshot"]},
+    ]  # fmt: skip
+    damaged += [{**state, "snapshot": f"{text[:at]}~{text[at + 1 :]}"} for at in range(0, len(text), 7)]
+    for one in damaged:
+        with pytest.raises(SnapshotError):
+            PIPE.loader().load_state_dict(one)
+    rest = list(resumed(PIPE, json.loads(json.dumps(state))))
+    before = PIPE.loader()
+    before.load_state_dict(plain(state))
+    assert rest == list(before) == list(PIPE)[2:]
+    assert before.state_dict()["version"] == 2
 
 
 @pytest.mark.parametrize("state", [None, [], "{}", 3])

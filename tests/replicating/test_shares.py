@@ -75,14 +75,20 @@ def test_a_closed_share_is_dropped_and_counted() -> None:
         ({"behind": 7}, "contradict"),
         ({"closed": [2]}, "contradict"),
         ({"snapshot": ""}, "has no snapshot"),
-        ({"version": 2}, "upgrade"),
+        ({"version": 3}, "upgrade"),
         ({"snapshot": 5}, "snapshot"),
     ],
 )
 def test_a_state_that_was_edited_is_refused(change: dict[str, object], message: str) -> None:
     sound = ReplicatorState(taken=[3, 3], closed=[], behind=6, snapshot="{}").to_dict()
     assert ReplicatorState.from_dict(sound).to_dict() == sound
+    before = {**sound, "version": 1, "snapshot": "{}"}  # that had no checksum
+    assert ReplicatorState.from_dict(before).to_dict() == sound
     with pytest.raises(SnapshotError, match=message):
+        ReplicatorState.from_dict({**before, **change})
+    with pytest.raises(SnapshotError):
         ReplicatorState.from_dict({**sound, **change})
+    with pytest.raises(SnapshotError, match="damaged"):
+        ReplicatorState.from_dict({**sound, "taken": [3, 4]})
     with pytest.raises(SnapshotError, match="expected what"):
         ReplicatorState.from_dict([])
