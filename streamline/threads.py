@@ -22,7 +22,16 @@ import anyio
 
 from streamline.errors import HostError
 
-__all__ = ["Share", "ThreadPool", "hold_descriptors", "hold_quietly", "in_thread", "start_thread", "waker"]
+__all__ = [
+    "Share",
+    "ThreadPool",
+    "hold_descriptors",
+    "hold_quietly",
+    "in_thread",
+    "log_refused",
+    "start_thread",
+    "waker",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +51,12 @@ def start_thread(thread: threading.Thread) -> None:
             f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
             "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"
         ) from error
+
+
+def log_refused(error: HostError, how: str) -> None:
+    """Log that a thread could not be started, and how it goes on; not at the interpreter's exit, which refuses all."""
+    if threading.main_thread().is_alive():
+        logger.warning("%s. Going on %s", error, how)
 
 
 class ThreadPool:
@@ -97,7 +112,7 @@ class ThreadPool:
             start_thread(thread)
         except HostError as error:
             self._max_threads = len(self._threads)
-            logger.warning("%s. Going on with %d threads", error, self._max_threads)
+            log_refused(error, f"with {self._max_threads} threads")
         else:
             self._threads.append(thread)
 

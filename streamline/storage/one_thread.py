@@ -6,7 +6,6 @@ that was closed must leave no thread, and a mount that hangs must not stop the i
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -14,11 +13,9 @@ from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 from streamline.errors import HostError
-from streamline.threads import start_thread
+from streamline.threads import log_refused, start_thread
 
 __all__ = ["OneThread"]
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,7 +65,7 @@ class OneThread(Executor):
             start_thread(thread)
         except HostError as error:
             self._refused = True
-            logger.warning("%s. Going on without it", error)
+            log_refused(error, "without it")
         else:
             self._thread = thread
 

@@ -120,6 +120,10 @@ class Pool(ABC, Generic[In, Out]):
                         tasks.start(partial(gate.moves, name, partial(self._work, slot)), self._stage)
                     await self._deliver()
                     group.cancel_scope.cancel()
+        except BaseExceptionGroup as failures:
+            if failures.subgroup(MemoryError) is None:
+                raise
+            raise MemoryError(f"no memory is left for the calls at once of {name}") from failures
         finally:
             gate.holds_no_more(self._hold)
         if self._failure is not None:

@@ -12,6 +12,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import HostError
+from streamline.transforms.concurrent import ThreadedPool
 
 
 async def feed() -> AsyncIterator[int]:
@@ -72,6 +73,15 @@ def test_whichever_thread_is_the_first_that_cannot_be_started_nothing_hangs(
             break
         room += 1
     assert room > 0
+
+
+def test_out_of_memory_is_one_error_and_not_a_group_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(ThreadedPool, "_next_limit", out_of_memory)
+    with pytest.raises(MemoryError, match=r"no memory is left for the calls at once of map\(double\) of shard \d"):
+        list(numbers().map(double, executor="thread", concurrency=3))
 
 
 def test_processes_without_room_in_files_are_an_error_that_names_the_limit() -> None:
