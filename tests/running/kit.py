@@ -12,12 +12,20 @@ from typing import Any, TypeAlias
 import anyio
 
 import streamline as sl
+from streamline.plan import Plan
 
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
 Pipe: TypeAlias = "sl.Pipeline[Any]"
 
 LOOPS = ["asyncio", "uvloop"]
 LONGEST_S = 8.0
+
+
+class AnyThreads(sl.Threads):
+    """Threads that take pipelines without `.shard`, too: random ones are of every kind."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse nothing."""
 
 
 def run_on(loop: str, test: AsyncTest) -> None:

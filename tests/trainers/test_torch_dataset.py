@@ -39,7 +39,7 @@ def test_each_worker_reads_shards_of_its_own(workers: int, context: str) -> None
 def test_a_pipeline_of_lambdas_caches_and_locks_goes_to_spawned_workers() -> None:
     lock, doubled = threading.Lock(), functools.cache(lambda item: item * 2)
 
-    def call(item: int) -> int:
+    def call(item: int) -> Any:
         with lock:
             return doubled(item)
 
