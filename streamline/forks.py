@@ -82,7 +82,7 @@ def _returned(frame: FrameType, event: str, arg: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(event == "exception")
+    os._exit(event == "exception" and not issubclass(arg[0], StopIteration | StopAsyncIteration))
 
 
 def _end_with_parent() -> None:

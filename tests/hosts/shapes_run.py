@@ -557,6 +557,19 @@ def weak_references(n):
     return weak() is KEY, by_weak_key[KEY], by_weak_value["a"] is KEY, KEY in weak_set, dead()
 
 
+class Oops(Exception):  # noqa: N818
+    lock = threading.Lock()
+
+    @functools.cached_property
+    def twice(self):
+        return cache(self.args[0])
+
+
+@shape
+def exception_of_a_class(n):
+    raise Oops(n)
+
+
 # And the rest ---------------------------------------------------------------------------------------------------------
 
 SHAPES["lambda"] = lambda n: n + 1
@@ -620,7 +633,8 @@ def main() -> None:
                     same = [item is MISSING or (type(item) is tuple and type(item[0]) is Plain) for item in items]
                     outcomes[name][where] = f"{items} {same}"
                 except Exception as error:
-                    outcomes[name][where] = f"{type(error).__name__}: {error}"
+                    twice = error.twice if isinstance(error, Oops) else None
+                    outcomes[name][where] = f"{type(error).__name__}: {error} {twice}"
         held.acquire()
     print(json.dumps(outcomes))
 

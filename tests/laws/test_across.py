@@ -33,6 +33,7 @@ from streamline.testing.steps import Step, steps
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
+from tests.running.kit import AnyThreads
 from tests.sources.live_kit import Tape
 
 AnyPipeline = Pipeline[Any]
@@ -41,7 +42,7 @@ SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
 
 seeds = st.integers(0, 10_000)
 
-BACKENDS: list[Backend] = [sl.Inline(), Copying(2), sl.Threads(2)]
+BACKENDS: list[Backend] = [sl.Inline(), Copying(2), AnyThreads(2)]
 
 backends = st.sampled_from(BACKENDS)
 

@@ -24,6 +24,7 @@ from streamline.testing import Script, check_failure, check_resume, oracle
 from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying
 from tests.laws.profile import examples
+from tests.running.kit import AnyThreads
 
 seeds = st.integers(0, 1000)
 
@@ -43,9 +44,9 @@ class Changing:
         return backend.begin(plan, site, workers)
 
 
-ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), sl.Threads(2)]
+ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), AnyThreads(2)]
 
-HOSTED: list[Backend] = [Copying(2), sl.Threads(2)]
+HOSTED: list[Backend] = [Copying(2), AnyThreads(2)]
 
 
 @pytest.mark.timeout(600)

@@ -26,6 +26,7 @@ from streamline.loading.loader import Loader
 from streamline.opened import RunOptions
 from streamline.opening import Opening
 from tests.loading.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
+from tests.running.kit import AnyThreads
 
 WAIT_S = 200
 
@@ -136,7 +137,7 @@ ways = st.lists(st.sampled_from(["inside", "behind", "before"]), min_size=8, max
 
 
 def options_of(kind: str, pool: Backend) -> RunOptions:
-    return {"backend": sl.Threads(2) if kind == "own" else pool}
+    return {"backend": AnyThreads(2) if kind == "own" else pool}
 
 
 @quick

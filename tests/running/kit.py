@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import anyio
 
 import streamline as sl
+from streamline.plan import Plan
 
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
 Pipe: TypeAlias = "sl.Pipeline[Any]"
@@ -19,6 +20,13 @@ Pipe: TypeAlias = "sl.Pipeline[Any]"
 LOOPS = ["asyncio", "uvloop"]
 LONGEST_S = 200.0
 """What takes longer hangs. No test depends on how fast the machine is, or on what it does beside."""
+
+
+class AnyThreads(sl.Threads):
+    """Threads that take pipelines without `.shard`, too: random ones are of every kind."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse nothing."""
 
 
 def run_on(loop: str, test: AsyncTest) -> None:

@@ -28,7 +28,7 @@ from streamline.testing.compositions import DICE, Composition, compositions
 from streamline.testing.copying import Copying
 from streamline.testing.running import settle
 from tests.laws.profile import examples
-from tests.running.kit import AsyncTest, Pipe, Tap, in_thread, leaves
+from tests.running.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
 
 Run = Callable[[AsyncTest], None]
 
@@ -83,7 +83,7 @@ def moved(run: Any, composition: Composition) -> Any:
 
 points = st.lists(st.integers(0, 30), max_size=4)
 
-BACKENDS: list[Backend] = [sl.Inline(), Copying(2), sl.Threads(2)]
+BACKENDS: list[Backend] = [sl.Inline(), Copying(2), AnyThreads(2)]
 
 backends = st.sampled_from(BACKENDS)
 

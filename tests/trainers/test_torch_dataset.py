@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import threading
 from collections import Counter
 from typing import Any
 
@@ -34,8 +36,14 @@ def test_each_worker_reads_shards_of_its_own(workers: int, context: str) -> None
     assert Counter(numbers(loader)) == Counter(range(41))
 
 
-def test_a_pipeline_of_lambdas_goes_to_spawned_workers() -> None:
-    pipe = sl.from_items(range(9)).shard(2).map(lambda item: item * 2).merge()
+def test_a_pipeline_of_lambdas_caches_and_locks_goes_to_spawned_workers() -> None:
+    lock, doubled = threading.Lock(), functools.cache(lambda item: item * 2)
+
+    def call(item: int) -> Any:
+        with lock:
+            return doubled(item)
+
+    pipe = sl.from_items(range(9)).shard(2).map(call).merge()
     loader = DataLoader(TorchDataset(pipe), batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert sorted(numbers(loader)) == list(range(0, 18, 2))
 
