@@ -46,6 +46,13 @@ OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Run three processes on two cores: a third of the time a test waits for processes, servers and clocks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the tests for which a server isn't here."""
     if lines := list(not_run(terminalreporter.stats.get("skipped", ()))):

@@ -20,7 +20,7 @@ import pytest
 import streamline as sl
 from tests.hosts.disturbing import Chaos, leaves_nothing_shared, quiet, recoveries
 
-CHAOS_S = float(os.environ.get("STREAMLINE_CHAOS_S", "3"))
+CHAOS_S = float(os.environ.get("STREAMLINE_CHAOS_S", "1"))
 EVERY_S = 0.5
 KILLS = 2
 """At the least, however long they take."""

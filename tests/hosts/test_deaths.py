@@ -113,13 +113,15 @@ def chooses(pipe: Pipe) -> bool:
 
 
 async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: Cut, seed: int = 0) -> int:
-    """Run with these deaths, then resume from some of its snapshots; return how many deaths there were."""
+    """Run with these deaths, then for even seeds resume from a snapshot; return how many deaths there were."""
     pipe, backend, dice = make(), Copying(2, cuts), Random(seed)
     truth = Truth(whole.items, chooses(pipe))
     found = await Run().read(pipe, backend)
     truth.insist_whole("Death", f"{cuts}", [], found.items)
     assert found.errors == whole.errors, cuts
-    if pipe.plan.mode != "shared" and found.items:  # what a live source gave can't be had from another one
+    if (
+        seed % 2 == 0 and pipe.plan.mode != "shared" and found.items
+    ):  # what a live source gave can't be had from another one
         at = dice.randrange(len(found.items))
         rest = await Run().read(pipe, Copying(3), sl.Snapshot.from_json(found.snapshots[at].to_json()))
         truth.insist_whole("Death", f"{cuts}, resumed behind item {at + 1}", found.items[: at + 1], rest.items)

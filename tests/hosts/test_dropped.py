@@ -21,7 +21,7 @@ from tests.hosts.disturbing import lanes
 from tests.running.kit import Counting, Pipe, later
 from tests.sources.live_kit import Tape
 
-LENGTH = 30_000
+LENGTH = 22_000
 HELD = 20_000
 
 

@@ -16,11 +16,12 @@ from streamline.backends.base import Backend
 from streamline.errors import TooManyErrors
 from streamline.failing.failures import Decision
 from streamline.testing.copying import Copying
-from tests.hosts.kit import on_each
 
-BACKENDS: list[Backend] = [sl.Threads(2), Copying(2), sl.Processes(2)]
 
-everywhere = on_each(BACKENDS)
+@pytest.fixture
+def backend(hosts: Backend) -> Backend:
+    """Each kind of host in turn; processes that are up already."""
+    return hosts
 
 
 def invert(item: int) -> int:
@@ -30,7 +31,6 @@ def invert(item: int) -> int:
 PIPE = sl.from_items([1, 2, 0, 3, 0, 4] * 10).shard(3).map(invert)
 
 
-@everywhere
 def test_a_handler_runs_here_one_call_at_a_time(backend: Backend) -> None:
     """It appends to a list of this process, and needs no lock for what it reads and writes."""
     seen: list[sl.Failure] = []
@@ -53,7 +53,6 @@ def test_a_handler_runs_here_one_call_at_a_time(backend: Backend) -> None:
     assert [(failure.stage, failure.item) for failure in seen] == [("invert", 0)] * 20
 
 
-@everywhere
 def test_what_a_handler_raises_is_the_failure_of_the_stream(backend: Backend) -> None:
     def handler(failure: sl.Failure) -> Decision:
         raise LookupError("no idea")
@@ -64,7 +63,6 @@ def test_what_a_handler_raises_is_the_failure_of_the_stream(backend: Backend) ->
     assert isinstance(found.value.__cause__, ZeroDivisionError)
 
 
-@everywhere
 def test_reports_and_dead_letters_are_those_of_a_stream_without_hosts(backend: Backend, tmp_path: Path) -> None:
     def letters(backend: Backend, path: Path) -> tuple[Any, ...]:
         with PIPE.open(backend=backend, on_error="skip", max_errors=None, dead_letters=path) as stream:
@@ -77,7 +75,6 @@ def test_reports_and_dead_letters_are_those_of_a_stream_without_hosts(backend: B
     assert letters(backend, tmp_path / "there.jsonl") == letters(sl.Inline(), tmp_path / "here.jsonl")
 
 
-@everywhere
 def test_too_many_errors_fail_the_run_behind_the_same_items(backend: Backend) -> None:
     with PIPE.open(backend=backend, on_error="skip", max_errors=5) as stream:
         with pytest.raises(TooManyErrors) as found:
@@ -86,7 +83,6 @@ def test_too_many_errors_fail_the_run_behind_the_same_items(backend: Backend) ->
         assert stream.errors.total > 5
 
 
-@everywhere
 def test_a_note_says_in_which_host_it_happened_and_the_call_can_be_made_again(backend: Backend) -> None:
     with PIPE.open(backend=backend) as stream:
         with pytest.raises(ZeroDivisionError) as found:

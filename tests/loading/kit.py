@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from itertools import chain, count
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.opened import RunOptions
+from tests.laws.profile import examples
 
 PIPE = sl.from_items(range(12)).shuffle(seed=3).shard(3).shuffle(window=3).merge().batch(2, collate=None)
 Steps = int | None
@@ -56,9 +56,7 @@ CHOOSING: list[Callable[[], sl.Pipeline[Any]]] = [
     lambda: sl.from_items(range(13)).shard(3).shuffle(window=2).merge("best_effort", max_lead=2).shuffle(window=3),
     lambda: sl.from_items(range(9)).map(plus, executor="thread", concurrency=3, ordered=False).shuffle(window=2),
 ]
-quick = settings(
-    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+quick = examples(50)
 stops = st.lists(st.integers(0, 8), max_size=8)
 
 

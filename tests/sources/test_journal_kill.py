@@ -66,7 +66,7 @@ class Feed:
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.server.settimeout(20)
+        self.server.settimeout(200)
         self.port = self.server.getsockname()[1]
         self.given = 0
         self.kept: set[int] = set()
@@ -74,7 +74,7 @@ class Feed:
     def serve(self, count: int) -> socket.socket:
         """Accept a connection, and give `count` numbers on it."""
         connection, _ = self.server.accept()
-        connection.settimeout(20)
+        connection.settimeout(200)
         for _ in range(count):
             connection.sendall(b"%d\n" % self.given)
             self.given += 1
@@ -93,7 +93,7 @@ def test_killed_again_and_again_every_item_that_was_kept_comes_out_exactly_once(
     command = [sys.executable, str(script), str(feed.port), str(tmp_path), kind, shape]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with feed.server:
-        for _ in range(4):
+        for _ in range(3):
             with (
                 subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child,
                 feed.serve(random.choice((0, 1, 3, 20, 50, 90))) as connection,

@@ -49,7 +49,7 @@ def serve(listening: socket.socket, most: int) -> bool:
     """Answer a request with up to `most` events behind the one that it names; whether there was none left: 204."""
     connection, _ = listening.accept()
     with connection, suppress(ConnectionError):  # it may be one of a child that is gone
-        connection.settimeout(20)
+        connection.settimeout(200)
         head = b""
         while b"\r\n\r\n" not in head:
             if not (data := connection.recv(4096)):
@@ -72,7 +72,7 @@ def test_killed_again_and_again_every_event_comes_out_exactly_once(tmp_path: Pat
     random = Random(7)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(20)
+        listening.settimeout(200)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/feed"
         command = [sys.executable, str(script), url, str(tmp_path)]
         for _ in range(3):
