@@ -156,4 +156,4 @@ if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -148,7 +148,8 @@ class Pipeline(Keeping[T]):
             a lambda around an async function is one, too.
           concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default. A stream
             has 64 threads at the most, whatever its workers ask for together.
-          ordered: False: results leave as they are completed. Resuming is exact all the same.
+          ordered: False: results leave as they are completed; with `concurrency=1`, calls and results keep the order of
+            the inputs. Resuming is exact all the same.
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
           seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone.
           name: by default the function's.

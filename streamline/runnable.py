@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from contextlib import closing
+from html import escape
 from itertools import islice
 from os import PathLike
 from typing import Any, Generic, Never, NoReturn, TypeVar, Unpack
@@ -289,3 +290,7 @@ class Runnable(ABC, Generic[T]):
 
     def __repr__(self) -> str:
         return describe(self.plan)
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"

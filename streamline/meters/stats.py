@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 
 from streamline.meters.figures import Figures, between
 from streamline.meters.tables import table
@@ -39,3 +40,7 @@ class Stats(Figures):
     def __str__(self) -> str:
         verdict = self.verdict
         return table(self) + (f"\n{verdict}" if verdict is not None else "")
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"

@@ -271,10 +271,11 @@ class Several(Source[T], ABC):
         return [plan for _, plan in self.components]
 
     def __str__(self) -> str:
-        parts = [" → ".join(map(str, (plan.source, *_all(plan)))) for _, plan in self.components]
-        return f"{self.kind} of " + ", ".join(
-            f"{name}: {part}" for (name, _), part in zip(self.components, parts, strict=True)
-        )
+        return f"{self.kind} of {', '.join(name for name, _ in self.components)}"
+
+    @property
+    def made_of(self) -> Sequence[tuple[str, str, Plan]]:
+        return [(name, "", plan) for name, plan in self.components]
 
     def flows(self, site: Site, state: Tree | None) -> dict[str, Flow[Any]]:
         """Return the flow of this shard of each component, at its part of the state; those of new ones begin."""

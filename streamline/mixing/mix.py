@@ -9,6 +9,7 @@ the end, which components had ended there; and under "passes", if it stands in a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -19,6 +20,7 @@ from streamline.mixing.components import Several, grown
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
 from streamline.mixing.told import pass_of
+from streamline.plan import Plan
 from streamline.sources.base import Part
 from streamline.state_types import Count, Unsigned
 from streamline.states import Json, Tree
@@ -73,6 +75,17 @@ class Mix(Several[T]):
     @property
     def reread(self) -> str:
         return "draws on, by the number of items served"
+
+    def __str__(self) -> str:
+        changes = "".join(f", other weights from {start:,} on" for start, _ in self.draws.schedule[1:])
+        stop = "" if self.stop == "all" else f", stop={self.stop!r}"
+        return f"{super().__str__()} (seed={self.draws.seed}{stop}{changes})"
+
+    @property
+    def made_of(self) -> Sequence[tuple[str, str, Plan]]:
+        schedule = [dict(weights) for _, weights in self.draws.schedule]
+        weights = {name: " → ".join(f"{entry.get(name, 0):g}" for entry in schedule) for name, _ in self.components}
+        return [(name, f"weight {weights[name]}, ", plan) for name, plan in self.components]
 
     def drawn(self) -> Json:
         return {"draws": self.draws.json(), "stop": self.stop}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from streamline.blame import stage_name
@@ -24,7 +24,7 @@ from streamline.transforms.map import ConcurrentMap, Numbering
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "written"]
+__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "sources", "written"]
 
 AnyStage = Stage[Any, Any]
 
@@ -211,6 +211,17 @@ def written(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:
             continue
         yield stage, _line(stage, seed)
         seed = []
+
+
+def sources(plan: Plan, indent: str = "") -> Iterator[str]:
+    """Yield the source; of one that is made of several, also its branches, each with its weight and its stages."""
+    yield f"{indent}{plan.source}"
+    for name, note, branch in plan.source.made_of:
+        head, *more = sources(branch, f"{indent}  ")
+        yield f"{indent}  {name}: {note}{head.strip()}"
+        yield from more
+        stages = [replace(stage, name=stage.name.removeprefix(f"{name}/")) for stage in branch.before + branch.worker]
+        yield from (f"{indent}    {text}" for _, text in written(stages))
 
 
 def _line(stage: AnyStage, more: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamline.flow import LIST_ITEMS
-from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, in_bytes, merge_line, written
+from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, in_bytes, merge_line, sources, written
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
@@ -78,7 +78,7 @@ def at_the_border(plan: Plan) -> int:
 def describe(plan: Plan) -> str:
     """Return a plan as lines: its stages in the order in which items go, then what that means."""
     n = plan.shard.num_shards
-    lines = [str(plan.source)]
+    lines = list(sources(plan))
     lines += [f"  {text}" for _, text in written(plan.before)]
     lines.append(f"shard into {n:,} ({plan.mode}){_how_read(plan)}")
     for stage, text in written(plan.worker):

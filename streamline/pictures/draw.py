@@ -8,7 +8,7 @@ from typing import Any
 
 from streamline.errors import PlanError
 from streamline.pictures import svg
-from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, written
+from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, sources, written
 from streamline.plan import Plan
 from streamline.sources.live import Live
 
@@ -76,7 +76,10 @@ def draw(plan: Plan) -> Drawing:
 def _source(plan: Plan) -> list[tuple[str, str]]:
     """Return the source, what stands before the shard, and how it is split."""
     n = plan.shard.num_shards
-    lines = [(str(plan.source), ""), *((text, "") for _, text in written(plan.before))]
+    lines = [
+        *((text.replace("  ", "· "), "") for text in sources(plan)),
+        *((text, "") for _, text in written(plan.before)),
+    ]
     if plan.sharded:
         lines.append((f"shard into {n:,}", HOW.get(plan.mode, "mode {mode}").format(n=n, mode=plan.mode)))
     return lines

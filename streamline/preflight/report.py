@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from streamline.errors import CheckError, printable
 from streamline.pictures.anatomy import in_bytes
@@ -96,6 +97,10 @@ class Report:
         count = len(self.problems)
         found = "no problems" if self.ok else f"{count} problem{'s' * (count > 1)}"
         return printable("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def _facts(self) -> list[tuple[str, str]]:
         what = "object" if self.files else "item"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from html import escape
 
 from streamline.plan import Plan
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
@@ -31,6 +32,10 @@ class Explanation:
         return "\n".join(self.lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def explain(

@@ -245,6 +245,11 @@ class Source(ABC, Generic[T]):
         return self
 
     @property
+    def made_of(self) -> Sequence[tuple[str, str, Any]]:
+        """Return what a source of several is made of, for a printed plan: name, a note ("weight 3, "), plan."""
+        return ()
+
+    @property
     def plans(self) -> Sequence[Any]:
         """The plans that it is made of."""
         return ()

@@ -316,6 +316,8 @@ class ThreadedPool(Pool[In, Out]):
     """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
 
     Behind each call another one waits, so that its thread goes on while the results are on their way to the event loop.
+    Items that a call gives back (it took long enough, one was skipped, a pause began) are left to another one. With one
+    thread, the call that waited leaves them the turn, so that calls keep the order of their inputs.
     """
 
     claims_each = 2
@@ -325,6 +327,7 @@ class ThreadedPool(Pool[In, Out]):
         self._fn = fn
         self._threads = self._site.tasks.threads.share(self._workers)
         self._end = math.inf  # of what is called: the position of the first item that has failed
+        self._turn = math.inf  # with one thread: the position of an item that was given back, and comes first
 
     async def _work(self, slot: int) -> None:
         limit = 1
@@ -371,12 +374,24 @@ class ThreadedPool(Pool[In, Out]):
 
     def _call(self, part: Part[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
         """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""
-        if self._site.tasks.gate.holding or not self._wanted(part, start):
+        if not self._wanted(part, start):
             return [], None
+        if self._turn >= self._end:  # nor is that one wanted
+            self._turn = math.inf
+        if self._site.tasks.gate.holding or self._turn < part.first + start:
+            self._give_back(part, start)
+            return [], None
+        self._turn = math.inf
         results, error = call_all(self._fn, part.items[start:stop])
         if error is not None and self._skips is None:
             self._stops_at(part, start + len(results))
+        elif (rest := start + len(results) + (error is not None)) < stop:
+            self._give_back(part, rest)
         return results, error
+
+    def _give_back(self, part: Part[In], index: int) -> None:
+        if self._workers == 1:
+            self._turn = min(self._turn, part.first + index)
 
     def _stops_at(self, part: Part[In], index: int) -> None:
         """Take note that an item has failed, before the event loop hears of it: the thread is at the next call then."""

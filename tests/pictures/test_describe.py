@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
@@ -212,3 +213,48 @@ def test_calls_of_all_workers_at_once_are_told() -> None:
     assert "  map(fetch, concurrency=64): up to 256 calls at once (64 x 4 shards)" in lines
     assert "  map(fetch_2, concurrency=3)" in lines
     assert "shards)" not in str(sl.from_items(range(8)).map(fetch, concurrency=64))
+
+
+def test_a_mixture_is_a_tree_with_weights_seeds_and_the_stages_of_each_branch() -> None:
+    def tok(item: int) -> int:
+        return item
+
+    web = sl.from_items(range(10)).shuffle(seed=1).repeat(3)
+    both = sl.zip(sl.from_items(range(5)).map(tok), sl.from_items(range(5)))
+    weights: Any = [(0, {"web": 3, "both": 1}), (1000, {"web": 1, "both": 0.5})]
+    pipe = sl.mix({"web": web, "both": both}, weights=weights, seed=7, stop="first").shard(2)
+    tree = [
+        "mix of web, both (seed=7, stop='first', other weights from 1,000 on)",
+        "  web: weight 3 → 1, from_items (10 items)",
+        "    shuffle(seed=1)",
+        "    repeat(times=3)",
+        "  both: weight 1 → 0.5, zip of 0, 1",
+        "    0: from_items (5 items)",
+        "      map(tok)",
+        "    1: from_items (5 items)",
+        "shard into 2 (custom)",
+    ]
+    assert repr(pipe).splitlines()[: len(tree)] == tree
+    for line in tree[:-1]:
+        assert line.strip().partition(" (")[0] in pipe.draw().svg
+    for words in ("weight 3", "seed=7", "repeat(times=3)", "map(tok)"):
+        assert words in pipe.draw().mermaid
+
+
+def test_plans_stats_and_checks_are_shown_in_a_notebook_with_their_text_escaped() -> None:
+    pipe = sl.from_items(range(3)).map(lambda item: item)
+    with pipe.open() as stream:
+        next(stream)
+        stats, snapshot = stream.stats(), stream.snapshot()
+    for shown in (pipe, stats, pipe.check(), pipe.explain(snapshot)):
+        text: str = shown._repr_html_()
+        assert text.startswith("<pre>")
+        assert text.endswith("</pre>")
+        assert text.count("<") == 2
+        assert unescape(text[5:-6]) == (repr(shown) if shown is pipe else str(shown))
+    assert "&lt;lambda&gt;" in pipe._repr_html_()
+
+
+def test_the_package_lists_its_public_names_only() -> None:
+    assert dir(sl) == sorted(sl.__all__)
+    assert sl.errors.PlanError

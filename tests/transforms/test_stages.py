@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
+from time import sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,3 +287,25 @@ def test_what_fails_behind_the_last_item_of_a_take_never_counts() -> None:
         with pipe.open(on_error="skip", max_errors=None) as stream:
             assert list(stream) == [20, 15, 12]
             assert stream.errors.total == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_one_thread_keeps_the_order_of_inputs_and_of_calls(ordered: bool, on_error: Any) -> None:
+    """Also where a call gives items back, since it took long enough, or since one before them is skipped."""
+    calls: list[int] = []
+
+    def fn(item: int) -> int:
+        calls.append(item)
+        if item % 40 == 30:
+            sleep(0.003)  # longer than a call's share of the thread, which is counted in time
+        if on_error == "skip" and item % 7 == 3:
+            raise ValueError
+        return item
+
+    pipe = sl.from_items(range(400)).map(fn, executor="thread", concurrency=1, ordered=ordered)
+    options: Any = {"on_error": "skip", "max_errors": 100} if on_error == "skip" else {}
+    with pipe.open(**options) as stream:
+        found = list(stream)
+    assert calls == list(range(400))
+    assert found == [item for item in calls if on_error == "raise" or item % 7 != 3]
