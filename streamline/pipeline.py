@@ -193,7 +193,7 @@ class Pipeline(Keeping[T]):
 
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack"] = "stack",
+        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack", "torch"] = "stack",
         max_wait_s: float | None = None, name: str | None = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
@@ -211,7 +211,7 @@ class Pipeline(Keeping[T]):
         size: int,
         *,
         drop_remainder: bool = False,
-        collate: Literal["stack"] | Callable[[list[T]], Any] | None = "stack",
+        collate: Literal["stack", "torch"] | Callable[[list[T]], Any] | None = "stack",
         max_wait_s: float | None = None,
         name: str | None = None,
         **unknown: Any,
@@ -221,7 +221,8 @@ class Pipeline(Keeping[T]):
         Args:
           size: items in a batch; the last one has the rest.
           drop_remainder: leave out the last batch if it isn't full.
-          collate: "stack": see `streamline.collate.stack`; None: a list; a sync function of the list.
+          collate: "stack": see `streamline.collate.stack`; "torch": likewise, of tensors throughout; None: a list; a
+            sync function of the list.
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.
         """
@@ -236,7 +237,7 @@ class Pipeline(Keeping[T]):
     @overload
     def bucket_by_length(
         self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
-        collate: Literal["stack"] = "stack", drop_remainder: bool = False, name: str | None = None,
+        collate: Literal["stack", "torch"] = "stack", drop_remainder: bool = False, name: str | None = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
     def bucket_by_length(
