@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from streamline.errors import DataError, PlanTypeError
 
-__all__ = ["as_list", "stack", "unstack"]
+__all__ = ["as_list", "stack", "stack_tensors", "unstack"]
 
 
 def as_list(items: list[Any]) -> list[Any]:
@@ -26,28 +27,76 @@ def stack(items: list[Any]) -> Any:
     Args:
       items: at least one. NumPy arrays, numbers, bools and torch tensors are stacked along a new first axis; dicts,
         (named) tuples and dataclasses are stacked part by part; str, bytes, None, lists and all else become a list.
+        Where there is a tensor in an item, numbers, bools and arrays of all its parts become tensors, too.
 
     Returns:
       As the items, each array [batch, *shape] in a memory of its own.
 
     Raises:
-      DataError: shapes, types, keys or lengths differ; the message shows them.
+      DataError: shapes, types, keys or lengths differ; the message shows them, and the part.
     """
+    return _batch(items, _holds_tensor(items[0]))
+
+
+def stack_tensors(items: list[Any]) -> Any:
+    """Return the same, of tensors throughout. Imports torch."""
+    import_module("torch")
+    return _batch(items, True)
+
+
+class _UnlikeError(Exception):
+    """Parts that can't be stacked.
+
+    Attributes:
+      path: where they are in an item: "['image'][0]".
+    """
+
+    def __init__(self, what: str, found: str, way: str) -> None:
+        self.what, self.found, self.way, self.path = what, found, way, ""
+
+
+def _batch(items: list[Any], tensors: bool) -> Any:
+    try:
+        return _stack(items, tensors)
+    except _UnlikeError as error:
+        where = f" at item{error.path}" if error.path else ""
+        raise DataError(f"a batch needs {error.what}{where}, got {error.found}{error.way}") from error.__cause__
+
+
+def _stack(items: list[Any], tensors: bool) -> Any:
     first = items[0]
     if len(set(map(type, items))) > 1:
-        _check_types(items)
+        tensors = tensors or any(map(_is_tensor, items))
+        _check_types(items, tensors)
+        if tensors and any(map(_is_tensor, items)):
+            return _stacked(sys.modules["torch"].stack, [sys.modules["torch"].as_tensor(item) for item in items])
     if isinstance(first, bool | int | float | complex | np.ndarray | np.generic):
-        return _stack_arrays(items)
+        made = _stacked(np.stack if isinstance(first, np.ndarray) else np.asarray, items)  # of numbers 10 x as fast
+        return _tensor_of(made) if tensors else made
     if _is_tensor(first):
         return _stacked(sys.modules["torch"].stack, items)
     if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str)):
-        return {key: stack([item[key] for item in items]) for key in first}
+        return {key: _part([item[key] for item in items], tensors, "[{!r}]", key) for key in first}
     if isinstance(first, tuple) and _alike(items, len):
-        columns = [stack(list(column)) for column in zip(*items, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    if names := _field_names(first):
-        return _replaced(first, {name: stack([getattr(item, name) for item in items]) for name in names})
+        names = getattr(first, "_fields", None)
+        columns = [
+            _part(list(column), tensors, "[{}]" if names is None else ".{}", at if names is None else names[at])
+            for at, column in enumerate(zip(*items, strict=True))
+        ]
+        return tuple(columns) if names is None else type(first)(*columns)
+    if fields_of := _field_names(first):
+        parts = {name: _part([getattr(item, name) for item in items], tensors, ".{}", name) for name in fields_of}
+        return _replaced(first, parts)
     return items  # also what has no parts: a batch of them would not know how many they were
+
+
+def _part(items: list[Any], tensors: bool, shown: str, key: object) -> Any:
+    """Return a part of the batch; a failure is told with its place."""
+    try:
+        return _stack(items, tensors)
+    except _UnlikeError as error:
+        error.path = shown.format(key) + error.path
+        raise
 
 
 def unstack(batch: Any) -> Iterable[Any]:
@@ -78,12 +127,6 @@ def _rows(columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     return zip(*(unstack(column) for column in columns), strict=True)
 
 
-def _stack_arrays(items: list[Any]) -> Any:
-    if isinstance(items[0], np.ndarray):
-        return _stacked(np.stack, items)
-    return _stacked(np.asarray, items)  # of numbers 10 x as fast
-
-
 def _stacked(stack_all: Callable[[list[Any]], Any], items: list[Any]) -> Any:
     try:
         return stack_all(items)
@@ -91,10 +134,31 @@ def _stacked(stack_all: Callable[[list[Any]], Any], items: list[Any]) -> Any:
         shapes = sorted({str(tuple(np.shape(item))) for item in items})
         if len(shapes) == 1:
             raise
-        raise DataError(
-            f"a batch needs arrays of one shape, got {', '.join(shapes)}: pad or crop them in a .map before .batch, or "
-            "keep them apart with .batch(collate=None)"
-        ) from error
+        way = ": pad or crop them in a .map before .batch, or keep them apart with .batch(collate=None)"
+        raise _UnlikeError("arrays of one shape", ", ".join(shapes), way) from error
+
+
+def _tensor_of(array: Any) -> Any:
+    """Return a tensor in the same memory; texts, times and objects stay arrays."""
+    if array.dtype.kind not in "biufc":
+        return array
+    try:
+        return sys.modules["torch"].from_numpy(
+            array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        )
+    except TypeError:  # a type that torch doesn't have
+        return array
+
+
+def _holds_tensor(item: Any) -> bool:
+    """Whether there is a tensor among the parts that are stacked one by one."""
+    if "torch" not in sys.modules:
+        return False
+    if isinstance(item, Mapping):
+        return any(map(_holds_tensor, item.values()))
+    if isinstance(item, tuple):
+        return any(map(_holds_tensor, item))
+    return _is_tensor(item) or any(_holds_tensor(getattr(item, name)) for name in _field_names(item))
 
 
 def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
@@ -102,18 +166,19 @@ def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
     found = [shape(item) for item in items]
     for other in found:
         if other != found[0]:
-            raise DataError(f"a batch needs items of one structure, got {found[0]} and {other}")
+            raise _UnlikeError("items of one structure", f"{found[0]} and {other}", "")
     return found[0]
 
 
-def _check_types(items: list[Any]) -> None:
+def _check_types(items: list[Any], tensors: bool) -> None:
     """Insist that all items are stacked in the same way: [1, None] would be an array of objects, [None, 1] a list."""
-    if len(set(map(_type_of, items))) > 1:
+    kinds = set(map(_type_of, items))
+    if tensors and kinds <= {np.ndarray, "tensor"}:
+        return
+    if len(kinds) > 1:
         types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
-        raise DataError(
-            f"a batch needs items of one type, got {types}: make them alike in a .map before .batch, or keep them "
-            "apart with .batch(collate=None)"
-        )
+        way = ": make them alike in a .map before .batch, or keep them apart with .batch(collate=None)"
+        raise _UnlikeError("items of one type", types, way)
 
 
 def _type_of(item: Any) -> object:

@@ -37,7 +37,7 @@ from streamline.transforms.bucket import bucket_of
 from streamline.transforms.custom import Declared, Through, check_through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
-from streamline.transforms.map import Numbering, Seeded, map_of
+from streamline.transforms.map import NOT_AFTER_A_CHOICE, Numbering, Seeded, map_of
 from streamline.transforms.pack import Block, pack_of
 from streamline.transforms.transfer import Transfer
 
@@ -123,12 +123,12 @@ class Pipeline(Keeping[T]):
     @overload
     def map(
         self, fn: Callable[..., Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
-        seed: int, name: str | None = None,
+        seed: int, seed_globals: bool = False, name: str | None = None,
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., U], *, concurrency: int | None = None, ordered: bool = True,
-        executor: Literal["thread"] | None = None, seed: int, name: str | None = None,
+        executor: Literal["thread"] | None = None, seed: int, seed_globals: bool = False, name: str | None = None,
     ) -> Pipeline[U]: ...  # fmt: skip
     def map(
         self,
@@ -138,6 +138,7 @@ class Pipeline(Keeping[T]):
         ordered: bool = True,
         executor: Literal["thread"] | None = None,
         seed: int | None = None,
+        seed_globals: bool = False,
         name: str | None = None,
         **unknown: Any,
     ) -> Pipeline[Any]:
@@ -151,25 +152,28 @@ class Pipeline(Keeping[T]):
           ordered: False: results leave as they are completed; with `concurrency=1`, calls and results keep the order of
             the inputs. Resuming is exact all the same.
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
-          seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone.
+          seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone;
+            or `generator=`, one of torch's, if it takes that.
+          seed_globals: for libraries that take none: each call finds `random`, NumPy and torch seeded.
           name: by default the function's.
 
         Raises:
           PlanError: options that the kind of function doesn't have; a seed behind a stage that chooses an order.
         """
-        check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "name"))
+        check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "seed_globals", "name"))
         check_function(".map(fn)", fn)
-        check_takes_item(".map(fn)", fn) if seed is None else check_takes_item(".map(fn, seed=)", fn, "rng")
         pipe, name = self, self._name(name, stage_name(fn))
         if seed is not None:
             seed = check_seed(".map(seed=)", seed)
             if self._chooses:
-                raise PlanError(
-                    ".map(seed=) numbers its inputs, so it can't stand behind an unordered map or a best-effort merge, "
-                    "whose order another run would choose differently: move it before"
-                )
-            pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name))
-            fn = Seeded(fn)
+                raise PlanError(f".map(seed=) numbers its inputs, so it {NOT_AFTER_A_CHOICE}")
+            pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name, seed_globals=seed_globals))
+            fn = Seeded(fn, seed_globals)
+            check_takes_item(".map(fn, seed=)", fn.fn, *fn.takes)
+        elif seed_globals:
+            raise PlanError(".map(seed_globals=True) needs a seed=, from which each item's numbers come")
+        else:
+            check_takes_item(".map(fn)", fn)
         return pipe._with(map_of(name, fn, concurrency=concurrency, ordered=ordered, executor=executor))
 
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
@@ -177,9 +181,7 @@ class Pipeline(Keeping[T]):
         check_function(".filter(fn)", fn)
         check_takes_item(".filter(fn)", fn)
         if is_async(fn):
-            raise PlanError(
-                ".filter takes a sync function: an async one would always be true. Look it up in a .map before"
-            )
+            raise PlanError(".filter takes a sync function: an async one is always true. Look it up in a .map before")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".filter takes a function that returns true or false, and a generator is always true")
         return self._with(Filter(name=self._name(name, stage_name(fn)), fn=fn))
@@ -194,7 +196,7 @@ class Pipeline(Keeping[T]):
 
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack"] = "stack",
+        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack", "torch"] = "stack",
         max_wait_s: float | None = None, name: str | None = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
@@ -212,7 +214,7 @@ class Pipeline(Keeping[T]):
         size: int,
         *,
         drop_remainder: bool = False,
-        collate: Literal["stack"] | Callable[[list[T]], Any] | None = "stack",
+        collate: Literal["stack", "torch"] | Callable[[list[T]], Any] | None = "stack",
         max_wait_s: float | None = None,
         name: str | None = None,
         **unknown: Any,
@@ -222,7 +224,8 @@ class Pipeline(Keeping[T]):
         Args:
           size: items in a batch; the last one has the rest.
           drop_remainder: leave out the last batch if it isn't full.
-          collate: "stack": see `streamline.collate.stack`; None: a list; a sync function of the list.
+          collate: "stack": see `streamline.collate.stack`; "torch": likewise, of tensors throughout; None: a list; a
+            sync function of the list.
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.
         """
@@ -237,7 +240,7 @@ class Pipeline(Keeping[T]):
     @overload
     def bucket_by_length(
         self, boundaries: Sequence[int], batch_size: int | Sequence[int], *, length: Callable[[T], int] | None = None,
-        collate: Literal["stack"] = "stack", drop_remainder: bool = False, name: str | None = None,
+        collate: Literal["stack", "torch"] = "stack", drop_remainder: bool = False, name: str | None = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
     def bucket_by_length(

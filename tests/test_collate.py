@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import streamline as sl
 from streamline.collate import as_list, stack, unstack
-from streamline.errors import DataError, PlanTypeError
+from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
 
 
 class Pair(NamedTuple):
@@ -288,9 +289,13 @@ def _torch_stack(tensors: list[FakeTensor]) -> FakeTensor:
     return FakeTensor(np.stack([tensor.data for tensor in tensors]))
 
 
+def _as_tensor(item: Any) -> FakeTensor:
+    return item if isinstance(item, FakeTensor) else FakeTensor(item)
+
+
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = SimpleNamespace(Tensor=FakeTensor, stack=_torch_stack)
+    module = SimpleNamespace(Tensor=FakeTensor, stack=_torch_stack, from_numpy=FakeTensor, as_tensor=_as_tensor)
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 
@@ -299,16 +304,18 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_tensors_are_stacked_by_torch() -> None:
     items = [{"x": FakeTensor([1, 2]), "y": 1}, {"x": FakeTensor([3, 4]), "y": 2}]
     batch = stack(items)
-    assert batch["x"] == FakeTensor([[1, 2], [3, 4]])
-    assert list(unstack(batch)) == items
+    assert batch == {"x": FakeTensor([[1, 2], [3, 4]]), "y": FakeTensor([1, 2])}
+    assert stack([1, FakeTensor(2)]) == FakeTensor([1, 2])
 
 
 @pytest.mark.usefixtures("torch")
 def test_ragged_tensors_are_refused_with_their_shapes() -> None:
     with pytest.raises(DataError, match=r"got \(2,\), \(3,\)"):
         stack([FakeTensor([1, 2]), FakeTensor([1, 2, 3])])
-    with pytest.raises(DataError, match="FakeTensor, int"):
+    with pytest.raises(DataError, match=r"got \(\), \(2,\)"):
         stack([FakeTensor([1, 2]), 3])
+    with pytest.raises(DataError, match="FakeTensor, str"):
+        stack([FakeTensor([1, 2]), "a"])
 
 
 def test_torch_is_never_imported_for_it() -> None:
@@ -323,3 +330,54 @@ def test_real_tensors_are_stacked() -> None:
     batch = stack([{"x": torch.ones(2)}, {"x": torch.zeros(2)}])
     assert batch["x"].shape == (2, 2)
     assert [item["x"].tolist() for item in unstack(batch)] == [[1, 1], [0, 0]]
+
+
+ITEMS: list[Any] = [{"n": n, "f": n / 2, "b": n > 1, "a": np.full(2, n, "f4"), "s": "ab"[n % 2]} for n in range(3)]
+
+
+def test_beside_a_tensor_numbers_bools_and_arrays_become_tensors_and_texts_a_list() -> None:
+    torch = pytest.importorskip("torch")
+    batch = stack([{**item, "deep": (Sample(torch.ones(2), item["n"]),)} for item in ITEMS])
+    dtypes = {name: part.dtype for name, part in batch.items() if isinstance(part, torch.Tensor)}
+    assert dtypes == {"n": torch.int64, "f": torch.float64, "b": torch.bool, "a": torch.float32}
+    assert batch["s"] == ["a", "b", "a"]
+    assert batch["deep"][0].label.tolist() == [0, 1, 2]
+    assert isinstance(stack(ITEMS)["n"], np.ndarray)
+    assert stack([1, torch.tensor(2)]).tolist() == [1, 2]
+
+
+def test_collate_torch_makes_tensors_throughout_and_is_no_other_plan_after_accept() -> None:
+    torch = pytest.importorskip("torch")
+    pipe = sl.from_items(ITEMS).batch(3, collate="torch")
+    (batch,) = pipe
+    assert {name for name, part in batch.items() if not isinstance(part, torch.Tensor)} == {"s"}
+    assert torch.equal(next(iter(sl.from_items([1, 2]).batch(2, collate="torch"))), torch.tensor([1, 2]))
+    assert "batch(size=3, collate='torch')" in str(pipe)
+    odd: list[Any] = [{"t": np.datetime64("2026-01-01"), "w": np.ones(1, ">i4"), "o": np.float128(1)}]
+    (other,) = sl.from_items(odd).batch(1, collate="torch")
+    assert (type(other["t"]), other["w"].dtype, type(other["o"])) == (np.ndarray, torch.int32, np.ndarray)
+    with sl.from_items(ITEMS).batch(1).open() as stream:
+        next(stream)
+        snapshot = stream.snapshot()
+    with pytest.raises(ResumeError, match=r"accept=\[\"batch.collate\"\]"):
+        pipe.open(resume=snapshot)
+    again = sl.from_items(ITEMS).batch(1, collate="torch")
+    with again.open(resume=snapshot, accept=["batch.collate"]) as stream:
+        assert [part["n"].tolist() for part in stream] == [[1], [2]]
+
+
+def test_tensors_of_a_process_are_tensors_here() -> None:
+    torch = pytest.importorskip("torch")
+    pipe = sl.from_items(ITEMS).shard(2).batch(1, collate="torch").merge()
+    with pipe.open(backend=sl.Processes(1)) as stream:
+        found = list(stream)
+    assert [batch["n"].tolist() for batch in found] == [[0], [1], [2]]
+    assert all(isinstance(batch["a"], torch.Tensor) for batch in found)
+
+
+def test_collate_torch_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.transforms.batch.find_spec", lambda name: None)
+    with pytest.raises(
+        PlanError, match=r"'torch' needs torch, which is not installed: pip install 'streamline\[torch\]'"
+    ):
+        sl.from_items(ITEMS).batch(3, collate="torch")

@@ -244,3 +244,24 @@ def test_an_open_file_is_no_path(tmp_path: Path) -> None:
             SL.read_jsonl(file)
         with pytest.raises(PlanTypeError, match=r"got TextIOWrapper.*: give its path"):
             SL.read_jsonl([file])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (
+            [{"a": 1, "b": {"c": np.zeros(3)}}, {"a": 2, "b": {"c": np.zeros(4)}}],
+            r"needs arrays of one shape at item\['b'\]\['c'\], got \(3,\), \(4,\): pad",
+        ),
+        (
+            [{"a": ({"b": 1},)}, {"a": ({"b": None},)}],
+            r"items of one type at item\['a'\]\[0\]\['b'\], got int, NoneType",
+        ),
+        ([{"a": {"b": 1}}, {"a": {"c": 1}}], r"items of one structure at item\['a'\], got \['b'\] and \['c'\]"),
+        ([np.zeros(3), np.zeros(4)], r"needs arrays of one shape, got \(3,\), \(4,\)"),
+    ],
+    ids=["shapes", "types", "keys", "top"],
+)
+def test_parts_that_cannot_be_stacked_are_named(items: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(sl.from_items(items).batch(2))

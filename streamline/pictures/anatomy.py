@@ -12,7 +12,7 @@ from typing import Any
 
 from streamline.blame import stage_name
 from streamline.caching.regenerate import Regenerate
-from streamline.collate import as_list, stack
+from streamline.collate import as_list, stack, stack_tensors
 from streamline.merge import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
@@ -224,6 +224,10 @@ def sources(plan: Plan, indent: str = "") -> Iterator[str]:
         yield from (f"{indent}    {text}" for _, text in written(stages))
 
 
+COLLATES: dict[object, str] = {as_list: "None", stack_tensors: "'torch'"}
+"""How they are written."""
+
+
 def _line(stage: AnyStage, more: Sequence[str]) -> str:
     names = [] if stage.name.startswith(stage.kind) else [stage.name]
     options = [
@@ -236,7 +240,7 @@ def _line(stage: AnyStage, more: Sequence[str]) -> str:
     if isinstance(stage, Through):
         options += [f"{key}={_short(value)}" for key, value in stage.params]
     if isinstance(stage, Batch | BucketByLength) and stage.collate is not stack:
-        options.append(f"collate={None if stage.collate is as_list else stage_name(stage.collate)}")
+        options.append(f"collate={COLLATES.get(stage.collate) or stage_name(stage.collate)}")
     return f"{stage.kind}({', '.join(names + options)})"
 
 

@@ -11,6 +11,7 @@ from streamline.errors import PlanTypeError
 from streamline.failing.replay import Call
 from streamline.flow import Chunk, Run
 from streamline.pace import Pace
+from streamline.transforms.process_random import Look
 
 __all__ = ["not_awaited", "results"]
 
@@ -34,7 +35,7 @@ def not_awaited(stage: str, results: Sequence[Any], way: str) -> PlanTypeError |
 
 
 async def results(
-    run: Run[In], fn: Callable[[In], Out], stage: str
+    run: Run[In], fn: Callable[[In], Out], stage: str, look: Look | None = None
 ) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
 
@@ -49,11 +50,16 @@ async def results(
         while done < count:
             out: list[Out] = []
             failure: BaseException | None = None
+            looks = look is not None and look.left > 0
+            if look is not None and looks:
+                look.begin()
             try:
                 pace.apply(fn, chunk.items, done, out)
             except BaseException as error:
                 at = done + len(out)
                 failure = blame(error, stage, run.site, chunk.states[at], Call(fn, chunk.items[at]))
+            if look is not None and looks:
+                look.end()
             if out:
                 yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
             done += len(out)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from streamline.transforms.base import Stage
 from streamline.transforms.calls import not_awaited, results
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 from streamline.transforms.order import Delivery, InOrder
+from streamline.transforms.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.transforms.unordered import AsCompleted, Completed
 
 __all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
@@ -43,6 +45,11 @@ AHEAD = 64
 SYNC_AT_ONCE = (
     ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another. One "
     "that returns an awaitable is written `async def`"
+)
+
+NOT_AFTER_A_CHOICE = (
+    "can't stand behind an unordered map or a best-effort merge, whose order another run would choose differently: "
+    "move it before"
 )
 
 SURVIVES = {
@@ -67,7 +74,12 @@ class Map(Stage[In, Out]):
         return items
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
-        async with aclosing(results(run, self.fn, str(self))) as parts:
+        look = None
+        if isinstance(self.fn, Seeded) and self.fn.seed_globals:
+            check_alone(str(self), run.site)
+        else:
+            look = Look(str(self), run.site)
+        async with aclosing(results(run, self.fn, str(self), look)) as parts:
             async for chunk, out in parts:
                 if (problem := not_awaited(str(self), out, awaiting_way(self.fn))) is not None:
                     raise problem
@@ -184,22 +196,24 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
     survives: ClassVar[Mapping[str, str]] = {
+        "seed_globals": "random numbers from here on, also for items that are computed again, are drawn as it says now",
         "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
         "added": "its function is given rng=, and items are numbered from here on",
         "removed": "its function is no longer given rng=",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"seed", "removed"})
+    steady: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
 
     seed: int
     stage: str
+    seed_globals: bool = False
 
     def num_outputs(self, items: float) -> float | None:
         return items
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"seed": self.seed}
+        return {"seed": self.seed, "seed_globals": True} if self.seed_globals else {"seed": self.seed}
 
     @classmethod
     def regrouped(cls, owns: Sequence[Json]) -> Json:
@@ -225,17 +239,28 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
 
 
 class Seeded(Adapter):
-    """Calls `fn(item, rng=...)` on a pair. A class, not a closure: it is picklable, and shows its function's name."""
+    """Calls `fn(item, rng=...)` on a pair. A class, not a closure: it is picklable, and shows its function's name.
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    Args:
+      fn: takes `rng`, `generator` (of torch's), both, or, with `seed_globals`, neither.
+      seed_globals: the generators that the process shares are set for each call.
+    """
+
+    def __init__(self, fn: Callable[..., Any], seed_globals: bool = False) -> None:
         self.fn = self.__wrapped__ = fn
+        self.seed_globals = seed_globals
+        self.takes = _generators_of(fn, seed_globals)
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
 
         self.is_async = is_async(fn)
 
     def __call__(self, pair: tuple[Any, np.random.Generator]) -> Any:
         item, rng = pair
-        return self.fn(item, rng=rng)
+        if self.takes == ("rng",) and not self.seed_globals:
+            return self.fn(item, rng=rng)
+        made = {name: rng if name == "rng" else torch_generator(rng) for name in self.takes}
+        with set_globally(rng) if self.seed_globals else nullcontext():
+            return self.fn(item, **made)
 
     def fresh(self, pair: tuple[Any, np.random.Generator]) -> tuple[Any, np.random.Generator]:
         item, rng = pair
@@ -247,7 +272,22 @@ class Seeded(Adapter):
         return pair[0]
 
     def around(self, fn: Callable[..., Any]) -> Seeded:
-        return Seeded(fn)
+        return Seeded(fn, self.seed_globals)
+
+
+def _generators_of(fn: Callable[..., Any], seed_globals: bool) -> tuple[str, ...]:
+    """Return which generators a function takes by name; where nobody can tell, `rng`."""
+    try:
+        parameters = set(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        parameters = set()
+    found = tuple(name for name in ("rng", "generator") if name in parameters)
+    if "generator" in found and find_spec("torch") is None:
+        raise PlanError(
+            f".map(seed=): {stage_name(fn)} takes generator=, one of torch's, which is not installed: take rng=, a "
+            "NumPy Generator, or pip install 'streamline[torch]'"
+        )
+    return found or (() if seed_globals else ("rng",))
 
 
 class Awaiting(Adapter):
@@ -305,6 +345,11 @@ def map_of(
             + (".flat_map(fn)" if inspect.isgeneratorfunction(user) else ".through(fn), whose fn takes all items")
         )
     asynchronous = is_async(fn)
+    if isinstance(fn, Seeded) and fn.seed_globals and (asynchronous or executor or (concurrency or 1) > 1):
+        raise PlanError(
+            ".map(seed_globals=True) sets the generators of a whole process for one call at a time: a sync function, "
+            "without concurrency= and executor=; .shard(8) and sl.Processes(4) make several at once"
+        )
     calls = 1 if concurrency is None else concurrency
     calls = check_int(".map(concurrency=)", calls, 1)
     if executor not in (None, "thread"):

@@ -259,7 +259,7 @@ def test_functions_are_checked_where_they_are_written() -> None:
     for options, words in (
         ({"length": 3}, r"\(length=\) is a function"),
         ({"length": late}, r"\(length=\) is a sync function"),
-        ({"collate": "pad"}, r"\(collate=\) is 'stack', None or a function"),
+        ({"collate": "pad"}, r"\(collate=\) is 'stack', 'torch', None or a function"),
         ({"collate": late}, r"\(collate=\) takes a sync function.* \.bucket_by_length\(collate=None\)"),
     ):
         with pytest.raises(PlanError, match=words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.lowlevel
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.errors import PlanError
 from streamline.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.transforms.map import Generators, Seeded
+from streamline.transforms.process_random import Look
 
 Drawn = tuple[int, int]
 
@@ -141,3 +145,52 @@ def test_a_failure_is_the_users_own() -> None:
     assert any("fails" in note and "at item 6 of items" in note for note in found.value.__notes__), (
         found.value.__notes__
     )
+
+
+def roll(item: int) -> tuple[int, float, float]:
+    return item, random.random(), float(np.random.rand())
+
+
+def test_generators_of_the_process_are_set_for_each_call_and_set_back() -> None:
+    pipe = sl.from_items(range(6)).shard(2).map(roll, seed=3, seed_globals=True)
+    before = random.getstate(), repr(np.random.get_state())
+    whole = list(pipe.debug())
+    assert (random.getstate(), repr(np.random.get_state())) == before
+    assert len({number for row in whole for number in row[1:]}) == 12
+    assert list(pipe.debug()) == whole
+    debugged = pipe.debug()
+    head = [next(debugged) for _ in range(3)]
+    assert head + list(pipe.debug(resume=debugged.snapshot())) == whole
+    debugged.close()
+    with pipe.open() as stream, pytest.raises(PlanError, match=r"beside others that may draw.*sl.Processes\(n\)"):
+        next(stream)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"seed": 1, "executor": "thread"}, {"seed": 1, "concurrency": 2}], ids=["seed", "threads", "calls"]
+)
+def test_they_are_not_set_for_several_calls_at_once_nor_without_a_seed(options: Any) -> None:
+    pipe: Any = sl.from_items(range(6))
+    with pytest.raises(PlanError, match=r"needs a seed=|one call at a time"):
+        pipe.map(roll, seed_globals=True, **options)
+
+
+def test_a_generator_of_torchs_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.transforms.map.find_spec", lambda name: None)
+    with pytest.raises(
+        PlanError, match=r"<lambda> takes generator=, one of torch's, which is not installed: take rng="
+    ):
+        sl.from_items(range(6)).map(lambda item, generator: item, seed=1)
+
+
+def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from() -> None:
+    tasks = SimpleNamespace(session=SimpleNamespace(where="process 0, pid 1"))
+    look = Look("map(roll)", Site(tasks))  # type: ignore[arg-type]
+    look.begin()
+    look.end()
+    look.begin()
+    roll(1)
+    with pytest.warns(RuntimeWarning, match=r"map\(roll\) draws from random and numpy.random.*seed_globals=True"):
+        look.end()
+    assert not look.left
+    assert not Look("map(roll)", Site(tasks, shard=1)).left  # type: ignore[arg-type]
