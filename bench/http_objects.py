@@ -64,7 +64,7 @@ async def streamline_files(items: int, *, slow: bool, concurrency: int, suffix: 
         async for file in stream:
             count += 1
             total += len(file.data)
-        await stream.snapshot()
+        stream.snapshot()
     return Tally(count, total)
 
 

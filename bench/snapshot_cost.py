@@ -25,7 +25,7 @@ async def call(n: int, *, quantile: float, to_json: bool = False) -> Tally:
             total += x
             if count % EVERY == 0:
                 start = perf_counter()
-                snapshot = await stream.snapshot()
+                snapshot = stream.snapshot()
                 if to_json:
                     snapshot.to_json()
                 seconds.append(perf_counter() - start)
@@ -70,7 +70,7 @@ async def loop(n: int, *, snapshots: bool, to_json: bool = False) -> Tally:
         async for batch in stream:
             reader.read(batch)
             if snapshots:
-                snapshot = await stream.snapshot()
+                snapshot = stream.snapshot()
             if to_json:
                 snapshot.to_json()
     return reader.tally()

@@ -47,7 +47,7 @@ async def main() -> None:
         async with pipe.open(resume=sl.Snapshot.load(folder / "ckpt/", missing_ok=True)) as stream:
             batches = [batch for _ in range(stop) if (batch := await anext(stream, None))]
         if end == "a snapshot":  # a crash takes what the model has learned with it
-            (await stream.snapshot()).save(folder / "ckpt/")
+            stream.snapshot().save(folder / "ckpt/")
             seen += [record for batch in batches for record in batch]
         print(f"{len(batches)} batches, then {end}; the server has forgotten {len(forgotten)}")
     print("every record:", set(seen) == set(RECORDS))

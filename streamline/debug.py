@@ -149,8 +149,13 @@ class _Runner(Generic[T]):
             with closing(_Runner[T](self._opening)) as other:
                 return other.snapshot()
         if self._closed or (self._loop is not None and self._loop.is_running()):
-            return self.stream.snapshot_now()
-        return self._run(self.stream.snapshot)
+            return self.stream.snapshot()
+        return self._run(self._begun_snapshot)
+
+    async def _begun_snapshot(self) -> Snapshot:
+        if not self.stream.begun:
+            await self.stream.start()
+        return self.stream.snapshot()
 
     def reset_cache(self) -> None:
         """Reset it. Not started yet, it is then."""

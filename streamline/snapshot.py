@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, overload
@@ -74,6 +75,16 @@ class Snapshot:
     journal: dict[str, Json] | None = None
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
     keeper: Any = field(default=None, compare=False, kw_only=True, metadata={"written": False})
+
+    def __await__(self) -> Generator[Any, None, Snapshot]:
+        """Return the snapshot itself: for programs written when an async stream's `snapshot()` was a coroutine."""
+        warnings.warn(
+            "stream.snapshot() returns the snapshot, there is nothing to wait for: leave `await` out",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        yield from ()  # nothing is waited for
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: getattr(self, name) for name in (*WRITTEN, "parts")}  # a journal on disk is its own process's

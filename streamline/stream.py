@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import anyio
 
 from streamline.cursor import AsyncCursor, Hand
-from streamline.errors import ClosedError, PlanTypeError
+from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.opening import Opening
+from streamline.options import check_ago
 from streamline.pace import SLICE_S, Pace
 from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
@@ -130,19 +131,22 @@ class Stream(Running[T], AsyncCursor[T]):
             if self._supervisor is not None:
                 await self._supervisor.stop()
 
-    async def snapshot(self) -> Snapshot:
+    def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
+
+        Of a stream that nobody has entered with `async with`, or asked for an item, `await` begins it first.
+
+        Args:
+          items_ago: 1: what resumes with that item, for code that fetches one ahead of using it.
 
         Raises:
           DeadLetterError: a skipped item that it counts can't be written down.
+          PlanError: `items_ago` is neither 0 nor 1.
         """
+        check_ago("snapshot(items_ago)", items_ago)
         if self._flow is None:
-            await self.start()
-        return self.snapshot_now()
-
-    def snapshot_now(self) -> Snapshot:
-        """Return the same, of a stream that has been started."""
-        return self._snapshot(self._session.gate)
+            return cast(Snapshot, _NotBegun(self, items_ago))
+        return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
         """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
@@ -165,7 +169,7 @@ class Stream(Running[T], AsyncCursor[T]):
         if self._closed:
             reset_kept(self._opening)
             return
-        going = Going(self._opening, self.snapshot_now(), begun=self.count > 0)
+        going = Going(self._opening, self.snapshot(), begun=self.count > 0)
         assert self._flow is not None
         assert self._tasks is not None
         try:
@@ -242,6 +246,24 @@ class Stream(Running[T], AsyncCursor[T]):
     def _dealt_with(self, hand: Hand[T]) -> None:
         if self._flow is not None:
             self._flow.release()
+
+
+class _NotBegun:
+    """Stands for the snapshot of a stream that hasn't begun, and has no state: waiting for it begins the stream."""
+
+    def __init__(self, stream: Stream[Any], items_ago: int) -> None:
+        self._stream = stream
+        self._items_ago = items_ago
+
+    def __await__(self) -> Generator[Any, None, Snapshot]:
+        yield from self._stream.start().__await__()
+        return self._stream.snapshot(self._items_ago)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise PlanError(
+            f"snapshot().{name}: the stream hasn't begun, and has no state yet: open it with `async with pipe.open() "
+            "as stream`, or write (await stream.snapshot()), which begins it"
+        )
 
 
 class _Supervisor:

@@ -11,16 +11,18 @@ The convention:
   above an output (it differs from run to run, say) keeps that from being compared. The reason is for readers.
 - Warnings are errors, as in all tests.
 
-Not for the README, which tells of programs that run elsewhere.
+Not for the README, which tells of programs that run elsewhere, but for its first program: with data, it runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -229,3 +231,34 @@ def test_an_ellipsis_stands_for_any_lines() -> None:
     assert not agree("a\n", "a\nb")
     assert agree("  a\n", "  a")
     assert not agree("a\n", "  a")
+
+
+@pytest.mark.parametrize("way", ["with", "async with"])
+def test_the_first_program_of_the_readme_runs_and_goes_on(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").mkdir()
+    for part in range(8):
+        (tmp_path / f"train/part-{part}.jsonl").write_text("".join(f"{part * 40 + line}\n" for line in range(40)))
+    program = next(block.text for block in blocks((ROOT / "README.md").read_text()))
+    if way == "async with":
+        loop = (
+            program[program.index("with pipe") :].replace("with pipe", "async with pipe").replace("for ", "async for ")
+        )
+        program = (
+            f"{program[: program.index('with pipe')]}async def main():\n{indent(loop, '    ')}\nasyncio.run(main())"
+        )
+    trained: list[int] = []
+
+    def train(batch: Any) -> None:
+        if len(trained) == 96 and killed:
+            raise EOFError(killed.pop())
+        trained.extend(batch.tolist())
+
+    killed = ["in the fourth step"]
+    names = {"tokenize": int, "train": train, "asyncio": asyncio}
+    with pytest.raises(EOFError, match="in the fourth step"):
+        exec(program, dict(names))
+    exec(program, dict(names))
+    assert sorted(trained) == list(range(320))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import streamline as sl
 from streamline.errors import SnapshotError
 from streamline.snapshot import FORMAT_VERSION, WRITTEN, Snapshot
 
@@ -211,3 +212,12 @@ def test_other_json_is_no_snapshot(text: str) -> None:
 def test_the_text_of_a_file_is_sent_to_load(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match=r"use Snapshot.load\(path\)"):
         Snapshot.from_json(make().save(tmp_path).read_text())
+
+
+async def test_an_async_streams_snapshot_is_a_plain_call_and_may_still_be_awaited() -> None:
+    async with sl.from_items(range(9)).open() as stream:
+        assert [await anext(stream), await anext(stream)] == [0, 1]
+        assert (stream.snapshot().produced, stream.snapshot(1).produced) == ([2], [1])
+        with pytest.warns(DeprecationWarning, match="leave `await` out") as warned:
+            assert await stream.snapshot() == stream.snapshot()
+        assert warned[0].filename == __file__

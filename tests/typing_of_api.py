@@ -188,6 +188,7 @@ async def asynchronous() -> None:
         assert_type(await anext(stream), bytes)
         async for item in stream:
             assert_type(item, bytes)
+        assert_type(stream.snapshot(1), sl.Snapshot)
         assert_type(await stream.snapshot(), sl.Snapshot)
         await stream.aclose()
 

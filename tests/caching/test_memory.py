@@ -65,7 +65,7 @@ async def look_at_each(pipe: Pipeline[Any], bound: int, resume: sl.Snapshot | No
     async with pipe.open(resume=resume) as stream:
         async for item in stream:
             assert LIVE.count <= bound
-            snapshots.append(await stream.snapshot())
+            snapshots.append(stream.snapshot())
             del item
             if len(snapshots) == stop:
                 break
@@ -144,7 +144,7 @@ async def test_rows_are_in_one_array_or_two_for_all_passes(
     kept = []
     async with pipe.open() as stream:
         async for _ in stream:
-            kept.append(await stream.snapshot())
+            kept.append(stream.snapshot())
             assert rooms.count <= cycles
             assert blocks.count <= 2  # the one that is being copied, and what is left of it for the next cycle
             if len(kept) == 6:
@@ -152,7 +152,7 @@ async def test_rows_are_in_one_array_or_two_for_all_passes(
     assert (rooms.count, blocks.count) == (0, 0)
     async with pipe.open(resume=kept[-1]) as stream:
         async for _ in stream:
-            kept.append(await stream.snapshot())
+            kept.append(stream.snapshot())
             assert rooms.count <= cycles
     assert (rooms.most, blocks.most) <= (cycles, 2)
     assert (rooms.count, blocks.count) == (0, 0)
@@ -294,7 +294,7 @@ async def test_who_keeps_a_stream_that_has_ended_keeps_no_pass(close: bool) -> N
     async with numbers(SIZE).map(array).cache().repeat(2 if close else 3).open() as stream:
         for _ in range(2 * SIZE):
             await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         if not close:
             assert [item async for item in stream]
         assert LIVE.count >= SIZE or not close

@@ -98,7 +98,7 @@ class Run:
             async with pipe.open(backend=backend, resume=resume, **SKIP) as stream:
                 async for item in stream:
                     self.items.append(item)
-                    self.snapshots.append(await stream.snapshot())
+                    self.snapshots.append(stream.snapshot())
                 self.errors = stream.errors.total
         return self
 

@@ -72,12 +72,12 @@ class Paused:
 
     async def _inside(self, stream: sl.Stream[Any], at_work: tuple[str, ...]) -> None:
         assert at_work == ()
-        before = (await stream.snapshot()).to_json()
+        before = stream.snapshot().to_json()
         links = [(lane, lane._link) for lane in lanes(stream) if lane._link is not None]
         if self.cut == len(self.items) and links:
             self.dice.choice(links)[1].close()
         await settle(20)
-        assert (await stream.snapshot()).to_json() == before
+        assert stream.snapshot().to_json() == before
         for lane, link in links:
             assert lane._link in (link, None)  # nothing is replaced inside
         self.snapshots.append(before)

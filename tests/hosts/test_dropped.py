@@ -79,7 +79,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
         with anyio.fail_after(200):
             async with pipe(go)[1].open(backend=hosts) as stream, anyio.create_task_group() as group:
                 group.start_soon(consume, stream)
-                while await lowest_again(await stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - nobody tells
+                while await lowest_again(stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - nobody tells
                     await anyio.sleep(0.03)
                 assert not found
                 go.touch()
@@ -165,7 +165,7 @@ def test_a_worker_that_starves_is_named_as_without_hosts(options: dict[str, Any]
                 sl.errors.WorkerStarved, match=r"shard 0 \(filter\(drop_even\)\).*5\d read ahead.*best_effort"
             ):
                 await anext(stream)
-            snapshot = await stream.snapshot()
+            snapshot = stream.snapshot()
         wider = sl.from_stream(tape).shard(2).filter(drop_even).merge()
         async with wider.open(backend=hosts, resume=snapshot) as stream:
             found = [item async for item in stream]

@@ -126,7 +126,7 @@ async def test_what_does_not_rest_is_named_with_its_host() -> None:
             calls.open.set()
             await settle()
             assert len(calls.started) == started
-            (await stream.snapshot()).to_json()
+            stream.snapshot().to_json()
         found += [item async for item in stream]
     assert sorted(found) == list(range(COUNT))
 

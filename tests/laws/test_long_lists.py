@@ -58,7 +58,7 @@ async def taken(pipe: Pipe, snapshot: Any = None, *, count: int, at: range = ran
         while len(found) < count:
             found.append(await anext(stream))
             if len(found) in at:
-                snapshots.append((len(found), await stream.snapshot()))
+                snapshots.append((len(found), stream.snapshot()))
     return found, snapshots
 
 

@@ -123,7 +123,7 @@ async def _ask_async(stream: sl.Stream[Any], seen: Outcome) -> None:
             seen.ends.append(None)
         except BaseException as error:
             seen.ends.append(error)
-    seen.snapshot = await stream.snapshot()
+    seen.snapshot = stream.snapshot()
 
 
 def _ask(stream: sl.SyncStream[Any], seen: Outcome) -> None:

@@ -441,7 +441,7 @@ def test_an_async_stream_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
             assert stream.errors.total == 0
             assert [item async for item in stream] == [0, 2, 4, 6]
             assert stream.errors.stages == {"odd_fails": 4}
-            assert (await stream.snapshot()).state["merge"]["workers"]["0"]["errors"] == {"odd_fails": 4}
+            assert stream.snapshot().state["merge"]["workers"]["0"]["errors"] == {"odd_fails": 4}
         async with sl.from_items(range(8)).map(odd_fails).open(on_error="skip", max_errors=2) as stream:
             with pytest.raises(TooManyErrors):
                 async for _ in stream:

@@ -531,7 +531,7 @@ def test_a_snapshot_of_a_closed_stream_stands_behind_the_last_item_received(run:
         async with pipe.open() as stream:
             for _ in range(5):
                 await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         assert resumed(pipe, snapshot) == list(range(5, 1000))
 
     run(test)

@@ -57,7 +57,7 @@ def test_no_worker_is_ever_further_ahead_than_max_lead(skips: int, lead: int, se
         async with pipe.open() as stream:
             async for item in stream:
                 items.append(item)
-                produced = (await stream.snapshot()).produced
+                produced = stream.snapshot().produced
                 assert sum(produced) == len(items)
                 active = [count for shard, count in enumerate(produced) if count < lengths[shard]]
                 if len(active) > 1:
@@ -224,7 +224,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_behind_a_selective_filter_rea
             while source.asked < RARE // 2:
                 await anyio.lowlevel.checkpoint()
             asked = source.asked
-            snapshot = await stream.snapshot()
+            snapshot = stream.snapshot()
             group.cancel_scope.cancel()
         source.asked = 0
         async with pipe.open(resume=snapshot) as stream:

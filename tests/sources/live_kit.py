@@ -60,7 +60,7 @@ async def some(pipe: Pipe, count: int, snapshot: sl.Snapshot | None = None) -> t
                 seen.append(await anext(stream))
             except StopAsyncIteration:
                 break
-    taken = await stream.snapshot()
+    taken = stream.snapshot()
     return seen, sl.Snapshot.from_json(taken.to_json())
 
 

@@ -214,7 +214,7 @@ async def test_an_async_iterable_is_loaded_too() -> None:
     pipe: Pipeline[int] = sl.from_iterable(lambda: Awaited(50))
     async with pipe.open() as stream:
         found = [await anext(stream) for _ in range(40)]
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert snapshot.worker_states[0]["iterable"]["since"] <= 32
     async with pipe.open(resume=snapshot) as stream:
         assert found + [item async for item in stream] == list(range(50))

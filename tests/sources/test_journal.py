@@ -63,7 +63,7 @@ async def test_a_crash_behind_a_snapshot_loses_and_doubles_nothing(tmp_path: Pat
     pipe = pipe_over(tape, tmp_path / "journal", 3).map(lambda x: x)
     async with pipe.open() as stream:
         head = [await anext(stream) for _ in range(10)]
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         snapshot.save(tmp_path / "ckpt.json")
         _ = [await anext(stream) for _ in range(15)]
     snapshot = sl.Snapshot.load(tmp_path / "ckpt.json")
@@ -141,11 +141,11 @@ async def test_a_save_removes_the_files_that_it_has_passed_and_an_earlier_snapsh
     journal = tmp_path / "journal"
     pipe = pipe_over(tape, journal)
     async with pipe.open() as stream:
-        early = await stream.snapshot()
+        early = stream.snapshot()
         _ = [await anext(stream) for _ in range(80)]
         await tape.held.wait()
         before = len(segments(journal))
-        late = await stream.snapshot()
+        late = stream.snapshot()
         late.save(tmp_path / "late.json")
         left = segments(journal)
         assert 1 < len(left) < before / 2
@@ -164,7 +164,7 @@ async def test_a_save_behind_the_loop_trims_too_and_so_does_a_place_of_the_users
     pipe = pipe_over(tape, tmp_path)
     async with pipe.open() as stream:
         _ = [await anext(stream) for _ in range(50)]
-    snapshot = await stream.snapshot()
+    snapshot = stream.snapshot()
     many = len(segments(tmp_path))
     snapshot.saved()
     assert len(segments(tmp_path)) < many
@@ -183,7 +183,7 @@ async def test_a_worker_that_has_ended_keeps_no_file(tmp_path: Path) -> None:
     pipe = pipe.merge("best_effort", max_lead=500)
     async with pipe.open() as stream:
         seen = [await anext(stream) for _ in range(120)]
-        (await stream.snapshot()).saved()
+        stream.snapshot().saved()
     assert len(seen) == len(set(seen))
     assert int(segments(tmp_path)[0].stem) > 100
 
@@ -218,7 +218,7 @@ async def test_a_kill_while_a_journal_is_begun_is_no_harm(tmp_path: Path, monkey
     async with sl.from_stream(tape).shard(2).merge().open() as stream:
         _ = [await anext(stream) for _ in range(7)]
         await tape.held.wait()
-    snapshot = await stream.snapshot()
+    snapshot = stream.snapshot()
     for step in range(1, 10):  # a header, and 8 items
         path = tmp_path / str(step)
         calls = 0
@@ -279,7 +279,7 @@ async def test_a_full_disk_is_a_failure_of_the_stream(tmp_path: Path, monkeypatc
                 async for x in stream:
                     seen.append(x)  # noqa: PERF401
     assert seen == list(range(18))  # a header, and 18 items
-    snapshot = await stream.snapshot()
+    snapshot = stream.snapshot()
     assert await rest(pipe, snapshot) == list(range(19, 100))  # item 18 was never taken for kept
 
 
@@ -306,7 +306,7 @@ async def test_a_save_that_cannot_trim_says_so_and_the_snapshot_is_whole(
     pipe = pipe_over(Tape(100), tmp_path / "journal")
     async with pipe.open() as stream:
         _ = [await anext(stream) for _ in range(50)]
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         with monkeypatch.context() as patch:
 
             def stuck(self: Path, missing_ok: bool = False) -> None:
@@ -416,7 +416,7 @@ async def test_all_files_gone_behind_a_trim_is_an_error(tmp_path: Path) -> None:
     pipe = pipe_over(Tape(60), tmp_path)
     async with pipe.open() as stream:
         _ = [await anext(stream) for _ in range(40)]
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         snapshot.saved()
     for path in segments(tmp_path):
         path.unlink()

@@ -46,7 +46,7 @@ async def main():
         async for item in stream:
             seen.append(item)
             if len(seen) % 7 == 0:
-                snapshot = await stream.snapshot()
+                snapshot = stream.snapshot()
                 (folder / f"seen-{len(seen)}.json").write_text(json.dumps(seen))  # as a trainer its model
                 snapshot.save(folder / "ckpt.json")
     print(json.dumps(seen))

@@ -137,7 +137,7 @@ async def test_a_snapshot_inside_the_loop_has_all_that_was_read_so_far() -> None
     async with pipe.open() as stream:
         seen = [await anext(stream) for _ in range(7)]
         await tape.held.wait()
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert snapshot.journal is not None
     assert snapshot.journal["read"] == 30
     tape.hold_at = None
@@ -151,7 +151,7 @@ async def test_a_snapshot_resumed_twice_has_its_journal_both_times_and_the_feed_
         for _ in range(5):
             await anext(stream)
         await tape.held.wait()
-    snapshot = await stream.snapshot()
+    snapshot = stream.snapshot()
     tape.hold_at = None
     assert await rest(pipe, snapshot) == list(range(5, 40))
     assert await rest(pipe, snapshot) == list(range(5, 20))
@@ -286,7 +286,7 @@ async def test_beyond_max_ahead_the_worker_that_starves_is_named_and_nothing_is_
             sl.errors.WorkerStarved, match=r"shard 0 \(filter\(drop_even\)\).*5\d read ahead.*best_effort"
         ):
             await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert isinstance(snapshot, sl.Snapshot)
     wider = sl.from_stream(tape).shard(2).filter(drop_even).merge()
     assert sorted(await rest(wider, snapshot)) == [x for x in range(2_100) if drop_even(x)]
@@ -339,10 +339,10 @@ async def test_items_of_all_kinds_come_back_as_they_were() -> None:
     pipe = sl.from_stream(Tape(len(ITEMS), lambda x: ITEMS[x]))
     async with pipe.prefetch(100).open() as stream:
         first = await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
         while snapshot.journal is None or snapshot.journal["read"] < len(ITEMS):
             await anyio.lowlevel.checkpoint()
-            snapshot = await stream.snapshot()
+            snapshot = stream.snapshot()
     again = await rest(pipe.prefetch(100), sl.Snapshot.from_json(snapshot.to_json()))
     assert [first, *again] == ITEMS
     assert [type(x) for x in [first, *again]] == [type(x) for x in ITEMS]
@@ -368,7 +368,7 @@ async def test_arrays_come_back_as_they_were_though_a_map_changes_them() -> None
     _, snapshot = await some(pipe, 0)
     async with pipe.open(resume=snapshot) as stream:
         _ = await anext(stream)
-    snapshot = await stream.snapshot()
+    snapshot = stream.snapshot()
     assert snapshot.journal is not None
     forms = snapshot.journal["workers"][0]["items"]
     assert [form[0] for form in forms] == ["a"] * len(ARRAYS)
@@ -453,7 +453,7 @@ async def test_a_failure_of_the_feed_comes_behind_all_items_before_it_and_a_resu
     assert "in stream, read for all workers" in caught.value.__notes__[0]
     assert "at item 18" in caught.value.__notes__[0]
     mended = sl.from_stream(tape).shard(3).map(lambda x: x).merge()
-    assert await rest(mended, await stream.snapshot()) == list(range(17, 30))
+    assert await rest(mended, stream.snapshot()) == list(range(17, 30))
 
 
 @pytest.mark.parametrize("error", [StopIteration("mine"), asyncio.CancelledError("mine")])
@@ -486,7 +486,7 @@ async def test_a_failing_stage_leaves_its_items_in_the_journal() -> None:
                 seen.append(x)  # noqa: PERF401
     assert seen == list(range(7))
     mended = True
-    assert await rest(pipe, await stream.snapshot()) == list(range(7, 20))
+    assert await rest(pipe, stream.snapshot()) == list(range(7, 20))
 
 
 @pytest.mark.parametrize("way", ["break", "exception", "cancel", "plain"])
@@ -537,7 +537,7 @@ async def test_nothing_is_read_before_the_first_item_is_asked_for() -> None:
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         assert tape.opened == 0
-        assert (await stream.snapshot()).journal is not None
+        assert stream.snapshot().journal is not None
 
 
 async def test_an_iterator_can_be_read_by_one_opening_only() -> None:
@@ -574,7 +574,7 @@ async def test_several_ranks_need_a_feed_each() -> None:
         own = sl.from_stream(Tape(10), partitioned=True).shard(4).merge()
         async with own.open(rank=rank, world_size=2, ends="allow") as stream:
             seen = [await anext(stream) for _ in range(4)]
-        snapshot = sl.Snapshot.from_json((await stream.snapshot()).to_json())
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
         assert snapshot.journal is not None
         assert [worker["shard"] for worker in snapshot.journal["workers"]] == [rank, rank + 2]
         async with own.open(rank=rank, world_size=2, resume=snapshot, ends="allow") as stream:
@@ -675,7 +675,7 @@ async def test_another_plan_or_another_kind_of_journal_is_refused() -> None:
 
 async def test_snapshots_of_other_sources_have_no_journal() -> None:
     async with sl.from_items(range(3)).open() as stream:
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert snapshot.journal is None
     assert "journal" not in json.loads(snapshot.to_json())
     snapshot.saved()  # nothing to do
@@ -687,7 +687,7 @@ async def test_inspect_says_what_is_in_the_journal() -> None:
         for _ in range(5):
             await anext(stream)
         await tape.held.wait()
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert "journal  15 items, 25 bytes here, not yet past every stage; 20 read in all, shard 0 is next" in report(
         snapshot
     )
@@ -709,7 +709,7 @@ async def test_a_quiet_feed_holds_no_pause_up_and_what_comes_meanwhile_is_kept_a
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
             assert tape.at == 11
-            snapshot = await stream.snapshot()
+            snapshot = stream.snapshot()
         assert seen + [x async for x in stream] == list(range(30))
     assert snapshot.journal is not None
     assert snapshot.journal["read"] == 11

@@ -41,7 +41,7 @@ async def test_a_loop_goes_on_while_its_own_server_is_asked(server: Any, backend
         assert [line async for line in stream] == LINES
         (reads,) = stream.stats().reads
         assert reads.requests == len(server.requests)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     assert [(entry["size"], entry.get("etag")) for entry in snapshot.listing] == [(4, '"v1"'), (0, None), (3, '"v1"')]
 
 
@@ -50,14 +50,17 @@ async def test_without_a_with_the_first_item_waits_for_the_answers(server: Any) 
     assert stream.stats().reads == ()
     assert server.requests == []
     assert await anext(stream) == "a"
-    assert len((await stream.snapshot()).listing) == 3
+    assert len(stream.snapshot().listing) == 3
     assert [line async for line in stream] == LINES[1:]
     assert [line async for line in three(server)] == LINES
 
 
 async def test_a_snapshot_before_the_first_item_has_the_listing(server: Any) -> None:
     stream: Any = aiter(three(server))
-    snapshot = await stream.snapshot()
+    with pytest.raises(PlanError, match="the stream hasn't begun, and has no state yet"):
+        stream.snapshot().save("ckpt")
+    snapshot = await stream.snapshot()  # begins it
+    assert snapshot == stream.snapshot()
     assert len(snapshot.listing) == 3
     await stream.aclose()
     async with three(server).open(resume=snapshot) as stream:
@@ -68,7 +71,7 @@ async def test_a_resume_at_every_line_asks_anew(server: Any) -> None:
     for taken in range(len(LINES) + 1):
         async with three(server).open() as stream:
             assert [await anext(stream) for _ in range(taken)] == LINES[:taken]
-            snapshot = sl.Snapshot.from_json((await stream.snapshot()).to_json())
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
         async with three(server).open(resume=snapshot) as stream:
             assert [line async for line in stream] == LINES[taken:]
 
@@ -77,7 +80,7 @@ async def test_what_is_wrong_with_the_data_comes_out_of_the_with(server: Any) ->
     pipe = three(server)
     async with pipe.open() as stream:
         await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     server.objects["2.txt"] = b"longer now"
     opened = pipe.open(resume=snapshot)
     with pytest.raises(ResumeError, match=r"2\.txt was .*3 bytes.* is .*10 bytes"):
@@ -211,7 +214,7 @@ async def test_a_changed_function_warns_where_the_with_stands(server: Any) -> No
 
     async with pipe.map(made("upper")).open() as stream:
         await anext(stream)
-        snapshot = await stream.snapshot()
+        snapshot = stream.snapshot()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         async with pipe.map(made("lower")).open(resume=snapshot) as stream:

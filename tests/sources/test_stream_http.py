@@ -323,7 +323,7 @@ async def test_the_same_on_every_backend(server: Server, backend: Backend) -> No
     pipe = stream(server).shard(4).map(lambda event: int(event.data)).merge()
     async with pipe.open(backend=backend) as opened:
         seen = [await anext(opened) for _ in range(13)]
-    snapshot = await opened.snapshot()
+    snapshot = opened.snapshot()
     async with pipe.open(backend=backend, resume=snapshot) as opened:
         seen += [item async for item in opened]
     assert seen == list(range(40))

@@ -33,7 +33,7 @@ async def main():
         async for event in stream:
             seen.append(int(event.data))
             if len(seen) % 7 == 0:
-                snapshot = await stream.snapshot()
+                snapshot = stream.snapshot()
                 (folder / f"seen-{len(seen)}.json").write_text(json.dumps(seen))
                 snapshot.save(folder / "ckpt.json")
     print(json.dumps(seen))
