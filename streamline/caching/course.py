@@ -36,6 +36,7 @@ class Place:
       files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to
         where the upstream's state is; and the block that is being drawn. None: of a cache in memory.
       reached: items that were handed out before a resume: a stage behind went back from there.
+      chosen: of a cache on disk: whether the order of the pass was chosen, by this run or by one that it goes on with.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Place:
     base: int | None
     files: tuple[str | None, int, str] | None = None
     reached: int = 0
+    chosen: bool = False
 
 
 class CacheState(Over):
@@ -75,6 +77,8 @@ class CacheState(Over):
             own["tip"], own["kept"], own["next"] = place.files
             if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
                 own["reached"] = reached
+        if place.chosen:
+            own["chosen"] = True
         tree[self.name] = own
         return tree
 

@@ -74,7 +74,10 @@ def open_on_disk(
     own = None if state is None else state.get(keeping.name)
     epoch = site.epoch if own is None else tuple(own["epoch"])
     flow = upstream.at(replace(site, epoch=epoch))(state)
+    if own is not None and own.get("chosen"):
+        keeping = replace(keeping, chosen=True)  # there, whatever is before it now
     place = course.place(keeping.name, site.epoch, epoch, None if own is None else own["drawing"])
+    place = replace(place, chosen=keeping.chosen)
     if own is None:  # in the middle of a pass, if the stage wasn't there before: the rest of it isn't a pass
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
@@ -171,7 +174,7 @@ class _Pass(Generic[T]):
         course.begin(place.number, drawing)
         self._keeps = drawing >= found.newest
         now = course.place(place.name, place.number, place.epoch, drawing)
-        self.place = replace(now, files=place.files, reached=place.reached)
+        self.place = replace(now, files=place.files, reached=place.reached, chosen=place.chosen)
         chain: list[Block] | None = None
         if tip == ROOT and not self.place.reached:
             chain = self._followed(found, drawing)

@@ -6,12 +6,14 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from streamline.caching.regenerate import Regenerate
 from streamline.errors import PlanError
 from streamline.merge import BestEffort, Merge, Strict
 from streamline.pipeline import Pipeline
 from streamline.testing.devices import to_elsewhere
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
+from streamline.transforms.custom import Declared, Through
 from streamline.transforms.map import ConcurrentMap, Map
 from streamline.transforms.prefetch import Prefetch
 
@@ -23,8 +25,9 @@ AnyStage = Stage[Any, Any]
 def changed(pipeline: Pipeline[Any], dice: Random) -> Pipeline[Any]:
     """Return a pipeline that takes `pipeline`'s snapshots: same items; the same order too, unless that one chooses it.
 
-    What changes: the kind of merge and its options, concurrency, executor, prefetch, transfer, `max_wait_s`. A stage
-    chooses in the result only where the order that reaches it in `pipeline`, or its own, is open already.
+    What changes: the kind of merge and its options, concurrency, executor, prefetch, transfer, `max_wait_s`, `overlap`,
+    `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or its own, is
+    open already.
     """
     try:
         found = _changed(pipeline, dice)
@@ -75,6 +78,10 @@ def _other(stage: AnyStage, is_open: bool, dice: Random) -> AnyStage:
             return ConcurrentMap(name=stage.name, fn=stage.fn, concurrency=1, executor="thread")
         case Batch() if is_open:
             return replace(stage, max_wait_s=dice.choice((None, 1e-9, 0.001)))
+        case Regenerate():
+            return replace(stage, overlap=dice.random() < 0.5)
+        case Through(fn=Declared(fn=fn, state=state)):
+            return replace(stage, fn=Declared(fn, state, dice.randint(1, 6)))
         case Prefetch():
             return replace(stage, items=dice.randint(1, 9), bytes=dice.choice((None, 1, 100)))
     return stage

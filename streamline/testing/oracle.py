@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from itertools import count, islice
 from typing import Any, cast
 
@@ -149,8 +150,7 @@ def _head(plan: Plan, loops: _Loops) -> Chain:
         factory = source.factory
         chain = lambda site: _drawn(factory(), loops.of(plan.source))  # noqa: E731
     elif isinstance(source, Several):
-        several = source
-        chain = lambda site: _of_several(several, site, loops)  # noqa: E731
+        chain = _of_several(source, loops)
     else:
         chain = lambda site: _as_read(plan, site, loops.of(plan.source))  # noqa: E731
     for stage in plan.before:
@@ -218,15 +218,22 @@ def _drawn(iterable: Iterable[Any] | AsyncIterable[Any], loop: BlockingPortal) -
         yield item
 
 
-def _of_several(source: Several[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    """Return one shard of a mixture, or of a zip."""
-    parts: dict[str, Iterator[Any]] = {}
-    for name, plan in source.components:
-        chain = _head(replace(plan, shard=Shard(num_shards=site.num_shards)), loops)
+def _of_several(source: Several[Any], loops: _Loops) -> Chain:
+    """Return what comes out of a mixture, or of a zip. A component is one over all passes: it may have a cache."""
+
+    @cache
+    def component(name: str, num_shards: int) -> Chain:
+        plan = replace(dict(source.components)[name], shard=Shard(num_shards=num_shards))
+        chain = _head(plan, loops)
         for stage in plan.worker:
             chain = _behind(stage, chain, loops)
-        parts[name] = chain(site)
-    return mixed(source, parts, site) if isinstance(source, Mix) else zip(*parts.values(), strict=False)
+        return chain
+
+    def chain(site: Site) -> Iterator[Any]:
+        parts = {name: component(name, site.num_shards)(site) for name, _ in source.components}
+        return mixed(source, parts, site) if isinstance(source, Mix) else zip(*parts.values(), strict=False)
+
+    return chain
 
 
 async def _next(iterator: AsyncIterator[Any]) -> Any:

@@ -38,9 +38,9 @@ def snapshot_of(stream: Any) -> sl.Snapshot:
     return sl.Snapshot.from_json(stream.snapshot().to_json())
 
 
-def begun(pipe: Pipeline[Any], stop: int) -> tuple[list[Any], sl.Snapshot]:
+def begun(pipe: Pipeline[Any], stop: int, resume: sl.Snapshot | None = None) -> tuple[list[Any], sl.Snapshot]:
     """Return the first items of a run, and the state behind them."""
-    with pipe.open() as stream:
+    with pipe.open(resume=resume) as stream:
         return [next(stream) for _ in range(stop)], snapshot_of(stream)
 
 
@@ -366,6 +366,22 @@ def test_behind_what_chose_a_window_is_not_filled_from_another_order(stop: int, 
     shutil.rmtree(tmp_path)
     with pytest.raises(ResumeError, match="can't go on in the middle of its pass"):
         rest(pipe, snapshot)
+
+
+@pytest.mark.parametrize("kinds", [("best_effort", "strict"), ("strict", "best_effort")])
+def test_nor_where_the_merge_was_or_is_another_one(kinds: tuple[Any, Any], tmp_path: Path) -> None:
+    """Or twice another one: what the snapshot's pass is of, each snapshot after it says again."""
+    first, then = (
+        sl.from_items(range(20)).shard(2).merge(kind).cache(path=tmp_path).shuffle(window=20) for kind in kinds
+    )
+    items, snapshot = begun(first, 6)
+    more, again = begun(then, 2, snapshot)
+    assert sorted(items + more + rest(first, again)) == list(range(20))
+    shutil.rmtree(tmp_path)
+    for pipe in (first, then) if kinds[0] == "best_effort" else (then,):
+        for one in (snapshot, again):
+            with pytest.raises(ResumeError, match="can't go on in the middle of its pass"):
+                rest(pipe, one)
 
 
 def test_what_stands_at_the_end_of_a_block_needs_none_of_them(tmp_path: Path) -> None:

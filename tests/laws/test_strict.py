@@ -48,6 +48,12 @@ def test_each_pass_of_a_repeat_behind_the_merge_is_shuffled_anew() -> None:
     assert first != second
 
 
+def test_the_cache_of_a_component_is_one_over_all_passes() -> None:
+    """Of the oracle, too: a seed would draw other numbers in each pass."""
+    part = sl.from_items(range(4)).map(noisy, seed=1).cache()
+    check_resume(sl.zip(sl.from_items(range(4)), part).map(sum).repeat(3))
+
+
 def test_windows_are_those_of_the_oracle_however_short_the_lists_that_come() -> None:
     check_resume(scripted(range(17), schedule=(0, 2, 1)).shuffle(window=5))
 
