@@ -22,7 +22,6 @@ import io
 import itertools
 import pickle
 import queue
-import struct
 import subprocess
 import sys
 import threading
@@ -108,6 +107,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         """Return how objects of a type are recreated; None: they aren't."""
         if (found := EXACT.get(kind)) is not None:
             return found
+        if _qualified(kind) in KEYWORDS:
+            return _compiled
         if "torch.jit" in sys.modules and _is_scripted(kind):
             return _scripted
         if kind in self.dispatch_table or issubclass(kind, type):
@@ -225,8 +226,17 @@ def _load_scripted(data: bytes) -> Any:
     return torch.jit.load(io.BytesIO(data))
 
 
-def _struct(compiled: struct.Struct) -> Any:
-    return struct.Struct, (compiled.format,)
+def _compiled(thing: Any) -> Any:
+    """What tells the keywords that it was made with."""
+    return _make, (type(thing), {name: getattr(thing, name) for name in KEYWORDS[_qualified(type(thing))]})
+
+
+def _make(kind: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+    return kind(**keywords)
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _count(counter: Any) -> Any:
@@ -255,12 +265,8 @@ def _type_alias(alias: Any) -> Any:
 # Locks, and what belongs to a thread ----------------------------------------------------------------------------------
 
 
-def _lock(_: object) -> Any:
-    return threading.Lock, ()
-
-
-def _rlock(_: object) -> Any:
-    return threading.RLock, ()
+def _lock(lock: Any) -> Any:
+    return threading.RLock if hasattr(lock, "_is_owned") else threading.Lock, ()
 
 
 def _primitive(primitive: Any) -> Any:
@@ -273,10 +279,6 @@ def _primitive(primitive: Any) -> Any:
     return copyreg.__newobj__, (type(primitive),), state  # type: ignore[attr-defined]
 
 
-def _anyio_lock(_: object) -> Any:
-    return anyio.Lock, ()
-
-
 def _anyio_event(event: anyio.Event) -> Any:
     return _set_event, (event.is_set(),)
 
@@ -286,18 +288,6 @@ def _set_event(is_set: bool) -> anyio.Event:
     if is_set:
         event.set()
     return event
-
-
-def _anyio_semaphore(semaphore: anyio.Semaphore) -> Any:
-    return functools.partial(anyio.Semaphore, max_value=semaphore.max_value), (semaphore.value,)
-
-
-def _anyio_condition(condition: anyio.Condition) -> Any:
-    return anyio.Condition, (condition._lock,)
-
-
-def _anyio_limiter(limiter: anyio.CapacityLimiter) -> Any:
-    return anyio.CapacityLimiter, (limiter.total_tokens,)
 
 
 def _local(local: Any) -> Any:
@@ -350,22 +340,29 @@ def _by_its_own_word(obj: Any) -> Any:
 
 
 DEFINITIONS = frozenset[Recreate](
-    {_cached, _cached_property, _ufunc, _scripted, _struct, _scanner, _count}
+    {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
     | {_type_parameter, _type_alias, _by_its_own_word, _refused}
 )
 """What is recreated within items, too."""
+
+KEYWORDS = {
+    "_struct.Struct": ("format",),
+    "msgspec.json.Decoder": ("type", "strict", "dec_hook", "float_hook"),
+    "msgspec.msgpack.Decoder": ("type", "strict", "dec_hook", "ext_hook"),
+    **dict.fromkeys(["msgspec.json.Encoder", "msgspec.msgpack.Encoder"], ("enc_hook", "decimal_format", "order")),
+}
+"""By the names of types: the packages need not be there."""
 
 EXACT: dict[type, Recreate] = {
     _LRU: _cached,
     functools.cached_property: _cached_property,
     np.ufunc: _ufunc,
-    struct.Struct: _struct,
     itertools.count: _count,
     _SCANNER: _scanner,
     typing.ParamSpec: _type_parameter,
     typing.TypeVarTuple: _type_parameter,
     type(threading.Lock()): _lock,
-    type(threading.RLock()): _rlock,
+    type(threading.RLock()): _lock,
     contextvars.ContextVar: _context_variable,
 }
 """By type."""
@@ -385,11 +382,11 @@ REFUSED = (
 
 DERIVED: dict[type, Recreate] = {
     **dict.fromkeys(PRIMITIVES, _primitive),
-    anyio.Lock: _anyio_lock,
+    anyio.Lock: lambda _: (anyio.Lock, ()),
     anyio.Event: _anyio_event,
-    anyio.Semaphore: _anyio_semaphore,
-    anyio.Condition: _anyio_condition,
-    anyio.CapacityLimiter: _anyio_limiter,
+    anyio.Semaphore: lambda it: (functools.partial(anyio.Semaphore, max_value=it.max_value), (it.value,)),
+    anyio.Condition: lambda it: (anyio.Condition, (it._lock,)),
+    anyio.CapacityLimiter: lambda it: (anyio.CapacityLimiter, (it.total_tokens,)),
     threading.local: _local,
     weakref.ref: _weak_reference,
     weakref.WeakKeyDictionary: _weak_mapping,

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from logging import _lock as lock_of_logging  # a module's own, under another name
 
 import anyio
+import msgspec
 import numpy as np
 
 import streamline as sl
@@ -596,11 +597,13 @@ def loggers(n):
 
 
 WORD, HEAD, COUNT = re.compile(r"\w+"), struct.Struct("<I"), itertools.count(1)
+DECODER, ENCODER = msgspec.json.Decoder(list[int]), msgspec.msgpack.Encoder(order="sorted")
 
 
 @shape
 def compiled(n):
-    return WORD.findall(f"a {n}"), HEAD.size, next(COUNT) > 0
+    coded = DECODER.decode(b"[1]"), ENCODER.encode({"b": n, "a": n})
+    return WORD.findall(f"a {n}"), HEAD.pack(n), next(COUNT) > 0, coded
 
 
 decode = json.JSONDecoder(object_hook=sorted).decode
