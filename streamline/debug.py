@@ -126,6 +126,7 @@ class _Runner(Generic[T]):
     def __init__(self, opening: Opening) -> None:
         self._session = Session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](opening, self._session)
+        self._session.meters.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
