@@ -124,6 +124,7 @@ class _Runner(Generic[T]):
         self._opening = opening
         self._session = Session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](opening, self._session)
+        self._session.meters.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._owner = os.getpid()

@@ -139,6 +139,9 @@ class RingMover(Mover):
         with self._lock:
             self._closed = True
             try:
+                if self._lost:  # a point that is made now stands behind their copies, too
+                    with suppress(Exception):
+                        self._copier.mark().wait()
                 for slot in self._slots:
                     if slot.done is not None:
                         slot.done.wait()

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
@@ -270,6 +271,17 @@ def test_errors_are_skipped_counted_and_written_down_as_by_open(tmp_path: Any) -
     assert (stages["odd_fails"].items, stages["odd_fails"].errors) == (4, 4)
     with pytest.raises(TooManyErrors):
         list(pipe.debug(on_error="skip", max_errors=3))
+
+
+def test_a_person_who_looks_at_an_item_is_not_told_that_the_event_loop_was_held(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def looks(item: int) -> int:
+        time.sleep(0.11)
+        return item
+
+    assert list(sl.from_items(range(2)).map(looks).debug()) == [0, 1]
+    assert not [record for record in caplog.records if record.name == "streamline.hints"]
 
 
 # In a Python of its own ----------------------------------------------------------------------------------------------

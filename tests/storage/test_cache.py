@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -283,6 +284,8 @@ async def test_what_another_process_is_writing_is_read_past_the_cache(remote: Re
     first, second = (CachedStorage(remote, Cache(str(tmp_path), None)) for _ in range(2))
     async with aclosing(first.blocks(URL)) as blocks:
         await anext(blocks)
+        while not parts(tmp_path):  # noqa: ASYNC110 - a thread begins to write, and tells nobody
+            await anyio.sleep(0.001)
         assert await blocks_of(second) == DATA
         assert await kept(first, tmp_path) == 0
         async for _ in blocks:

@@ -158,6 +158,16 @@ def test_a_buffer_of_which_nobody_knows_when_it_is_read_is_kept_until_the_close(
     assert device.buffers == 0
 
 
+def test_a_close_waits_for_copies_behind_which_no_point_could_be_made() -> None:
+    device = FakeDevice(copy_s=10, failing={"mark": 0})
+    mover = RingMover(device, 2)
+    with pytest.raises(MemoryError, match="mark"):
+        mover.move(np.zeros(8, np.uint8))
+    mover.close()
+    assert not device.pending
+    assert device.buffers == 0
+
+
 def test_what_began_of_a_batch_that_failed_is_waited_for_and_let_go() -> None:
     """Its buffer isn't written to before, nor freed; what was copied is gone, though the failure is remembered."""
     device = FakeDevice(copy_s=10, failing={"copy": 3})
