@@ -12,6 +12,10 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from html import escape
+from importlib import import_module
+from io import StringIO
 from threading import Event, Lock, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
@@ -42,6 +46,9 @@ BARS = ((20, 8), (12, 5), (8, 3))
 MOST_DETAILS = 2
 """Stages of which is drawn what only they count."""
 
+NOTEBOOK_CHARS = 110
+"""Columns of a line in a notebook, which doesn't say how wide it is."""
+
 _on_screen = Lock()
 
 
@@ -66,11 +73,15 @@ class Progress:
         console = console_of(sys.stderr)
         if console is None or not _on_screen.acquire(blocking=False):
             return
-        thread = Thread(target=self._main, args=(console,), name="streamline progress", daemon=True)
         try:
+            lines = _Lines(self._stats, self._rate, self._epoch)
+            live = _Notebook(lines) if console.is_jupyter else _Live(console, lines)
+            in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
+            thread = Thread(target=in_context, args=(self._main, live), name="streamline progress", daemon=True)
             thread.start()
-        except (RuntimeError, MemoryError):  # no more threads, or an interpreter that exits
+        except Exception as error:  # no more threads, an interpreter that exits, a notebook without a front end
             _on_screen.release()
+            logger.warning("no progress display: %s: %s", type(error).__name__, error)
             return
         self._thread = thread
 
@@ -89,19 +100,16 @@ class Progress:
             self._rate.add(stats.elapsed_s, stats.items)
             logger.info("%s", "; ".join(part for part in (summary(stats, self._epoch), _verdict(stats)) if part))
 
-    def _main(self, console: Console) -> None:
+    def _main(self, live: _Live | _Notebook) -> None:
         try:
-            with _Live(console, self._lines(console)) as live:
+            with live:
                 while not self._ended.wait(REFRESH_S):
                     live.refresh()
-            console.print(summary(self._stats(), self._epoch), highlight=False, markup=False, soft_wrap=True)
+            live.leave(summary(self._stats(), self._epoch))
         except Exception as error:  # a closed stderr, a TERM that nobody knows: no reason to stop training
             logger.warning("the progress display ended: %s: %s", type(error).__name__, error)
         finally:
             _on_screen.release()
-
-    def _lines(self, console: Console) -> _Lines:
-        return _Lines(self._stats, self._rate, self._epoch)
 
 
 def console_of(stream: TextIO | None) -> Console | None:
@@ -111,18 +119,11 @@ def console_of(stream: TextIO | None) -> Console | None:
     try:
         console = Console(file=stream, stderr=True)
         if console.is_jupyter:
-            return Console() if _has_widgets() else None
+            return console
         # rich takes FORCE_COLOR for a terminal, also of a file.
         return console if stream is not None and stream.isatty() and not console.is_dumb_terminal else None
     except ValueError:  # it is closed
         return None
-
-
-def _has_widgets() -> bool:
-    """Whether the notebook can draw something anew; without, rich warns at every refresh."""
-    from importlib.util import find_spec
-
-    return find_spec("ipywidgets") is not None
 
 
 class _Live:
@@ -133,7 +134,7 @@ class _Live:
 
         self._console = console
         # What goes to a file or a pipe stays what it is; on the same terminal it would tear the lines.
-        on_terminal = console.is_jupyter or (sys.stdout is not None and sys.stdout.isatty())
+        on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self._live = Live(
             lines,
             console=console,
@@ -146,6 +147,10 @@ class _Live:
 
     def refresh(self) -> None:
         self._live.refresh()
+
+    def leave(self, text: str) -> None:
+        """Write the line that stays, once the live ones are gone."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> _Live:
         outputs = {id(sys.stdout): "stdout", id(sys.stderr): "stderr"}
@@ -163,6 +168,35 @@ class _Live:
         for handler, stream in self._handlers:
             handler.setStream(stream)
         self._live.stop()
+
+
+class _Notebook:
+    """Lines under a notebook's cell, drawn anew in place. By IPython alone: rich's own would need ipywidgets."""
+
+    def __init__(self, lines: Any) -> None:
+        display = import_module("IPython.display")
+        self._html = display.HTML
+        self._lines = lines
+        self._handle = display.display(self._html(""), display_id=True)
+
+    def refresh(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=NOTEBOOK_CHARS, force_terminal=False, force_jupyter=False)
+        with console.capture() as drawn:
+            console.print(self._lines)
+        self.leave(drawn.get().rstrip())
+
+    def leave(self, text: str) -> None:
+        """Show this instead of what is there."""
+        self._handle.update(self._html(f"<pre>{escape(text)}</pre>"))
+
+    def __enter__(self) -> _Notebook:
+        self.refresh()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What is there stays until something else is shown."""
 
 
 class Rate:

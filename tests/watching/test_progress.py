@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
@@ -385,3 +386,36 @@ def test_what_only_some_stages_count_has_a_line_for_each_of_the_first() -> None:
         "regenerate  cycle 3  waited 0.50 s",
         "regenerate(again)  cycle 3  waited 0.50 s",
     ]
+
+
+def test_a_notebook_draws_anew_in_place_with_ipython_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich's own display wants ipywidgets there, and warns at every refresh without."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, html: str) -> None:
+            shown.append(html)
+
+    def display(html: str, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(html)
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with sl.from_items(range(6)).map(lambda item: item, name="a<b").open(progress=True) as stream:
+        assert list(stream) == list(range(6))
+    assert shown[0] == ""
+    assert re.fullmatch(r"<pre>streamline, epoch 0: 6 items in .*; the consumer waited \d+%</pre>", shown[-1])
+    assert all(html.startswith("<pre>") and html.count("<") == 2 for html in shown[1:])
+    assert len(shown) >= 3
+
+
+def test_a_notebook_without_ipython_does_without_a_display(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with sl.from_items(range(6)).open(progress=True) as stream:
+        assert list(stream) == list(range(6))
+    assert "no progress display: ModuleNotFoundError" in caplog.text
