@@ -181,7 +181,7 @@ class Pipeline(Keeping[T]):
         check_function(".filter(fn)", fn)
         check_takes_item(".filter(fn)", fn)
         if is_async(fn):
-            raise PlanError(".filter takes a sync function: an async one is always true. Look it up in a .map before")
+            raise PlanError(".filter takes a sync function: an async one would always be true. Look it up in a .map")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".filter takes a function that returns true or false, and a generator is always true")
         return self._with(Filter(name=self._name(name, stage_name(fn)), fn=fn))

@@ -48,7 +48,7 @@ BAD_VALUES: dict[str, tuple[Callable[[], object], str]] = {
     "shard behind the merge": (lambda: source().merge().shard(2), "merge"),
     "batch(0)": (lambda: source().batch(0), "at least 1"),
     "batch(-1)": (lambda: source().batch(-1), "at least 1"),
-    "unknown collate": (lambda: source().batch(2, collate="pad"), "'stack', None or a function"),  # type: ignore[call-overload]
+    "unknown collate": (lambda: source().batch(2, collate="pad"), "'stack', 'torch', None or a function"),  # type: ignore[call-overload]
     "take(-1)": (lambda: source().take(-1), "at least 0"),
     "skip(-1)": (lambda: source().skip(-1), "at least 0"),
     "repeat(-1)": (lambda: source().repeat(-1), "at least 0"),

@@ -241,7 +241,7 @@ def test_numbered_generators_before_the_choices_are_fine() -> None:
     [
         (lambda p: p.batch(0), ".batch(size) is at least 1, got 0"),
         (lambda p: p.batch(2.0), ".batch(size) is an integer, got float 2.0"),
-        (lambda p: p.batch(2, collate="list"), ".batch(collate=) is 'stack', None or a function, got 'list'"),
+        (lambda p: p.batch(2, collate="list"), ".batch(collate=) is 'stack', 'torch', None or a function, got 'list'"),
         (lambda p: p.take(-1), ".take(count) is at least 0"),
         (lambda p: p.skip(-1), ".skip(count) is at least 0"),
         (lambda p: p.repeat(-1), ".repeat(times) is at least 0"),

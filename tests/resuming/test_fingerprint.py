@@ -28,7 +28,7 @@ async def wait(x: int) -> int:
     return x
 
 
-def either(x: int, rng: Any = None) -> int:
+def perhaps_noisy(x: int, *, rng: Any = None) -> int:
     return x
 
 
@@ -96,7 +96,7 @@ OTHER: dict[str, tuple[Change, Change]] = {
     "seed of a window": (lambda p: p.shuffle(window=4), lambda p: p.shuffle(window=4, seed=1)),
     "window": (lambda p: p.shuffle(window=4), lambda p: p.shuffle(window=5)),
     "seed of a map": (lambda p: p.map(noisy, seed=0), lambda p: p.map(noisy, seed=1)),
-    "a seed at all": (lambda p: p.map(either, name="f"), lambda p: p.map(either, name="f", seed=0)),
+    "a seed at all": (lambda p: p.map(perhaps_noisy, name="f"), lambda p: p.map(perhaps_noisy, name="f", seed=0)),
     "shards": (lambda p: p.shard(2), lambda p: p.shard(3)),
     "mode": (lambda p: p.shard(2), lambda p: p.shard(2, "contiguous")),
     "the remainder": (lambda p: p.shard(2), lambda p: p.shard(2, drop_remainder=True)),
