@@ -16,9 +16,9 @@ from operator import call
 from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 from weakref import ref
 
-from streamline.errors import hide_frames
 from streamline.flow import Chunk, Flow
 from streamline.states import Reference, State
+from streamline.tracebacks import TrimmedTraceback
 
 __all__ = ["AsyncCursor", "Cursor", "Hand", "PartIterator", "Reader"]
 
@@ -50,13 +50,8 @@ class PartIterator(chain[T], Generic[T]):
 
     def _fetch_trimmed(self) -> NoReturn:
         """`_fetch_part`, with tracebacks that have no frames of ours."""
-        try:
+        with TrimmedTraceback():
             self._fetch_part()
-        except StopIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
 
     def _go_on(self, part: Iterator[T] | None) -> NoReturn:
         """Give the items of `part`, an iterator in C, before the next one is fetched; None: that was all."""
@@ -212,13 +207,8 @@ class AsyncCursor(Cursor[T]):
     async def __anext__(self) -> T:
         for item in self._hand.many:
             return item
-        try:
+        with TrimmedTraceback():
             part = await self.part()
-        except StopAsyncIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
         [item] = islice(part, 1)
         return item
 

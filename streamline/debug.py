@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from streamline.cursor import Hand, PartIterator
-from streamline.errors import ClosedError, hide_frames
+from streamline.errors import ClosedError
 from streamline.failing.failures import ErrorReport
 from streamline.forks import belongs_elsewhere, disowned_in_copies
 from streamline.meters.stats import Stats
@@ -33,6 +33,7 @@ from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.stream import Stream
 from streamline.threads import Share, ThreadPool
+from streamline.tracebacks import hide_frames
 from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]

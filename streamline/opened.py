@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 from streamline.backends.base import Backend
 from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
-from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, hide_frames, users_level
+from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, users_level
 from streamline.failing.failures import OnError, Policy
 from streamline.hosts.pool import Hosting, Pool
 from streamline.meters.traffic import Traffic
@@ -37,6 +37,7 @@ from streamline.sources.live import Live
 from streamline.stream import Stream
 from streamline.sync import SyncStream
 from streamline.threads import hold_descriptors
+from streamline.tracebacks import TrimmedTraceback
 from streamline.watching.watchdog import check_stall
 
 __all__ = ["Begin", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
@@ -280,11 +281,8 @@ class Opened(Generic[T]):
 
     def __init__(self, unsettled: Unsettled) -> None:
         self._unsettled = unsettled
-        try:
+        with TrimmedTraceback():
             self._opening = None if unsettled.waits else unsettled.settled()
-        except Exception as error:
-            hide_frames(error)
-            raise
         self._stream: Stream[T] | None = None
         self._sync: SyncStream[T] | None = None
 
@@ -329,14 +327,11 @@ class Opened(Generic[T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     async def __aenter__(self) -> Stream[T]:
-        try:
+        with TrimmedTraceback():
             if self._opening is None:
                 self._opening = await self._unsettled.asettled()
             self._stream = self.stream()
             await self._stream.start()
-        except Exception as error:
-            hide_frames(error)
-            raise
         return self._stream
 
     async def __aexit__(self, *_: object) -> None:
@@ -344,11 +339,8 @@ class Opened(Generic[T]):
             await self._stream.aclose()
 
     def __enter__(self) -> SyncStream[T]:
-        try:
+        with TrimmedTraceback():
             self._sync = self.sync_stream()
-        except Exception as error:
-            hide_frames(error)
-            raise
         return self._sync
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.debug import DebugStream
 from streamline.ending.policy import Ends, EndsPolicy
-from streamline.errors import PlanTypeError, hide_frames
+from streamline.errors import PlanTypeError
 from streamline.failing.failures import MAX_ERRORS, OnError, Policy
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
@@ -30,6 +30,7 @@ from streamline.resuming.explain import Explanation, explain
 from streamline.session import MEMORY_BYTES
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
+from streamline.tracebacks import TrimmedTraceback
 from streamline.watching.watchdog import STALL_S
 
 __all__ = ["Runnable"]
@@ -223,12 +224,8 @@ class Runnable(ABC, Generic[T]):
         count = check_int(".first(count)", count, 0)
         if not count:
             return []
-        try:
-            with closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
-                return list(islice(stream, count))
-        except Exception as error:
-            hide_frames(error)
-            raise
+        with TrimmedTraceback(), closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
+            return list(islice(stream, count))
 
     def check(
         self,

@@ -21,7 +21,7 @@ MOST_FUNCTION_LINES = 60
 
 FLOORS: list[set[str]] = [
     {"choices", "errors", "forks"},
-    {"states", "sizes", "threads", "durable", "budget", "digests"},
+    {"states", "sizes", "threads", "durable", "budget", "digests", "tracebacks"},
     {"sharding", "index", "options", "gate", "collate", "table_rows", "envelope", "declared"}
     | {"rank_files", "meters", "packet"},
     {"beginnings", "state_types"},

@@ -16,10 +16,11 @@ import traceback
 from typing import NamedTuple, cast
 
 from streamline.border.parts import Parts, dumped, parts_of, rebuilt
-from streamline.errors import ELSEWHERE, StageError
+from streamline.errors import StageError
 from streamline.failing.failures import trace_of
 from streamline.failing.replay import KEY, Call
 from streamline.failing.texts import said
+from streamline.tracebacks import ELSEWHERE
 
 __all__ = ["MOST_TEXT", "carry", "delivered"]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from streamline.errors import OURS, PlanError, PlanTypeError, outside, printable, traced_in_full
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.options import check_int, is_async
+from streamline.tracebacks import OURS, outside, traced_in_full
 
 __all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
 

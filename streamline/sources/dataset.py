@@ -15,11 +15,12 @@ import anyio
 import msgspec
 
 from streamline.envelope import digest
-from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError, hide_frames
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError
 from streamline.options import check_function, check_int, given
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
 from streamline.state_types import Count, check_type
+from streamline.tracebacks import TrimmedTraceback
 
 __all__ = ["StreamDataset"]
 
@@ -301,25 +302,15 @@ class _Pass(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        try:
+        with TrimmedTraceback():
             return self._dataset._next(self._number)
-        except StopIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
 
     def __aiter__(self) -> _Pass[T]:
         return self
 
     async def __anext__(self) -> T:
-        try:
+        with TrimmedTraceback():
             return await self._dataset._anext(self._number)
-        except StopAsyncIteration:
-            raise
-        except Exception as error:
-            hide_frames(error)
-            raise
 
 
 def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:
