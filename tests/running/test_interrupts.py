@@ -7,6 +7,7 @@ function begins, where a loop jumps back, and after a call; a test with real sig
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> N
     """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
     with PIPE.loader(steps_per_epoch=steps) as loader:
         whole = [batch for _ in range(2) for batch in loader]
-    strikes = Strikes(*HANDOVER, times=1)
+    strikes = Strikes(*set(HANDOVER) - {"_end"}, times=1)  # what a finalizer runs too, which can't raise
     state: dict[str, Any] | None = None
     got, before = list[Any](), -1
     while before != strikes.count or len(got) < len(whole):
@@ -190,6 +191,7 @@ def test_entering_and_leaving_a_pause() -> None:
             before = strikes.count
             with strikes.armed(), stream.paused():
                 pass
+            gc.collect()  # what traces on 3.12 keeps the interrupted frames in a cycle, and with them the pause
             assert stream.snapshot().produced == [len(got)]
             got.append(next(stream))  # it goes on
         assert got + list(stream) == list(range(1_000))
