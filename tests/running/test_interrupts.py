@@ -113,7 +113,8 @@ def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
 
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(60))
-    assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
+    if not opcodes or sys.version_info[:2] != (3, 12):  # which begins late to trace opcodes
+        assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("opcodes", [False, True])
@@ -134,7 +135,8 @@ def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: b
             batches: Iterator[Any] = iter(loader)
             struck_until_its_end(strikes, batches, got, by_for, check)
             assert got == whole[epoch]
-    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
+    if not opcodes or sys.version_info[:2] != (3, 12):
+        assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
 @pytest.mark.parametrize("steps", [None, 5])
