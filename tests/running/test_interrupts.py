@@ -7,6 +7,7 @@ function begins, where a loop jumps back, and after a call; a test with real sig
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -112,7 +113,8 @@ def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
 
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(60))
-    assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
+    if not opcodes or sys.version_info[:2] != (3, 12):  # which begins late to trace opcodes
+        assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("opcodes", [False, True])
@@ -133,7 +135,8 @@ def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: b
             batches: Iterator[Any] = iter(loader)
             struck_until_its_end(strikes, batches, got, by_for, check)
             assert got == whole[epoch]
-    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
+    if not opcodes or sys.version_info[:2] != (3, 12):
+        assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
 @pytest.mark.parametrize("steps", [None, 5])
@@ -141,7 +144,7 @@ def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> N
     """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
     with PIPE.loader(steps_per_epoch=steps) as loader:
         whole = [batch for _ in range(2) for batch in loader]
-    strikes = Strikes(*HANDOVER, times=1)
+    strikes = Strikes(*set(HANDOVER) - {"_end"}, times=1)  # what a finalizer runs too, which can't raise
     state: dict[str, Any] | None = None
     got, before = list[Any](), -1
     while before != strikes.count or len(got) < len(whole):
@@ -190,6 +193,7 @@ def test_entering_and_leaving_a_pause() -> None:
             before = strikes.count
             with strikes.armed(), stream.paused():
                 pass
+            gc.collect()  # what traces on 3.12 keeps the interrupted frames in a cycle, and with them the pause
             assert stream.snapshot().produced == [len(got)]
             got.append(next(stream))  # it goes on
         assert got + list(stream) == list(range(1_000))
