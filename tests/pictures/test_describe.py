@@ -211,7 +211,8 @@ def test_a_mixture_is_a_tree_with_weights_seeds_and_the_stages_of_each_branch() 
     web = sl.from_items(range(10)).shuffle(seed=1).repeat(3)
     both = sl.zip(sl.from_items(range(5)).map(tok), sl.from_items(range(5)))
     weights: Any = [(0, {"web": 3, "both": 1}), (1000, {"web": 1, "both": 0.5})]
-    pipe = sl.mix({"web": web, "both": both}, weights=weights, seed=7, stop="first").shard(2)
+    components: dict[str, Any] = {"web": web, "both": both}
+    pipe: Any = sl.mix(components, weights=weights, seed=7, stop="first").shard(2)
     tree = [
         "mix of web, both (seed=7, stop='first', other weights from 1,000 on)",
         "  web: weight 3 → 1, from_items (10 items)",
@@ -246,4 +247,4 @@ def test_plans_stats_and_checks_are_shown_in_a_notebook_with_their_text_escaped(
 
 def test_the_package_lists_its_public_names_only() -> None:
     assert dir(sl) == sorted(sl.__all__)
-    assert sl.errors.PlanError
+    assert issubclass(sl.errors.PlanError, ValueError)
