@@ -160,7 +160,7 @@ def test_a_fault_of_our_own_shows_where_it_was(monkeypatch: pytest.MonkeyPatch) 
 def test_all_frames_are_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMLINE_TRACEBACK", "full")
     found = frames(lambda: loop(PIPES["map"]))
-    assert found[:3] == ["<lambda>", "loop", "__next__"]
+    assert found[:3] == ["<lambda>", "loop", "_fetch_trimmed"]
     assert "apply" in found
     assert found[-1] == "invert"
 
