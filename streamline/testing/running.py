@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 from typing import Any, TypeVar, cast
@@ -111,7 +111,7 @@ class PipelineSubject(Subject):
         return _saved(lambda: self._saving.snapshot(state, Gate()).to_json())
 
     def changed(self, dice: Random) -> Subject:
-        return PipelineSubject(changed(self.pipeline, dice), self.backend)
+        return replace(self, pipeline=changed(self.pipeline, dice))
 
     @cached_property
     def _saving(self) -> Opening:

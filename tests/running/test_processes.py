@@ -107,7 +107,7 @@ try:
     loop()
 except KeyboardInterrupt:
     print("interrupted")
-print(alone() or {blocked})  # the traceback, which holds the iterator, is gone now
+print({blocked} or alone())  # the traceback, which holds the iterator, is gone now
 """
     with start_python(script) as process:
         assert interrupted(process) == ("interrupted\nTrue\n", "")
@@ -168,7 +168,7 @@ async def main():
 try:
     run(main, {loop!r})
 except KeyboardInterrupt:
-    print("interrupted", alone() or {shape == "blocked threads"})
+    print("interrupted", {shape == "blocked threads"} or alone())
 """
     )
     with start_python(script) as process:

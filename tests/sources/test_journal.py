@@ -452,12 +452,12 @@ async def saved_at_each_item(path: Path, count: int) -> tuple[list[sl.Snapshot],
 
     async with sl.from_stream(feed, journal=path).shard(2).merge().open() as stream:
         for x in range(count):
-            snapshots.append(await stream.snapshot())
+            snapshots.append(stream.snapshot())
             assert await anext(stream) == x
             taken += 1
             wanted.set()
             await anyio.wait_all_tasks_blocked()
-        snapshots.append(await stream.snapshot())
+        snapshots.append(stream.snapshot())
     return snapshots, [snapshot.journal["read"] for snapshot in snapshots if snapshot.journal]
 
 
@@ -512,7 +512,7 @@ async def test_an_older_copy_of_a_journal_is_refused_with_the_way_out(tmp_path: 
         async with pipe.open(resume=snapshot) as stream:
             await anext(stream)
             await tape.held.wait()
-            return await stream.snapshot()
+            return stream.snapshot()
 
     early = await read_all(None)
     shutil.copytree(path, old)

@@ -218,7 +218,7 @@ async def test_a_resume_hands_nothing_to_a_worker_that_had_ended() -> None:
     async with pipe.open() as stream:
         while True:
             seen.append(await anext(stream))
-            snapshot = await stream.snapshot()
+            snapshot = stream.snapshot()
             assert snapshot.journal is not None
             if any(ended := [worker["ended"] for worker in snapshot.journal["workers"]]):
                 break
