@@ -18,32 +18,13 @@ from streamline.pipeline import Pipeline
 from streamline.rank_files import complete_set
 from streamline.resuming.inspection import report
 from streamline.states import Json
+from tests.resuming.functions import later, noisy, size_of, tokens, twice
 
 Place = tuple[Any, ...]
 
 GONE = object()
 
 VALUES: tuple[Json, ...] = ("x", None, -1, True, 10**19, 1.5, [], {}, [1], {"a": 1}, 2**62, GONE)
-
-
-async def later(x: Any) -> Any:
-    return x
-
-
-def twice(x: Any) -> list[Any]:
-    return [x, x]
-
-
-def noisy(x: Any, *, rng: np.random.Generator) -> Any:
-    return x
-
-
-def tokens(x: Any) -> Any:
-    return np.arange(3)
-
-
-def size_of(x: Any) -> int:
-    return 1
 
 
 async def fed() -> Any:

@@ -27,6 +27,7 @@ from streamline.resuming.inspection import report
 from streamline.resuming.kinds import KINDS
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
+from tests.resuming.functions import later, noisy, size_of, tokens, twice
 
 Pipe = Pipeline[Any]
 
@@ -81,28 +82,8 @@ def same(x: Any) -> Any:
     return x
 
 
-async def later(x: Any) -> Any:
-    return x
-
-
-def twice(x: Any) -> list[Any]:
-    return [x, x]
-
-
 def true(x: Any) -> bool:
     return True
-
-
-def noisy(x: Any, *, rng: np.random.Generator) -> Any:
-    return x
-
-
-def tokens(x: Any) -> Any:
-    return np.arange(3)
-
-
-def size_of(x: Any) -> int:
-    return 1
 
 
 @pytest.fixture(scope="module")
