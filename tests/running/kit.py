@@ -74,9 +74,14 @@ class Counting:
 
 @dataclass
 class Tap:
-    """An async source that yields what was put into it, then waits for more."""
+    """An async source that yields what was put into it, then waits for more.
+
+    Attributes:
+      waits: it has yielded all of it, and was asked for more.
+    """
 
     queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    waits: bool = False
 
     def put(self, *items: Any) -> None:
         """Let the source yield these."""
@@ -89,7 +94,10 @@ class Tap:
 
         async def tap() -> AsyncIterator[Any]:
             while True:
-                yield await self.queue.get()
+                self.waits = self.queue.empty()
+                item = await self.queue.get()
+                self.waits = False
+                yield item
 
         return sl.from_iterable(tap)
 

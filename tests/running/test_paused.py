@@ -335,7 +335,7 @@ def test_a_custom_stage_and_an_async_source_come_to_rest_behind_what_they_wait_f
         async with tap.pipe.through(waiting).open() as stream:
             assert [await anext(stream), await anext(stream)] == [0, 1]
             with anyio.fail_after(200):
-                while begun != [0, 1, 2]:
+                while begun != [0, 1, 2] or not tap.waits:
                     await settle()
             async with stream.paused(quiesce_timeout=0.01) as at_work:
                 assert at_work == ("source of shard 0", "through(waiting) of shard 0")
