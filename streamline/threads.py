@@ -41,12 +41,17 @@ R = TypeVar("R")
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
+    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; then the thread may be there already.
+
     Raises:
       HostError: the system has no room for another one. The thread isn't there, and won't be.
     """
+    handled = sys.exception()
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
+        if (interrupt := error.__context__) not in (None, handled):  # it came while `start` waited, without its lock
+            raise interrupt from None
         raise HostError(
             f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
             "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from streamline.storage.one_thread import OneThread
-from streamline.threads import Share, ThreadPool, waker
+from streamline.threads import Share, ThreadPool, start_thread, waker
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -267,3 +269,20 @@ async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(share.run, barrier.wait)
+
+
+def test_an_interrupt_while_a_thread_starts_is_no_lack_of_room() -> None:
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code.co_name == "_acquire_restore":  # `start` waits for the thread, and has let go of its own lock
+            raise KeyboardInterrupt
+
+    ran = threading.Event()
+    thread = threading.Thread(target=ran.set, daemon=True)
+    before = sys.gettrace()
+    sys.settrace(strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_thread(thread)
+    finally:
+        sys.settrace(before)
+    assert ran.wait(100)

@@ -256,6 +256,11 @@ def strike(*_):
     if armed and armed.pop():
         raise KeyboardInterrupt
 
+def in_a_finalizer(unraisable):  # there Python itself drops any exception: as if no signal had come
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+sys.unraisablehook = in_a_finalizer
 signal.signal(signal.SIGALRM, strike)  # as Ctrl-C, but it can be aimed
 
 def all_of(items, taken):
