@@ -216,14 +216,12 @@ class _Ending:
         who = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
-                'ends="drop", epoch %d: %s has %d items%s beyond the end of all, which are not given',
-                epoch,
-                who,
-                spare,
-                " or more" * more,
-            )
+                'ends="drop", epoch %d: %s drops %d surplus item%s%s: another rank has fewer',
+                epoch, who, spare, "s" * (spare != 1), " or more" * more,
+            )  # fmt: skip
         elif self._padded:
-            logger.info('ends="pad", epoch %d: %s gave %d items again', epoch, who, self._padded)
+            count = f"{self._padded} item{'s' * (self._padded != 1)}"
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, who, count)
 
 
 def _divided(chunk: Chunk[Any], most: int) -> tuple[Chunk[Any], Chunk[Any] | None]:

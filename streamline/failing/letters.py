@@ -65,8 +65,10 @@ class Letters:
         self._epoch = epoch
         try:
             self._begin(counts)
+        except DeadLetterError:
+            raise
         except OSError as error:
-            raise _failed("write", self.path, error) from error
+            raise _failed(self.path, error) from error
 
     def written(self, failure: Failure, epoch: tuple[int, ...]) -> Letter:
         """Return the line of a failure, but for its number; the item is looked at now."""
@@ -97,7 +99,7 @@ class Letters:
         try:
             self._append(letters)
         except OSError as error:
-            raise _failed("write", self.path, error) from error
+            raise _failed(self.path, error) from error
 
     def _append(self, letters: Iterable[Letter]) -> None:
         rest = memoryview(b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters))
@@ -171,5 +173,5 @@ def _letter(line: bytes) -> Letter:
     return msgspec.structs.asdict(msgspec.json.decode(line, type=_Numbered))
 
 
-def _failed(what: str, path: Path, error: OSError) -> DeadLetterError:
-    return DeadLetterError(error.errno, f"can't {what} dead letters: {error.strerror or error}", str(path))
+def _failed(path: Path, error: OSError) -> DeadLetterError:
+    return DeadLetterError(error.errno, f"can't write dead letters: {error.strerror or error}", str(path))

@@ -238,8 +238,8 @@ def test_what_is_dropped_or_padded_is_said_in_one_line(caplog: pytest.LogCapture
         together(pipe, 2, sl.Ends("drop"))
         together(pipe, 2, sl.Ends("pad"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", 'ends="drop", epoch 0: rank 0 of 2 has 1 items beyond the end of all, which are not given'),
-        ("INFO", 'ends="pad", epoch 0: rank 1 of 2 gave 1 items again'),
+        ("WARNING", 'ends="drop", epoch 0: rank 0 of 2 drops 1 surplus item: another rank has fewer'),
+        ("INFO", 'ends="pad", epoch 0: rank 1 of 2 gave 1 item again'),
     ]
 
 
