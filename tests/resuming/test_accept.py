@@ -278,7 +278,7 @@ ROWS: dict[str, Row] = {
     "another number of ranks": Row(
         lambda _: items().shard(4), lambda _: items().shard(4), 1, [2, 4, 6, 8], ranks=(1, 2)
     ),
-    "another number of ranks, and a stage behind the merge holds items": Row(
+    "another number of ranks, and a stage after the merge holds items": Row(
         lambda _: items().shard(4).merge().shuffle(window=3),
         lambda _: items().shard(4).merge().shuffle(window=3),
         1,
