@@ -94,7 +94,7 @@ class CacheFull(StreamlineError, MemoryError):  # noqa: N818 - it names a state
 class CodeChangedWarning(UserWarning):
     """A resume behind which a function does something else than in the run that the snapshot was taken of.
 
-    Not an error: that is how a run goes on behind a fix. What was delivered stays as it was.
+    Not an error: that is how a run resumes after a fix. What was delivered stays as it was.
     """
 
 

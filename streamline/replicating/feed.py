@@ -36,9 +36,9 @@ class ReplicaFeed(CountedStream[Any]):
         try:
             if self._again and replica.taken > read:
                 raise ResumeError(
-                    f"the pipeline of replica {replica.number} goes on behind {read:,} items, and {replica.taken:,} "
-                    "were handed out: what is between can't be had from this StreamReplicator again: make a new one, "
-                    "and load_state_dict what state_dict() said no later than this snapshot was taken, or nothing"
+                    f"the pipeline of replica {replica.number} continues after {read:,} items, but {replica.taken:,} "
+                    "were handed out, and this StreamReplicator can't read those between again: make a new one; it "
+                    "reads from the start, or from a state_dict() that is no newer than this snapshot"
                 )
             self._dealer.begin(in_loop=False)  # a pipeline's loop may end with it, and others may read on
             async for item in replica:
@@ -46,8 +46,8 @@ class ReplicaFeed(CountedStream[Any]):
                     yield item
             if self._again and replica.taken < read:
                 raise ResumeError(
-                    f"the pipeline of replica {replica.number} goes on behind {read:,} items, and the stream ends "
-                    f"behind {replica.taken:,}: it isn't the one that was read then"
+                    f"the pipeline of replica {replica.number} continues after {read:,} items, but the stream "
+                    f"ends after {replica.taken:,}: it isn't the one that the snapshot was taken of"
                 )
         finally:
             self._reading.release()

@@ -65,7 +65,7 @@ def explain(
 def _head(fit: Fit) -> Iterator[str]:
     snapshot = fit.snapshot
     yield (
-        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: goes on behind "
+        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after "
         f"{(items := sum(snapshot.produced)):,} item{'s' * (items != 1)} of the workers"
     )
     for difference in fit.differences:

@@ -292,7 +292,7 @@ def test_a_resume_that_would_lose_items_is_refused() -> None:
             late = stream.snapshot()
     with sl.StreamReplicator(STRICT.take(10), 1) as replicator:
         pipe = replicator.pipeline(0)
-        with pipe.open(resume=late) as stream, pytest.raises(ResumeError, match="the stream ends behind 10"):
+        with pipe.open(resume=late) as stream, pytest.raises(ResumeError, match="the stream ends after 10"):
             next(stream)
 
 

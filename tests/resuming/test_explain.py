@@ -251,4 +251,4 @@ def test_only_a_snapshot_is_explained() -> None:
 def test_one_is_not_many() -> None:
     pipe = sl.from_items(range(1))
     _, snapshot = stop(pipe, 1)
-    assert "goes on behind 1 item of the workers" in str(pipe.explain(snapshot))
+    assert "continues after 1 item of the workers" in str(pipe.explain(snapshot))
