@@ -66,7 +66,7 @@ def _started(path: Path, program: Callable[[int], list[str]]) -> tuple[socket.so
     with other:
         command = [sys.executable, "-S", keeper.__file__, os.fspath(path), str(port), *program(port)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        subprocess.run(command, stdin=other, check=True, cwd=path.parent, env=environment)
+        subprocess.run(command, stdin=other.fileno(), check=True, cwd=path.parent, env=environment)
     assert int(user.recv(9)) == port
     return user, port
 
