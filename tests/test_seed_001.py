@@ -164,7 +164,7 @@ def test_criterion_8_workers_in_processes_of_their_own() -> None:
     for worker in range(2):
         dataset = pickle.dumps(sl.StreamDataset(partial(range, 100), worker, 2))
         done = subprocess.run(
-            [sys.executable, "-c", script], input=dataset, capture_output=True, check=True, timeout=30
+            [sys.executable, "-c", script], input=dataset, capture_output=True, check=True, timeout=200
         )
         assert [int(word) for word in done.stdout.split()] == list(range(worker, 100, 2))
 

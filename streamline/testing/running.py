@@ -41,8 +41,8 @@ R = TypeVar("R")
 LOOPS = ("asyncio", "uvloop", "trio")
 """Event loops that a law may be checked on; all but the first need their package."""
 
-TIMEOUT_S = 60.0
-"""Seconds after which a law says that nothing comes any more: a thousand times what one takes."""
+TIMEOUT_S = 200.0
+"""Seconds after which a law says that nothing comes any more: thousands of times what one takes."""
 
 
 class Subject(ABC):

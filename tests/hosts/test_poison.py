@@ -2,74 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import anyio
-import numpy as np
 import pytest
 
 import streamline as sl
 from streamline.errors import WorkerDied
 from tests.hosts.disturbing import leaves_nothing_shared, quiet
-
-LENGTH, POISON = 24, 13
-"""Items, of two shards in one process: the poison is item 7 of shard 1, counted from 1."""
-
-
-def dies(item: int) -> int:
-    if item == POISON:
-        os._exit(3)
-    return item
-
-
-def crashes(item: int) -> int:
-    if item == POISON:
-        ctypes.string_at(0)
-    return item
-
-
-def hangs_up(item: int) -> int:
-    if item == POISON:
-        os.closerange(3, 256)
-    return item
-
-
-async def dies_later(item: int) -> int:
-    await anyio.lowlevel.checkpoint()
-    return dies(item)
-
-
-def dies_unfolding(item: int) -> Iterator[int]:
-    yield item
-    yield dies(item)
-
-
-def dies_drawing(item: int, rng: np.random.Generator) -> int:
-    return dies(item)
-
-
-def dies_collating(items: list[int]) -> list[int]:
-    return [dies(item) for item in items]
-
-
-@sl.stage(stateless=True)
-async def stage(items: AsyncIterator[int]) -> AsyncIterator[int]:
-    async for item in items:
-        yield dies(item)
-
-
-class Dangerous:
-    """A dataset of which one item can't be read."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> int:
-        return dies(index)
+from tests.hosts.poisons import (
+    LENGTH,
+    POISON,
+    Dangerous,
+    crashes,
+    dies,
+    dies_collating,
+    dies_drawing,
+    dies_later,
+    dies_unfolding,
+    greedy,
+    hangs_up,
+    kills_its_loop,
+    stage,
+)
 
 
 def items() -> sl.Pipeline[int]:
@@ -163,30 +119,11 @@ def test_what_a_process_ended_with_is_told(
     assert len(told) >= 3
 
 
-def greedy(item: int) -> int:
-    if item == POISON:
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, hard))
-        try:
-            return np.ones(1 << 32, np.uint8).size
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    return item
-
-
 def test_a_process_without_memory_raises_and_goes_on() -> None:
     with items().map(greedy).merge().open(backend=sl.Processes(1), on_error="skip") as stream:
         assert set(stream) == set(range(LENGTH)) - {POISON}
         assert stream.errors.total == 1
         assert isinstance(stream.errors.last[0].error, MemoryError)
-
-
-def kills_its_loop(item: int) -> int:
-    if item == POISON:
-        import asyncio
-
-        asyncio.get_running_loop().stop()
-    return item
 
 
 def test_user_code_that_stops_the_event_loop_ends_its_process_and_no_more(

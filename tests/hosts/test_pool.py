@@ -194,7 +194,7 @@ def test_rounds_over_a_pool_leave_nothing() -> None:
         with PIPE.open(backend=pool) as stream:
             list(stream)
         first = hosts()
-        for number in range(200):
+        for number in range(90):
             with PIPE.open(backend=pool) as stream:
                 ends[number % 3](stream)
         assert hosts() == first

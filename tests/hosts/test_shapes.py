@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.servers.shared import for_session
 
 SCRIPT = Path(__file__).with_name("shapes_run.py")
 
@@ -30,14 +33,25 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, dict[str, str]]:
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Return what the script printed, which one test process has run for all."""
+    path = for_session(tmp_path_factory, "shapes.json")
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(printed())
+    found: dict[str, dict[str, str]] = json.loads(path.read_text())
+    return found
+
+
+def printed() -> str:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     strict = ["-W", "error", "-W", "ignore::ResourceWarning"]  # of the database that nobody closes
-    done = subprocess.run([sys.executable, *strict, str(SCRIPT)], capture_output=True, text=True, env=env, timeout=55)
+    done = subprocess.run([sys.executable, *strict, str(SCRIPT)], capture_output=True, text=True, env=env, timeout=200)
     assert done.stderr == ""
-    found: dict[str, dict[str, str]] = json.loads(done.stdout)
-    return found
+    json.loads(done.stdout)
+    return done.stdout
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

@@ -21,7 +21,7 @@ from streamline.tasks import Tasks
 from streamline.testing import LOOPS, YIELD, Script, check_resume, scripted
 from streamline.testing.running import PipelineSubject, read, run
 from streamline.testing.truth import atoms
-from tests.laws.profile import SEEDS
+from tests.laws.profile import SEEDS, seeded
 from tests.laws.stages import erratic, fan, odd, pairs, twice
 
 
@@ -48,14 +48,12 @@ REWINDING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", REWINDING)
+@pytest.mark.parametrize(("name", "seed"), seeded(REWINDING))
 def test_behind_an_unordered_map(name: str, seed: int) -> None:
     check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", REWINDING)
+@pytest.mark.parametrize(("name", "seed"), seeded(REWINDING))
 def test_behind_a_best_effort_merge(name: str, seed: int) -> None:
     check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed)
 

@@ -116,7 +116,7 @@ def test_another_process_has_the_same_hash() -> None:
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program, *sys.path], capture_output=True, text=True, check=True, timeout=50
+            [sys.executable, "-c", program, *sys.path], capture_output=True, text=True, check=True, timeout=200
         ).stdout
         for _ in range(2)
     }

@@ -561,7 +561,7 @@ def test_closing_a_plain_stream_ends_the_wait_of_whoever_pauses_it() -> None:
     next(stream)
 
     def enter() -> None:
-        with stream.paused(quiesce_timeout=60):
+        with stream.paused(quiesce_timeout=200):
             pass
 
     thread = threading.Thread(target=enter, daemon=True)
@@ -612,7 +612,7 @@ def test_ctrl_c_while_a_plain_stream_is_paused_leaves_it_running() -> None:
 
         thread = threading.Thread(target=interrupt)
         thread.start()
-        with pytest.raises(KeyboardInterrupt), stream.paused(quiesce_timeout=30):
+        with pytest.raises(KeyboardInterrupt), stream.paused(quiesce_timeout=200):
             pytest.fail("entered")
         thread.join()
         loop_turns(stream)

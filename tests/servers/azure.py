@@ -11,7 +11,6 @@ import hmac
 import itertools
 import os
 import shutil
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,7 +20,8 @@ import pytest
 from obstore.store import AzureStore
 
 from tests.servers.absent import absent
-from tests.servers.s3 import Bucket, free_port, wait_for
+from tests.servers.s3 import Bucket
+from tests.servers.shared import for_session, shared
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "streamline", "azurite")
 PROGRAM = HOME / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
@@ -40,26 +40,18 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         absent("Azurite needs Node.js, which isn't here: install it, then run .ci/servers")
     if not PROGRAM.exists():
         absent(f"Azurite isn't in {HOME}: run .ci/servers, which installs it")
-    port = free_port()
-    program = [node, str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
-    folder = tmp_path_factory.mktemp("azurite")
-    process = subprocess.Popen(
-        [*program, "--skipApiVersionCheck", "--silent"],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(process, port)
+    memory = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
+
+    def program(port: int) -> list[str]:
+        return [node, str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(port), *memory]
+
+    with shared(for_session(tmp_path_factory, "azurite"), program) as port:
         yield f"http://127.0.0.1:{port}/{ACCOUNT}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture
 def container(azure_endpoint: str, obstore_is_warm: None) -> Bucket:
-    name = f"container-{next(NUMBERS)}"
+    name = f"container-{os.getpid()}-{next(NUMBERS)}"
     make_container(azure_endpoint, name)
     config = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": azure_endpoint}
     store = AzureStore(name, config=config, client_options={"allow_http": True, "pool_max_idle_per_host": "0"})  # type: ignore[arg-type]

@@ -1,13 +1,10 @@
-"""Moto's S3 server, in a process of its own: one for all tests of a session, a new bucket for each."""
+"""Moto's S3 server: one for all tests of a session, a new bucket for each."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +13,7 @@ from typing import Any
 import pytest
 from obstore.store import from_url
 
-START_S = 200.0
-"""Moto imports half of botocore: 1.5 s on a free core."""
+from tests.servers.shared import for_session, shared
 
 NUMBERS = itertools.count()
 
@@ -49,44 +45,22 @@ class Bucket:
         self.store.delete(key)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until a server accepts connections."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended with {process.returncode}"
-        with socket.socket() as look:
-            if look.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"no server on port {port} within {START_S:.0f} s")
-
-
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    port = free_port()
-    program = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    try:
-        wait_for(process, port)
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    def program(port: int) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+    with shared(for_session(tmp_path_factory, "s3"), program) as port:
         endpoint = f"http://127.0.0.1:{port}"
-        make_bucket(endpoint, "warm")
-        store_of("s3://warm", options_for(endpoint)).put("warm", b"")  # obstore's own threads stay, with their files
+        name = f"warm-{os.getpid()}"
+        make_bucket(endpoint, name)
+        store_of(f"s3://{name}", options_for(endpoint)).put("warm", b"")  # obstore's own threads stay, with their files
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture
 def bucket(s3_endpoint: str) -> Bucket:
-    name = f"bucket-{next(NUMBERS)}"
+    name = f"bucket-{os.getpid()}-{next(NUMBERS)}"
     make_bucket(s3_endpoint, name)
     options = options_for(s3_endpoint)
     return Bucket(f"s3://{name}", options, store_of(f"s3://{name}", options))
