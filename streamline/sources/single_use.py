@@ -65,8 +65,8 @@ class Use:
         if self._is_taken(owner, loads or (isinstance(owner, Iterator | AsyncIterator) and _is_read_once(owner))):
             raise PlanError(
                 f"{self._function}'s factory returned the same {type(owner).__name__} again, which keeps where it "
-                "stands in itself: have it make a new one at each call (of a Hugging Face dataset, "
-                "copy.deepcopy(dataset))"
+                "stands in itself: have it make a new one at each call, from what it is made of (of Hugging Face: "
+                f"{self._function}(lambda: load_dataset(..., streaming=True)))"
             )
         self._loaded = self._loaded or loads
 

@@ -104,6 +104,38 @@ def test_a_new_one_over_the_same_iterator_is_no_new_one(wrap: Callable[[Any], An
         list(pipe)
 
 
+class Stateful:
+    """An iterable with a state, as Hugging Face's datasets are."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.at, LENGTH))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_stateful_object_in_use_is_refused_with_a_way_out_that_works_in_every_thread() -> None:
+    shared = Stateful()
+    pipe = sl.from_iterable(lambda: shared)
+    assert list(pipe) == list(pipe) == list(range(LENGTH))
+    with pytest.raises(PlanError, match=r"same Stateful again.*from_iterable\(lambda: load_dataset\(") as failed:
+        list(pipe.shard(2).batch(2).merge())
+    assert "deepcopy" not in str(failed.value)
+
+
+def test_what_a_generator_function_reads_is_not_seen() -> None:
+    """The docs say so: its arguments may well go on from pass to pass."""
+    iterator = rows()
+    pipe = sl.from_iterable(lambda: (lambda inner: (yield from inner))(iterator))
+    assert [len(list(pipe)), len(list(pipe))] == [LENGTH, 0]
+
+
 def test_a_second_shard_and_a_second_pass_and_a_resume_are_refused() -> None:
     one, two, three = rows(), rows(), rows()
     with pytest.raises(PlanError, match=SAME) as failed:
