@@ -84,6 +84,6 @@ def state_that_stands_still() -> None:
     [code_changed, shards_begin_alike, resumed_from_its_start, draws_from_a_shared_generator, state_that_stands_still],
 )
 def test_names_in_warnings_are_escaped(warn: Callable[[], None]) -> None:
-    with pytest.warns(Warning) as caught:
+    with pytest.warns(Warning, match=r"a\\x1b") as caught:
         warn()
     assert [r"a\x1b[2Jb" in str(one.message) and "\x1b" not in str(one.message) for one in caught] == [True]
