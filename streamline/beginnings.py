@@ -87,8 +87,8 @@ class Beginnings:
         one, other = sorted(self._found, key=lambda beginning: beginning.shard)
         warnings.warn(
             f"{printable(one.source)}: the first {FIRST_ITEMS} items of {one} and of {other} are the same. Where each "
-            "shard reads everything, every item comes as often as there are shards. A source splits itself: use its shard and "
-            "num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these data are "
+            "shard reads everything, every item comes as often as there are shards. A source splits itself: use its "
+            "shard and num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these data are "
             'right, warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
             DuplicateWarning,
             stacklevel=users_level(),
