@@ -102,8 +102,8 @@ class Look:
             self.left = 0
             warnings.warn(
                 f"{printable(self._stage)} draws from {' and '.join(drawn)}, which all of its process shares: its "
-                "random numbers are others in each run and after a resume. .map(fn, seed=0) gives fn a generator of its "
-                "own, rng= or generator=; for a library that takes none, .map(fn, seed=0, seed_globals=True)",
+                "random numbers are others in each run and after a resume. .map(fn, seed=0) gives fn a generator of "
+                "its own, rng= or generator=; for a library that takes none, .map(fn, seed=0, seed_globals=True)",
                 RuntimeWarning,
                 stacklevel=2,
             )
