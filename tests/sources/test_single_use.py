@@ -129,6 +129,28 @@ def test_a_stateful_object_in_use_is_refused_with_a_way_out_that_works_in_every_
     assert "deepcopy" not in str(failed.value)
 
 
+class Restarts(Once):
+    """An iterator, of which each `iter` is one of its own."""
+
+    def __iter__(self) -> Any:
+        yield from range(LENGTH)
+
+
+class SetsBack(Wraps):
+    """An iterable that makes its one iterator ready for another pass."""
+
+    def __iter__(self) -> Any:
+        self.inner.at = 0  # type: ignore[attr-defined]
+        return self.inner
+
+
+def test_what_begins_anew_at_each_iter_is_read_again() -> None:
+    restarts, sets_back = Restarts(), SetsBack(Once())
+    assert list(sl.from_iterable(lambda: restarts).shard(2)) == list(range(LENGTH))
+    pipe = sl.from_iterable(lambda: sets_back)
+    assert list(pipe) == list(pipe) == list(range(1, LENGTH + 1))
+
+
 def test_what_a_generator_function_reads_is_not_seen() -> None:
     """The docs say so: its arguments may well go on from pass to pass."""
     iterator = rows()
@@ -235,12 +257,13 @@ def test_nothing_is_kept_of_an_iterator_that_nobody_else_holds() -> None:
     pipes: list[Any] = [
         sl.from_iterable(lambda: iter(items())),
         sl.from_iterable(lambda: map(str, (item for item in items()))),
+        sl.from_iterable(lambda: itertools.islice(map(str, iter(items())), 5)),
     ]
     for pipe in pipes:
         pipe.first(1)
     gc.collect()
     assert len(USED) == before
-    assert [item() for item in seen] == [None] * 4
+    assert [item() for item in seen] == [None] * 6
 
 
 def test_one_that_only_the_factory_holds_is_kept_no_longer_than_the_factory() -> None:
