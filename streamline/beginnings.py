@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from streamline.digests import digest
-from streamline.errors import DuplicateWarning, users_level
+from streamline.errors import DuplicateWarning, printable, users_level
 
 __all__ = ["Beginning", "Beginnings", "FirstItems"]
 
@@ -86,10 +86,10 @@ class Beginnings:
         self._warned = True
         one, other = sorted(self._found, key=lambda beginning: beginning.shard)
         warnings.warn(
-            f"{one.source}: the first {FIRST_ITEMS} items of {one} and of {other} are the same. Where each shard reads "
-            "everything, every item comes as often as there are shards. A source splits itself: use its shard and "
-            "num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these data are "
-            'right, warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
+            f"{printable(one.source)}: the first {FIRST_ITEMS} items of {one} and of {other} are the same. Where each "
+            "shard reads everything, every item comes as often as there are shards. A source splits itself: use its "
+            "shard and num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these "
+            'data are right, warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
             DuplicateWarning,
             stacklevel=users_level(),
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 from streamline.backends.base import Backend
 from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
-from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, users_level
+from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.failing.failures import OnError, Policy
 from streamline.hosts.pool import Hosting, Pool
 from streamline.meters.traffic import Traffic
@@ -218,7 +218,7 @@ def _code_changed(fit: Fit) -> str:
         f"since the snapshot, the code of {', '.join(fit.changed_code)} has changed: what was delivered stays as it "
         "was, items from here on are of the new code"
     )
-    return "; ".join([changed, *fit.unsteady])
+    return printable("; ".join([changed, *fit.unsteady]))
 
 
 def _check_ranks(plan: Plan, found: Rank) -> None:

@@ -12,7 +12,7 @@ from streamline.blame import stage_name
 from streamline.collate import unstack
 from streamline.compiling import compiled
 from streamline.declared import check_call
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.keeping import Keeping
 from streamline.merge import Merge, merge_of
 from streamline.options import (
@@ -315,7 +315,7 @@ class Pipeline(Keeping[T]):
         pipe = self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
         if not isinstance(fn, Declared):
             warnings.warn(
-                f"a resume will run {stage_name(fn)} from its start: declare what it remembers with "
+                f"a resume will run {printable(stage_name(fn))} from its start: declare what it remembers with "
                 "@sl.stage(state=dict), or @sl.stage(stateless=True)",
                 stacklevel=2,
             )

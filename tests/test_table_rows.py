@@ -228,3 +228,8 @@ def test_a_table_is_not_iterated_by_its_columns() -> None:
 def test_a_table_is_not_unfolded_into_its_columns() -> None:
     with pytest.raises(PlanTypeError, match=r"flat_map\(<lambda>\) returned a pandas DataFrame, whose iterator"):
         list(sl.from_items([1]).flat_map(lambda _: DataFrame(ROWS)))
+
+
+def test_rows_of_arrow_come_in_the_order_that_was_asked_for() -> None:
+    rows = rows_of(pa.table({"a": [0, 1, 2, 3]}))
+    assert [row["a"] for row in rows.__getitems__([0, 2, 1, 3])] == [0, 2, 1, 3]

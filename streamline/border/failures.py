@@ -10,8 +10,10 @@ Tracebacks stay behind. What they say is a note, of the exception that failed th
 
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
+import re
 import traceback
 from typing import NamedTuple, cast
 
@@ -29,6 +31,9 @@ MOST_ERRORS = 100
 
 MOST_TEXT = 1 << 16
 """Characters of a traceback, from its end: an exception's message may be of any length."""
+
+BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
+"""A frame of a traceback without its line of source."""
 
 APART = frozenset({KEY, "__notes__"})
 """Attributes that travel by themselves."""
@@ -86,7 +91,7 @@ def delivered(data: bytes) -> BaseException:
     """Return the exception that was carried, a new one at each call."""
     family, note = cast("tuple[list[_One], str | None]", pickle.loads(data))
     if note is not None:
-        family[0].notes.append(note)
+        family[0].notes.append(BARE.sub(_with_source, note))
     errors: dict[int, BaseException] = {}
     for at in range(len(family)):
         _make(at, family, errors)
@@ -193,6 +198,12 @@ def _traceback(error: BaseException, where: str) -> str:
 
 
 # The near end ---------------------------------------------------------------------------------------------------------
+
+
+def _with_source(frame: re.Match[str]) -> str:
+    """Return a frame with its line: this process has the source of a notebook's cells, the other one only files."""
+    line = linecache.getline(frame[1], int(frame[2])).strip()
+    return f"{frame[0]}    {line}\n" if line else frame[0]
 
 
 def _make(at: int, family: list[_One], errors: dict[int, BaseException]) -> BaseException:

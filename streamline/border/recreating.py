@@ -36,7 +36,7 @@ import anyio
 import cloudpickle
 import numpy as np
 
-__all__ = ["DERIVED", "EXACT", "REFUSED", "RecreatingPickler", "dumps"]
+__all__ = ["DERIVED", "EXACT", "REFUSED", "RecreatingPickler", "dumps", "has_refused_name"]
 
 Recreate = Callable[[Any], Any]
 """Returns what `__reduce__` would."""
@@ -109,6 +109,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
             return found
         if _qualified(kind) in KEYWORDS:
             return _compiled
+        if has_refused_name(kind):
+            return _refused
         if "torch.jit" in sys.modules and _is_scripted(kind):
             return _scripted
         if kind in self.dispatch_table or issubclass(kind, type):
@@ -329,6 +331,11 @@ def _weak_mapping(mapping: Any) -> Any:
 # Not to be copied -----------------------------------------------------------------------------------------------------
 
 
+def has_refused_name(kind: type) -> bool:
+    """Tell whether a type is one of those that are refused by name, or derived from one."""
+    return any(_qualified(base) in REFUSED_NAMES for base in kind.__mro__)
+
+
 def _refused(obj: Any) -> Any:
     """What belongs to this process: a copy would be something else, and nobody would be told."""
     kind = type(obj)
@@ -379,6 +386,9 @@ REFUSED = (
     *(threading.Thread, queue.Queue, queue.SimpleQueue, subprocess.Popen),
     *(concurrent.futures.Executor, concurrent.futures.Future, io.TextIOWrapper),
 )
+
+REFUSED_NAMES = {"IPython.core.interactiveshell.InteractiveShell"}
+"""By the names of types: `get_ipython` is a method of one, which refers to the kernel, its sockets and the history."""
 
 DERIVED: dict[type, Recreate] = {
     **dict.fromkeys(PRIMITIVES, _primitive),

@@ -202,9 +202,11 @@ class _Pass(Generic[T]):
         """Return the blocks behind the one that a state refers to; `following` was being drawn there."""
         if self.place.reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
-        if self.place.reached > self._drawn and self._keeping.chosen:
+        if self.place.reached <= self._drawn:
+            return found.beyond(tip, drawing)
+        if self.place.chosen:
             return []  # others may have chosen another order
-        return found.beyond(tip, drawing)
+        return found.beyond(tip, drawing, chosen=False)
 
     async def _stand_behind(self, chain: list[Block]) -> None:
         """Open the upstream behind blocks; where the last ones are damaged or gone, behind those before them.
@@ -213,6 +215,8 @@ class _Pass(Generic[T]):
           ResumeError: there it can't be drawn again exactly.
         """
         begun = self._stands
+        if any(block.chosen for block in chain):
+            self.place = replace(self.place, chosen=True)
         while (tip := chain[-1].id if chain else ROOT) != begun:
             if not chain:
                 await self._open(self.place.epoch, None)
@@ -225,7 +229,7 @@ class _Pass(Generic[T]):
             await self._drop(chain, len(chain) - 1, held)
             chain = chain[:-1]
         self._chain, kept = chain, chain[-1].stop if chain else 0
-        if tip != begun and max(self.served, self.place.reached) > kept and self._keeping.chosen:
+        if tip != begun and max(self.served, self.place.reached) > kept and self.place.chosen:
             raise ResumeError(
                 f"{self._keeping.stage} can't go on in the middle of its pass: files of it in {self._keeping.path} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "
@@ -303,7 +307,7 @@ class _Pass(Generic[T]):
         place, now, items, self._block, self._bytes = self.place, self.flow.state, self._block, [], 0
         tip, _, following = self._where
         assert tip is not None
-        block = Block(Path(), place.drawing or 0, self._drawn, tip, following, end, 0)
+        block = Block(Path(), place.drawing or 0, self._drawn, tip, following, end, 0, place.chosen)
         held = Held(items, place.epoch, now.json())
         written = await self._call(partial(self._files.write, block, held, self._written))
         if tip == ROOT and block.drawing:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ ROOT = "0" * 16
 
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+\.[0-9a-f]{16})\.drawing-(?P<drawing>\d+)\."
-    r"(?:reset|(?P<stop>\d+)\.(?P<before>[0-9a-f]{16})-(?P<id>[0-9a-f]{16})(?P<end>\.end)?\.cache)"
+    r"(?:reset|(?P<stop>\d+)\.(?P<before>[0-9a-f]{16})-(?P<id>[0-9a-f]{16})(?P<end>\.end)?(?P<chosen>\.chosen)?\.cache)"
 )
 
 
@@ -53,6 +53,7 @@ class Block:
       stop: items of the pass up to its end.
       end: it is the last one.
       nbytes: of the file.
+      chosen: whether its order was chosen, so that it is another one if it is drawn again.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Block:
     id: str
     end: bool
     nbytes: int
+    chosen: bool = False
 
 
 class Held(NamedTuple):
@@ -102,11 +104,17 @@ class Found:
             tip = block.before
         return found[::-1]
 
-    def beyond(self, tip: str, drawing: int) -> list[Block]:
-        """Return the blocks behind this one: a whole pass if there is one, else as many as there are."""
+    def beyond(self, tip: str, drawing: int, *, chosen: bool = True) -> list[Block]:
+        """Return the blocks behind this one: a whole pass if there is one, else as many as there are.
+
+        Args:
+          chosen: also those whose order was chosen.
+        """
         ends, todo = list[Block](), [block for block in self._behind.get(tip, ()) if block.drawing == drawing]
         while todo:
             block = todo.pop()
+            if block.chosen and not chosen:
+                continue
             todo += self._behind.get(block.id, ())
             ends.append(block)
         if not ends:
@@ -159,7 +167,8 @@ class CacheFiles:
                         with suppress(FileNotFoundError):  # another run has just removed it
                             size, end = entry.stat().st_size, match["end"] is not None
                             path, stop = self._folder / entry.name, int(match["stop"])
-                            blocks.append(Block(path, drawing, stop, match["before"], match["id"], end, size))
+                            chosen = match["chosen"] is not None
+                            blocks.append(Block(path, drawing, stop, match["before"], match["id"], end, size, chosen))
         except FileNotFoundError:
             return Found((), 0)
         except OSError as error:
@@ -182,7 +191,7 @@ class CacheFiles:
         items = json_list(pack(item, buffers, WRITER) for item in held.items)
         path = self._folder / (
             f"{self._whose}.drawing-{block.drawing}.{block.stop:012}.{block.before}-{block.id}"
-            f"{'.end' if block.end else ''}.cache"
+            f"{'.end' if block.end else ''}{'.chosen' if block.chosen else ''}.cache"
         )
         parts = packed(MAGIC, items, {"name": path.name, "epoch": held.epoch, "state": held.state}, buffers)
         size = size_of(parts)
@@ -197,7 +206,7 @@ class CacheFiles:
             write_packed(path, parts, self._whose)
         except OSError as error:
             raise ReadError(f"can't keep a pass in {path}: {error.strerror or error}; {self._wants}") from error
-        return Block(path, block.drawing, block.stop, block.before, block.id, block.end, size)
+        return replace(block, path=path, nbytes=size)
 
     @property
     def _wants(self) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 from cloudpickle import cloudpickle
 
-from streamline.border.recreating import REFUSED
+from streamline.border.recreating import REFUSED, has_refused_name
 
 __all__ = ["unsendable"]
 
-DEEPEST = 20
+MOST_TRIED = 300
+"""Parts that are pickled by themselves in search of the culprit."""
 
 WAY_OUT = (
     "Make it in the process that uses it: a function `@functools.cache def get(): return ...` that makes it, and get() "
@@ -27,7 +28,7 @@ Sendable = Callable[[object], bool]
 
 def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
     """Return the message for a payload that is not `sendable`, but raised `error`."""
-    trail, culprit = _trail(payload, sendable, {id(payload)}) or ([], payload)
+    trail, culprit = _innermost(payload, sendable)
     steps = dropwhile(lambda step: step.startswith("."), filter(None, trail))  # of ours, up to the stage
     where = "".join(f"{step}: " for step in steps)
     return (
@@ -36,26 +37,34 @@ def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
     )
 
 
-def _trail(found: object, sendable: Sendable, seen: set[int]) -> tuple[list[str], object] | None:
-    """Return the way to the innermost thing that can't be pickled, and that thing.
+def _innermost(payload: object, sendable: Sendable) -> tuple[list[str], object]:
+    """Return the shortest way to a thing that can't be pickled though its parts can, and that thing.
 
-    None: only what was seen before keeps this one from being pickled.
+    Breadth first, each thing once: an object may refer to all of a large program, in circles. After `MOST_TRIED` parts
+    it is the thing that was reached; the payload, if it is only circles that can't be pickled.
     """
-    innermost = True
-    for label, part in _parts(found):
-        if sendable(part):
-            continue
-        innermost = innermost and part is found
-        if id(part) not in seen and len(seen) < DEEPEST:
-            inside = _trail(part, sendable, seen | {id(part)})
-            if inside is not None:
-                return [label, *inside[0]], inside[1]
-    return ([], found) if innermost else None
+    reached: list[tuple[list[str], object]] = [([], payload)]
+    seen, tried = {id(payload)}, 0
+    for trail, found in reached:  # it grows meanwhile
+        innermost = True
+        for label, part in _parts(found):
+            tried += 1
+            if tried > MOST_TRIED:
+                return trail, found
+            if sendable(part):
+                continue
+            innermost = innermost and part is found
+            if id(part) not in seen:
+                seen.add(id(part))
+                reached.append(([*trail, label], part))
+        if innermost:
+            return trail, found
+    return reached[0]
 
 
 def _parts(whole: Any) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with `whole`, each with how a person would name it."""
-    if isinstance(whole, REFUSED):
+    if isinstance(whole, REFUSED) or has_refused_name(type(whole)):
         return
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)

@@ -1,22 +1,21 @@
 """What a factory must not return twice: objects that keep their place in themselves.
 
-A second pass, a second shard or a resume calls the factory again. If it then returns the iterator of an earlier call,
-that goes on where it stood: the pass is empty, or lacks its beginning, without an error. So every use is on record here
-as long as the object lives, and is compared with what the factory returns next. An object that nobody else holds is not
-kept alive for that: of most there is a weak reference; of those that can't have one (`map`, `zip`, a list's iterator),
-a strong one, as long as the factory lives, where the count of references says that somebody holds it.
+A second pass, a second shard or a resume calls the factory again. If it returns the iterator of an earlier call, that
+goes on where it stood, and items are missing without an error. So each object that was read is on record, by identity,
+as long as it lives and what a factory returns next is looked up there. Also looked up: what `map`, `zip`, `islice`,
+`csv.reader` and generator expressions read. Not seen: what a generator function or an iterator class reads inside.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from inspect import isgeneratorfunction
 from itertools import count, cycle, repeat
+from threading import Lock
 from types import FunctionType
 from typing import Any
 
@@ -25,13 +24,21 @@ from streamline.errors import PlanError
 __all__ = ["Use", "check_not_over"]
 
 READERS = ("builtins", "itertools", "_csv")
-"""Modules whose iterators read others: `map`, `zip`, `islice`, `csv.reader`."""
+"""Modules whose iterators read others."""
 
 ENDLESS = (count, cycle, repeat)
-"""What numbers the items of several passes, perhaps, and is no reason to refuse them."""
+"""They may number the items of several passes, which is no reason to refuse them."""
 
-DEPTH = 4
-"""Iterators inside one another that are looked at."""
+RETURN_SELF = (lambda self: self).__code__.co_code
+
+LOCK = Lock()
+
+USED: weakref.WeakValueDictionary[int, Use] = weakref.WeakValueDictionary()
+"""The last use of each object that may come again, by its identity."""
+
+_one = [object()]
+ALONE = sys.getrefcount(_one[0])
+"""References to an object that a list alone holds."""
 
 
 class Use:
@@ -44,25 +51,24 @@ class Use:
     """
 
     def __init__(self, function: str, factory: object, *, shared: bool = False) -> None:
-        self._function = function
-        self._shared = shared
-        self._factory = factory
-        self._records: list[_Record] = []
+        self._function, self._factory, self._shared = function, factory, shared
+        self._open, self._loaded = True, False
+        self._read: list[object] = []
+        self._kept: dict[int, object] = {}
 
     def stateful(self, owner: object, loads: bool) -> None:
-        """Begin to use an object whose state is taken and loaded: iterated again it begins at its start, unless it was
-        loaded.
+        """Begin to use an object whose state is taken and loaded: else it begins at its start when it is iterated.
 
         Raises:
           PlanError: its place belongs to another use.
         """
-        once = isinstance(owner, Iterator | AsyncIterator) and _read_once(owner, own=True) is True
-        if self._began(owner, loads, once=once):
+        if self._is_taken(owner, loads or (isinstance(owner, Iterator | AsyncIterator) and _is_read_once(owner))):
             raise PlanError(
                 f"{self._function}'s factory returned the same {type(owner).__name__} again, which keeps where it "
-                "stands in itself: have it make a new one at each call (of a Hugging Face dataset, "
-                "copy.deepcopy(dataset))"
+                "stands in itself: have it make a new one at each call, from what it is made of (of Hugging Face: "
+                f"{self._function}(lambda: load_dataset(..., streaming=True)))"
             )
+        self._loaded = self._loaded or loads
 
     def iterated(self, iterable: Any, make: Callable[[Any], Any]) -> Any:
         """Begin to use the iterator of what the factory returned, and those that it reads; `make`: `iter` or `aiter`.
@@ -70,83 +76,94 @@ class Use:
         Raises:
           PlanError: an earlier call returned it, and it can be read once; or it is in use.
         """
-        if isinstance(iterable, Iterator | AsyncIterator) and not self._shared:
-            self._check(iterable, own=True)
+        if isinstance(iterable, Iterator | AsyncIterator) and not _begins(iterable, isgeneratorfunction):
+            self._check(iterable, iterable)  # before `iter`, which may set it back
         iterator = make(iterable)
-        if iterator is not iterable and not self._shared:
-            self._check(iterator, own=False)
+        for one in [] if self._shared else _read_by(iterator):
+            if not _begins(one, callable):  # else it may have been set back
+                self._check(iterator, one)
         return iterator
 
-    def _check(self, iterator: object, *, own: bool) -> None:
-        for inner in _read_by(iterator):
-            once = _read_once(inner, own=own)
-            if once is not None and self._began(inner, loads=False, once=once):
-                raise PlanError(self._same(iterator, inner))
-            own = False
-
-    def _began(self, owner: object, loads: bool, *, once: bool) -> bool:
-        """Put the use on record; whether the object belongs to an earlier one."""
-        with LOCK:
-            before = USED.get(id(owner))
-            if before is not None and before in self._records:
-                return False
-            if before is not None and before.is_of(owner) and (before.open or before.loaded or loads or once):
-                return True
-            self._records.append(_Record(owner, loads))
-            return False
-
-    def _same(self, iterator: object, inner: object) -> str:
+    def _check(self, iterator: object, inner: object) -> None:
+        if self._shared or not self._is_taken(inner, _is_read_once(inner)):
+            return
         kind = type(inner).__name__
         name = getattr(inner, "__name__", None) if kind.endswith("generator") else None
         make = "make()" if name is None or name.startswith("<") else f"{name}(...)"
         shown = f"the same {kind}" if name is None else f"the same {kind} {name}"
         over = "" if inner is iterator else f"a {type(iterator).__name__} over "
-        return (
+        raise PlanError(
             f"{self._function}'s factory returned {over}{shown} again, and an iterator is read once: have it make a "
             f"new one at each call, {self._function}(lambda: {make}), not the one that was made before. What can't be "
             "made again can be kept: sl.from_items(list(it))"
         )
 
+    def _is_taken(self, owner: object, once: bool) -> bool:
+        """Tell whether an object belongs to an earlier use; if it doesn't, it belongs to this one."""
+        with LOCK:
+            earlier = USED.get(id(owner))
+            if earlier is self:
+                return False
+            if earlier is not None and (once or earlier._open or earlier._loaded):
+                return True
+            USED[id(owner)] = self
+            self._read.append(owner)
+            return False
+
     def close(self) -> None:
-        """Say that it is read no more; the caller holds no reference to it by now."""
-        records, self._records = self._records, []
-        while records:
-            records.pop(0).close(self._factory)
+        """Say that it is read no more; the caller holds no reference to it by now.
+
+        On record it stays as long as it lives; what can't have a weak reference (`map`, `zip`, a list's iterator) is
+        kept, as long as the factory lives, if somebody else holds it.
+        """
+        self._open = False
+        factory, self._factory = self._factory, None
+        while self._read:
+            alone = sys.getrefcount(self._read[0]) <= ALONE
+            owner = self._read.pop(0)
+            key = id(owner)
+            try:
+                weakref.finalize(owner, self._forget, key).atexit = False
+            except TypeError:
+                if alone:
+                    self._forget(key)
+                else:
+                    self._kept[key] = owner
+                    with suppress(TypeError):
+                        weakref.finalize(factory, self._forget, key).atexit = False
+            del owner  # it may be all that holds the next one
+
+    def _forget(self, key: int) -> None:
+        self._kept.pop(key, None)
+        if USED.get(key) is self:
+            del USED[key]
 
 
-class _Record:
-    """The use of one object. It lives as long as its `Use`, and then as long as the object may come again."""
+def _read_by(iterator: object) -> list[object]:
+    """Return an iterator, and those that it reads."""
+    found = [iterator]
+    for one in found:  # it grows meanwhile
+        frame = getattr(one, "gi_frame", None) or getattr(one, "ag_frame", None)
+        held: list[object] = []
+        if frame is not None and ".0" in frame.f_code.co_varnames:  # what an expression's first `in` reads
+            held = [frame.f_locals[".0"]]
+        elif type(one).__module__ in READERS and frame is None:
+            held = gc.get_referents(one)
+            held += [part for each in held if type(each) is tuple for part in each]  # `map` and `zip` hold a tuple
+        iterators = [it for it in held if isinstance(it, Iterator | AsyncIterator) and not isinstance(it, ENDLESS)]
+        found += [it for it in iterators if not any(it is known for known in found)]
+    return found
 
-    def __init__(self, owner: object, loaded: bool) -> None:
-        self.open = True
-        self.loaded = loaded
-        self._owner: Any = owner
-        self._weak: weakref.ref[Any] | None = None
-        USED[id(owner)] = self
 
-    def is_of(self, owner: object) -> bool:
-        return (self._owner if self._weak is None else self._weak()) is owner
+def _begins(iterator: object, how: Callable[[Any], bool]) -> bool:
+    """Tell whether its `iter` is Python code, which may set it back, and of a kind."""
+    begin = getattr(type(iterator), "__iter__", None) or getattr(type(iterator), "__aiter__", None)
+    return isinstance(begin, FunctionType) and how(begin)
 
-    def close(self, factory: object) -> None:
-        self.open = False
-        keeper = self._owner
-        try:
-            self._weak = weakref.ref(keeper)
-            self._owner = None
-        except TypeError:
-            del keeper
-            if self.references() <= ALONE:
-                return
-            keeper = factory
-        with suppress(TypeError):
-            weakref.finalize(keeper, self._forget).atexit = False  # until then, that holds this record
 
-    def references(self) -> int:
-        """Return how many references there are to the object: this record's, the call's, and others'."""
-        return sys.getrefcount(self._owner)
-
-    def _forget(self) -> None:
-        self._owner = None
+def _is_read_once(iterator: object) -> bool:
+    """Tell whether `iter` of it can't set it back: it's C code, or `return self`."""
+    return not _begins(iterator, lambda begin: begin.__code__.co_code != RETURN_SELF)
 
 
 def check_not_over(function: str, stream: object) -> None:
@@ -160,43 +177,3 @@ def check_not_over(function: str, stream: object) -> None:
             f"{function}'s async generator {getattr(stream, '__name__', '')} has ended: an earlier opening read it, "
             f"and closed it. Give the function that makes a new one: {function}(lambda: connect())"
         )
-
-
-def _read_by(iterator: object, depth: int = DEPTH) -> Iterator[object]:
-    """Yield an iterator, and those that it reads."""
-    yield iterator
-    frame = getattr(iterator, "gi_frame", None) or getattr(iterator, "ag_frame", None)
-    inner: list[object] = []
-    if frame is not None:
-        inner = [frame.f_locals[".0"]] if ".0" in frame.f_code.co_varnames else []  # what an expression's `in` reads
-    elif type(iterator).__module__ in READERS:
-        held = gc.get_referents(iterator)
-        inner = [*held, *(one for each in held if type(each) is tuple for one in each)]  # `map` and `zip` hold a tuple
-    for one in inner if depth else ():
-        if isinstance(one, Iterator | AsyncIterator) and not isinstance(one, ENDLESS):
-            yield from _read_by(one, depth - 1)
-
-
-def _read_once(iterator: object, *, own: bool) -> bool | None:
-    """Whether `iter()` of it can't begin anew; False: it may, when it is in use no more; None: it may at any time.
-
-    Args:
-      own: it is what the factory returned; else an iterable made it, and may make it ready for another pass.
-    """
-    kind = type(iterator)
-    begins: Any = getattr(kind, "__iter__", None) or getattr(kind, "__aiter__", None)
-    if not isinstance(begins, FunctionType):
-        return True
-    code = begins.__code__
-    if not own or code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
-        return None
-    return not code.co_names and not code.co_freevars  # `return self`: it touches nothing that it could set back
-
-
-LOCK = threading.Lock()
-
-USED: weakref.WeakValueDictionary[int, _Record] = weakref.WeakValueDictionary()
-"""By identity."""
-
-ALONE = _Record(iter(()), loaded=False).references()
-"""References to an object that its record alone holds, as this Python counts them."""

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.states import Json
 
 __all__ = ["Foreign", "Marks", "as_text", "decoded", "encoded", "foreign"]
@@ -111,8 +111,8 @@ class Marks:
         if not moved and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the state of {self._source.kind} is the same behind items {at} and {count}, so it can't be where it "
-                f"stands: a resume iterates on from item {self.at}",
+                f"the state of {printable(self._source.kind)} is the same behind items {at} and {count}, so it "
+                f"can't be where it stands: a resume iterates on from item {self.at}",
                 RuntimeWarning,
                 stacklevel=2,
             )

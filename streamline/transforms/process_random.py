@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, printable
 from streamline.flow import Site
 
 __all__ = ["Look", "check_alone", "set_globally", "torch_generator"]
@@ -101,9 +101,9 @@ class Look:
         if drawn:
             self.left = 0
             warnings.warn(
-                f"{self._stage} draws from {' and '.join(drawn)}, which all of its process shares: its random numbers "
-                "are others in each run and after a resume. .map(fn, seed=0) gives fn a generator of its own, rng= or "
-                "generator=; for a library that takes none, .map(fn, seed=0, seed_globals=True)",
+                f"{printable(self._stage)} draws from {' and '.join(drawn)}, which all of its process shares: its "
+                "random numbers are others in each run and after a resume. .map(fn, seed=0) gives fn a generator of "
+                "its own, rng= or generator=; for a library that takes none, .map(fn, seed=0, seed_globals=True)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import pickle
 import socket
 import sys
@@ -242,6 +243,20 @@ def test_the_traceback_is_a_note_from_the_users_own_frames_on() -> None:
     assert found.__traceback__ is None
     assert list(caught.value.__notes__) == before
     assert note in "".join(traceback.format_exception(found))
+
+
+def test_frames_of_a_notebooks_cells_get_their_lines_here() -> None:
+    source = "def f(n):\n    return n / 0\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, "<cell 3>", "exec"), names)
+    with pytest.raises(ZeroDivisionError) as failed:
+        names["f"](1)
+    data = carry(failed.value)
+    linecache.cache["<cell 3>"] = (len(source), None, source.splitlines(keepends=True), "<cell 3>")
+    try:
+        assert 'File "<cell 3>", line 2, in f\n    return n / 0\nZeroDivisionError' in delivered(data).__notes__[-1]
+    finally:
+        del linecache.cache["<cell 3>"]
 
 
 def test_of_an_endless_message_the_end_of_the_traceback_is_kept() -> None:

@@ -16,6 +16,7 @@ import anyio.lowlevel
 import pytest
 
 import streamline as sl
+from streamline.caching import disk
 from streamline.caching.cache import Cache
 from streamline.caching.files import CacheFiles
 from streamline.errors import PlanError, ResumeError
@@ -400,3 +401,53 @@ def test_what_stands_at_the_end_of_a_block_needs_none_of_them(tmp_path: Path) ->
     assert rest(pipe, snapshot) == [8]
     assert min(read) == 8
     assert not list(tmp_path.glob("*"))  # a pass without its beginning
+
+
+# Runs that choose their order, and runs that don't, over the same files -----------------------------------------------
+
+
+LENGTH = 3_000
+"""Less than a block, more than a stream reads ahead."""
+
+
+async def slow_in_shard_0(n: int) -> int:
+    for _ in range(50 if n % 3 == 0 else 0):
+        await anyio.lowlevel.checkpoint()
+    return n
+
+
+def merged(path: Path, kind: Any) -> sl.Pipeline[int]:
+    return sl.from_items(range(LENGTH)).shard(3).map(slow_in_shard_0).merge(kind).cache(path=path)
+
+
+def test_a_strict_run_does_not_go_on_in_blocks_that_a_best_effort_run_has_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "BLOCK_ITEMS", 16384)
+    strict = merged(tmp_path, "strict")
+    with strict.open() as stream:
+        first = [next(stream) for _ in range(7)]
+        snapshot = stream.snapshot()
+    assert list(merged(tmp_path, "best_effort")) != list(range(LENGTH))
+    with strict.open(resume=snapshot) as stream:
+        assert first + list(stream) == list(range(LENGTH))
+
+
+def test_a_strict_run_in_blocks_that_were_chosen_goes_on_in_them_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "BLOCK_ITEMS", 16384)
+    chosen = list(merged(tmp_path, "best_effort"))
+    strict = merged(tmp_path, "strict")
+    with strict.open() as stream:
+        first = [next(stream) for _ in range(7)]
+        snapshot = stream.snapshot()
+    with strict.open(resume=snapshot) as stream:
+        assert first + list(stream) == chosen != list(range(LENGTH))
+    for block in tmp_path.iterdir():
+        block.unlink()
+    with (
+        strict.open(resume=snapshot) as stream,
+        pytest.raises(ResumeError, match="damaged or gone, and what is before it chooses an order"),
+    ):
+        next(stream)

@@ -18,6 +18,7 @@ import types
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError
 from streamline.hosts.shipping import MOST_BYTES, dumps, importable, load, ship
+from streamline.hosts.unsendable import MOST_TRIED
 
 NewEcho = Callable[..., Any]
 
@@ -316,6 +318,38 @@ def test_what_belongs_to_a_process_is_refused_at_open_and_by_check(kind: str) ->
         with pytest.raises(PlanError, match=said):
             ship(pipe.plan)
         assert re.search(said, str(pipe.check(backend=sl.Processes(1))))
+
+
+class Peer:
+    """One of many that know each other."""
+
+    def __init__(self, peers: list[Peer]) -> None:
+        self.peers = peers
+        self.tail: Any = None
+        peers.append(self)
+
+
+def test_in_a_graph_of_circles_the_shortest_way_to_the_culprit_is_said_in_bounded_time() -> None:
+    peers: list[Peer] = []
+    for _ in range(30):
+        Peer(peers)
+    peers[-1].tail = SimpleNamespace(feed=queue.Queue())
+    said = r"its variable peers: \[29\]: \.tail: \.feed: a queue\.Queue can't be pickled"
+    with pytest.raises(PlanError, match=said):
+        ship(sl.from_items([1]).map(lambda _: peers).plan)
+    peers[-1].tail = {number: [queue.Queue()] for number in range(MOST_TRIED)}
+    with pytest.raises(PlanError, match=r"its variable peers: \[29\]: \.tail: a dict can't be pickled"):
+        ship(sl.from_items([1]).map(lambda _: peers).plan)
+
+
+def test_the_shell_of_a_notebook_is_refused_by_its_name() -> None:
+    shell: Any = type("InteractiveShell", (), {"__module__": "IPython.core.interactiveshell", "sent": queue.Queue()})
+    derived: Any = type("KernelShell", (shell,), {"get_ipython": lambda self: self})
+    get_ipython = derived().get_ipython
+    with pytest.raises(
+        PlanError, match=r"its variable get_ipython: \S*KernelShell, whose method .* belongs to the proc"
+    ):
+        ship(sl.from_items([1]).map(lambda _: get_ipython()).plan)
 
 
 def test_the_way_out_of_what_can_not_be_sent_works(new_echo: NewEcho) -> None:

@@ -104,6 +104,60 @@ def test_a_new_one_over_the_same_iterator_is_no_new_one(wrap: Callable[[Any], An
         list(pipe)
 
 
+class Stateful:
+    """An iterable with a state, as Hugging Face's datasets are."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.at, LENGTH))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_stateful_object_in_use_is_refused_with_a_way_out_that_works_in_every_thread() -> None:
+    shared = Stateful()
+    pipe = sl.from_iterable(lambda: shared)
+    assert list(pipe) == list(pipe) == list(range(LENGTH))
+    with pytest.raises(PlanError, match=r"same Stateful again.*from_iterable\(lambda: load_dataset\(") as failed:
+        list(pipe.shard(2).batch(2).merge())
+    assert "deepcopy" not in str(failed.value)
+
+
+class Restarts(Once):
+    """An iterator, of which each `iter` is one of its own."""
+
+    def __iter__(self) -> Any:
+        yield from range(LENGTH)
+
+
+class SetsBack(Wraps):
+    """An iterable that makes its one iterator ready for another pass."""
+
+    def __iter__(self) -> Any:
+        self.inner.at = 0  # type: ignore[attr-defined]
+        return self.inner
+
+
+def test_what_begins_anew_at_each_iter_is_read_again() -> None:
+    restarts, sets_back = Restarts(), SetsBack(Once())
+    assert list(sl.from_iterable(lambda: restarts).shard(2)) == list(range(LENGTH))
+    pipe = sl.from_iterable(lambda: sets_back)
+    assert list(pipe) == list(pipe) == list(range(1, LENGTH + 1))
+
+
+def test_what_a_generator_function_reads_is_not_seen() -> None:
+    """The docs say so: its arguments may well go on from pass to pass."""
+    iterator = rows()
+    pipe = sl.from_iterable(lambda: (lambda inner: (yield from inner))(iterator))
+    assert [len(list(pipe)), len(list(pipe))] == [LENGTH, 0]
+
+
 def test_a_second_shard_and_a_second_pass_and_a_resume_are_refused() -> None:
     one, two, three = rows(), rows(), rows()
     with pytest.raises(PlanError, match=SAME) as failed:
@@ -203,12 +257,13 @@ def test_nothing_is_kept_of_an_iterator_that_nobody_else_holds() -> None:
     pipes: list[Any] = [
         sl.from_iterable(lambda: iter(items())),
         sl.from_iterable(lambda: map(str, (item for item in items()))),
+        sl.from_iterable(lambda: itertools.islice(map(str, iter(items())), 5)),
     ]
     for pipe in pipes:
         pipe.first(1)
     gc.collect()
     assert len(USED) == before
-    assert [item() for item in seen] == [None] * 4
+    assert [item() for item in seen] == [None] * 6
 
 
 def test_one_that_only_the_factory_holds_is_kept_no_longer_than_the_factory() -> None:
