@@ -7,10 +7,11 @@ function begins, where a loop jumps back, and after a call; a test with real sig
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,13 @@ FOLDER = str(Path(sl.__file__).parent)
 TAKING = ["_fetch_part", "part", "_part_at_hand", "_load", "then", "_go_on"]
 HANDOVER = [*TAKING, "_part_of_steps", "_wait_list", "_fetch", "_over", "_end"]
 PIPE = sl.from_items(range(23)).shuffle(seed=1).shard(2).shuffle(window=3).merge().batch(2, collate=None)
+
+
+MACHINERY = ["supervise", "start", "_begin", "into", "drive", "pump", "_packet", "_pull", "aclose", "close", "_run"]
+
+
+async def nothing(item: int) -> int:
+    return item
 
 
 class Strikes:
@@ -230,6 +238,91 @@ def test_a_debug_stream_whose_snapshot_is_gone_on_with() -> None:
         assert got == whole[: len(got)]
     assert got == whole
     assert strikes.count > 20
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Ctrl-C came between its making and its run
+def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop is in this thread, so the strikes are in tasks, in what ends them, and in a close."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finalizer, Python itself drops the interrupt
+    pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
+    whole = list(pipe)
+    strikes = Strikes(*MACHINERY, times=1)
+    got, before = list[int](), -1
+    snapshot: sl.Snapshot | None = None
+    while before != strikes.count:
+        before = strikes.count
+        stream = pipe.debug(resume=snapshot)
+        with strikes.armed(), stream, strikes.armed():
+            for item in stream:
+                got.append(item)
+        snapshot = stream.snapshot()
+        stream.close()
+        assert got == whole[: len(got)]
+    assert got == whole
+    assert strikes.struck >= set(MACHINERY)
+
+
+def test_a_debug_stream_is_closed_while_an_interrupt_of_the_loop_is_handled() -> None:
+    closed = []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            for number in range(3):
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            closed.append(number)
+
+    with suppress(KeyboardInterrupt), sl.from_iterable(source).debug() as stream:
+        next(stream)
+        raise KeyboardInterrupt
+    assert closed == [0]
+
+
+OPENING = ["open", "__enter__", "sync_stream", "start", "start_thread", "begin", "show", "stop", "_end", "close"]
+
+
+def opened_stream() -> None:
+    with PIPE.open() as stream:
+        next(stream)
+
+
+def dropped_stream() -> None:
+    for _ in PIPE:
+        break
+
+
+def opened_loader() -> None:
+    with PIPE.loader() as loader:
+        next(iter(loader))
+
+
+def opened_replicator() -> None:
+    with sl.StreamReplicator(range(6), 1) as replicator:
+        next(replicator.replica(0))
+
+
+def stopped_twice() -> None:
+    stream = PIPE.open().sync_stream()
+    try:
+        next(stream)
+        stream.close()
+    finally:
+        stream.close()
+
+
+@pytest.mark.parametrize("act", [opened_stream, dropped_stream, opened_loader, opened_replicator, stopped_twice])
+def test_what_is_being_opened_or_closed_leaves_nothing(
+    act: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixture that looks for leaks says so."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finalizer, Python itself drops the interrupt
+    strikes, before = Strikes(*OPENING, times=1), None
+    while before != strikes.count:
+        before = strikes.count
+        with strikes.armed():
+            act()
+    assert strikes.struck >= {"start_thread", "close"}
 
 
 def test_a_debug_stream_that_never_began_has_a_snapshot_of_its_beginning() -> None:
