@@ -169,6 +169,37 @@ def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> N
     assert strikes.count > 30
 
 
+@pytest.mark.parametrize(
+    ("backend", "take"), [(sl.Threads(2), by_for), (sl.Threads(2), by_next), (sl.Processes(2), by_next)]
+)
+def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callable[..., None]) -> None:
+    strikes, got = Strikes(times=1), list[int]()
+    with sl.from_items(range(40)).shard(2).map(abs).merge().open(backend=backend) as stream:
+
+        def check() -> None:
+            assert (stream.count, sum(stream.snapshot().produced)) == (len(got), len(got))
+
+        struck_until_its_end(strikes, stream, got, take, check)
+    assert got == list(range(40))
+    assert strikes.struck >= {"part", "_load", "then", "dealt_with", "take", "wait", "_go_on", "_end"}
+
+
+@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)])
+def test_a_loader_of_workers_in_threads_and_processes(backend: Any) -> None:
+    strikes = Strikes(times=1)
+    with sl.from_items(range(40)).shard(2).map(abs).merge().loader(backend=backend) as loader:
+        for epoch in range(2):
+            got = list[int]()
+
+            def check(epoch: int = epoch, got: list[int] = got) -> None:
+                state = loader.state_dict()
+                assert (state["epoch"], state["step"]) == ((epoch, len(got)) if len(got) < 40 else (epoch + 1, 0))
+
+            struck_until_its_end(strikes, iter(loader), got, by_for, check)
+            assert got == list(range(40))
+    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
+
+
 def test_replicas() -> None:
     strikes = Strikes()
     got = list[int](), list[int]()
