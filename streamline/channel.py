@@ -13,6 +13,7 @@ in three ways:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
@@ -198,7 +199,9 @@ class Inbox(Flow[T]):
         Half of the capacity at the most, so that the sender has room while a list is dealt with.
         """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
-            self._adopt(self._receive.receive_nowait())
+            with suppress(anyio.EndOfStream):  # Ctrl-C came before it was sent, and is in it
+                self._receive.receive_nowait()
+            self._adopt(self._channel.open)
         return min((self._channel.capacity + 1) // 2, len(self._packet.items))
 
     @property

@@ -13,10 +13,11 @@ closed. Dropped: closed.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -38,6 +39,9 @@ from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]
 
+EXIT_S = 1.0
+"""How long a close waits for each thing that Ctrl-C may have cut off."""
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -54,7 +58,7 @@ class DebugStream(PartIterator[T]):
 
     def close(self) -> None:
         """End everything that this stream started, in this thread. Idempotent."""
-        self._finalize()
+        self._end()
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 
@@ -91,10 +95,14 @@ class DebugStream(PartIterator[T]):
                 self._trace = failure.__traceback__
                 self._failure = failure
         if part is None:
-            self._finalize()
+            self._end()
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)
         self._go_on(part)
+
+    def _end(self) -> None:
+        self._runner.close()
+        self._finalize.detach()  # not before: Ctrl-C may have come in the middle of that
 
     def __enter__(self) -> DebugStream[T]:
         return self
@@ -128,6 +136,8 @@ class _Runner(Generic[T]):
         self._session.meters.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._cut = False
+        self._interrupt: BaseException | None = None
         self._owner = os.getpid()
         disowned_in_copies(self)
 
@@ -147,16 +157,15 @@ class _Runner(Generic[T]):
 
     def snapshot(self) -> Snapshot:
         """Return the state; not started yet, that is where it begins."""
-        if self._closed and not self.stream.begun:
+        if self.stream.begun:
+            return self.stream.snapshot()
+        if self._closed or self._cut:
             with closing(_Runner[T](self._opening)) as other:
                 return other.snapshot()
-        if self._closed or (self._loop is not None and self._loop.is_running()):
-            return self.stream.snapshot()
         return self._run(self._begun_snapshot)
 
     async def _begun_snapshot(self) -> Snapshot:
-        if not self.stream.begun:
-            await self.stream.start()
+        await self.stream.start()
         return self.stream.snapshot()
 
     def reset_cache(self) -> None:
@@ -164,45 +173,119 @@ class _Runner(Generic[T]):
         self._run(self.stream.reset_cache)
 
     def close(self) -> None:
-        """Close the stream, end what user code may have left in the loop, and close that."""
+        """Close the stream, end what user code may have left in the loop, and close that. Idempotent.
+
+        Cancellation: Ctrl-C comes out, and the next call goes on with it.
+        """
         loop = self._loop
-        if self._closed or loop is None:
-            self._closed = True
-            return
-        if loop.is_running():
-            raise _BusyError("a debug stream can't be closed by the pipeline that it is running")
+        if loop is not None:
+            if loop.is_running():
+                raise _BusyError("a debug stream can't be closed by the pipeline that it is running")
+            loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been told to whoever asked
         self._closed = True
-        loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been told to whoever asked
-        try:
-            self._run(self.stream.aclose)
-        finally:
+        if loop is not None and not loop.is_closed():
+            cut, self._cut = self._cut, True
             with _no_other_loop():
-                _end(loop)
+                _end(loop, self.stream, EXIT_S if cut else None)
+            loop.set_task_factory(None)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Run `work` in the loop.
+
+        Cancellation: Ctrl-C comes out, whichever task it has struck, and nothing runs after it: what it has cut off,
+        others may wait for.
+        """
+        if self._closed:
+            forked = self._owner != os.getpid()
+            raise ClosedError(belongs_elsewhere("stream", self._owner) if forked else "the stream is closed")
         if self._loop is None:
-            if self._closed:
-                forked = self._owner != os.getpid()
-                raise ClosedError(belongs_elsewhere("stream", self._owner) if forked else "the stream is closed")
             self._loop = asyncio.SelectorEventLoop()
+        self._loop.set_task_factory(self._task)
         if self._loop.is_running():
             raise _BusyError("a debug stream was asked for an item by the pipeline that it is running")
-        with _no_other_loop():
-            return self._loop.run_until_complete(work())
+        if self._cut:
+            raise ClosedError(
+                "the debug stream was interrupted and is closed: pipe.debug(resume=stream.snapshot()) goes on with "
+                "the next item"
+            )
+        self._cut = True  # unless it comes to its end
+        try:
+            with _no_other_loop(), _closed_unless_begun(work()) as begun:
+                result: R = self._loop.run_until_complete(begun)
+        except BaseException as failure:
+            if self._interrupt is not None or _wraps_interrupt(failure):
+                raise (self._interrupt or KeyboardInterrupt()) from None
+            self._cut = not isinstance(failure, Exception)
+            raise
+        self._cut = False
+        return result
+
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(work, loop=loop, **options)
+        task.add_done_callback(self._look_at)
+        return task
+
+    def _look_at(self, task: asyncio.Task[Any]) -> None:
+        """End the run if Ctrl-C has ended a task without coming out of the loop: a task group has wrapped it."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is None or isinstance(failure, Exception):
+            return
+        if self._interrupt is None and not self._closed:
+            self._interrupt = KeyboardInterrupt()
+            task.get_loop().stop()
 
 
-def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left in a loop, wait for it, and close the loop."""
+def _wraps_interrupt(failure: BaseException) -> bool:
+    return isinstance(failure, BaseExceptionGroup) and failure.subgroup(KeyboardInterrupt) is not None
+
+
+def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float | None) -> None:
+    """Close the stream, cancel what is left in its loop, wait for all that, and close the loop.
+
+    Args:
+      within_s: how long each of them is waited for; None: until it is done.
+    """
+
+    def run(work: Coroutine[Any, Any, Any]) -> None:
+        with _closed_unless_begun(work):
+            if within_s is None:
+                loop.run_until_complete(work)
+            else:
+                wait([loop.create_task(work)])
+
+    def wait(tasks: Collection[asyncio.Task[Any]]) -> None:
+        with _closed_unless_begun(asyncio.wait(tasks, timeout=within_s)) as waiting:
+            loop.run_until_complete(waiting)
+
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # a run that Ctrl-C has cut off leaves behind what ends the next one
+    failed: Exception | None = None
     try:
-        left = asyncio.all_tasks(loop)
+        run(stream.aclose())
+    except Exception as failure:  # Ctrl-C comes out, and the next close goes on with it
+        failed = failure
+    if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
+        wait(left)
+    run(loop.shutdown_asyncgens())
+    run(loop.shutdown_default_executor())
+    for task in asyncio.all_tasks(loop):
+        with _closed_unless_begun(task.get_coro()):
+            pass
+    loop.close()
+    if failed is not None:
+        raise failed
+
+
+@contextmanager
+def _closed_unless_begun(work: Any) -> Iterator[Any]:
+    """Close a coroutine that has never run by the end: Python would print that it was never awaited."""
+    try:
+        yield work
     finally:
-        loop.close()
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()
 
 
 class _CallingThread(ThreadPool):

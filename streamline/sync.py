@@ -47,7 +47,8 @@ class SyncStream(Running[T], PartIterator[T]):
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
         self._engine = Engine[T](opening, self._session)
-        self._finalize = weakref.finalize(self, _end, self._engine, self._session)
+        # Two: out of a finalizer, Python drops Ctrl-C.
+        self._finalizers = [weakref.finalize(self, _end, self._engine, self._session) for _ in range(2)]
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
@@ -206,9 +207,10 @@ class SyncStream(Running[T], PartIterator[T]):
         return False
 
     def _end(self) -> None:
-        if self._finalize.alive:
+        if self._finalizers[0].alive:
             _end(self._engine, self._session)
-            self._finalize.detach()  # not before: Ctrl-C may have come in the middle of that
+            for finalizer in reversed(self._finalizers):  # not before: Ctrl-C may have come in the middle of that
+                finalizer.detach()
         with self._lock:
             self._gate.on(Event.CLOSE)
 

@@ -50,6 +50,9 @@ class StreamDataset(Generic[T]):
     `async for`, in the event loop in which it was made. A pull that is cancelled inside an async generator ends that: a
     `ClosedError` says so, it is no end.
 
+    Ctrl-C between drawing an item and handing it to a loop loses that item: the iterator has moved, and the state says
+    so. A pipeline over the factory, `sl.from_iterable(factory)`, loses none.
+
     Several workers (processes, say) each have a StreamDataset of their own, with a number of its own.
 
     In a pipeline: `sl.from_iterable(dataset)` calls the factory anew per pass, worker and resume, so that resumes are

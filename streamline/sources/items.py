@@ -128,8 +128,9 @@ class Items(Source[T]):
             try:
                 read(indices, pace, found)
             except BaseException as error:
-                index_of_it = indices[len(found)] if len(found) < len(indices) else None
-                at = _AtIndex(self.name, done + len(found) + 1, index_of_it)
+                if len(found) == len(indices):  # Ctrl-C behind the last one: no item is at fault
+                    raise
+                at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                 failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
             if found:
                 yield Chunk(found, Counted(self.name, done + 1))
@@ -208,12 +209,12 @@ class _AtIndex(At):
 
     __slots__ = ("_index",)
 
-    def __init__(self, name: str, own: Json, index: int | None) -> None:
+    def __init__(self, name: str, own: Json, index: int) -> None:
         super().__init__(name, own)
         self._index = index
 
     def where(self) -> str:
-        return super().where() + ("" if self._index is None else f", index {self._index}")
+        return super().where() + f", index {self._index}"
 
 
 def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 import time
+import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
@@ -389,6 +391,50 @@ def test_a_timeout_around_one_anext_loses_and_doubles_nothing(shape: str, cancel
     run(test)
     if cancel == "task.cancel":  # others may find that the item was there in time, each time
         assert timeouts
+
+
+@types.coroutine
+def cancelled_at(work: Any, suspension: int, scope: anyio.CancelScope) -> Any:
+    """Await `work`, and cancel `scope` where it is suspended for the time with this number, 0-based."""
+    step, value = work.send, None
+    for count in itertools.count():
+        try:
+            waits_for = step(value)
+        except StopIteration as end:
+            return end.value
+        if count == suspension:
+            scope.cancel()
+        try:
+            step, value = work.send, (yield waits_for)
+        except BaseException as error:
+            step, value = work.throw, error
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancellation_at_each_place_where_anext_waits_loses_and_doubles_nothing(backend: str) -> None:
+    async def waits(item: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return item
+
+    pipe = sl.from_items(range(12)).shard(2).map(waits, concurrency=2).merge().prefetch(2).map(waits)
+
+    async def test() -> None:
+        got, suspension, cancelled = list[int](), 0, 0
+        stream = pipe.open().stream()  # the first one starts it, too
+        while True:
+            with anyio.CancelScope() as scope:
+                try:
+                    got.append(await cancelled_at(anext(stream).__await__(), suspension, scope))
+                except StopAsyncIteration:
+                    break
+                suspension = -1
+            suspension += 1
+            cancelled += scope.cancelled_caught
+            assert stream.count == len(got)
+        assert got == list(range(12))
+        assert cancelled > 5
+
+    anyio.run(test, backend=backend)
 
 
 def test_a_timeout_leaves_the_state_behind_the_last_item_received(run: Run) -> None:
