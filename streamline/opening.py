@@ -25,6 +25,7 @@ from streamline.gate import Event, Gate, Phase
 from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
 from streamline.meters.meter import Meters
+from streamline.meters.stats import stats_of
 from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
@@ -184,7 +185,7 @@ class Opening:
     def show(self, session: Session) -> None:
         """Show how a running of this gets on, if that is wanted."""
         if self.progress:
-            progress = Progress(session.meters.stats, self.epoch)
+            progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.at_edges(progress.at_edge)
             session.at_close(progress.stop)
             progress.start()
