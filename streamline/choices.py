@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Fork", "Stretch"]
+__all__ = ["Fork", "Log", "Stretch"]
 
 S = TypeVar("S", bound="Stretch")
 
@@ -55,6 +55,45 @@ class Stretch(ABC):
         Args:
           shift: what this flow counts as 0, in the numbers of the first generation.
         """
+
+
+class Log(Stretch):
+    """A stretch of choices, numbered on from one to the next."""
+
+    __slots__ = ("made", "planned", "start")
+
+    later: Log | None
+
+    def __init__(self, start: int, made: list[int], planned: int, name: str = "") -> None:
+        super().__init__(name)
+        self.start = start
+        self.made = made
+        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
+
+    def between(self, first: int, stop: int, target: Log | None = None) -> list[int]:
+        """Return choices first ... stop - 1, all of this stretch or later, on the way to `target`."""
+        found: list[int] = []
+        log: Log | None = self
+        while log is not None and log.start < stop:
+            until, onward = log.onward(target or self)
+            end = stop if until is None else min(stop, until)
+            found += log.made[max(0, first - log.start) : max(0, end - log.start)]
+            log = onward
+        return found
+
+    def leads_to(self, target: Log) -> bool:
+        """Whether `target` is of the same flow as this stretch, or of one that was opened in its place."""
+        log: Log | None = self
+        while log is not None and log is not target:
+            log = log.onward(target)[1]
+        return log is target
+
+    def news(self, told: Any) -> tuple[Any, Any]:
+        return (None, told) if told else ((self.start, self.made, self.planned), True)
+
+    def learn(self, news: Any, shift: int) -> None:
+        start, self.made, planned = news
+        self.start, self.planned = start + shift, planned + shift
 
 
 class Fork(NamedTuple):

@@ -22,9 +22,10 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from streamline.channel import Inbox
+from streamline.choices import Log
 from streamline.flow import Chunk, Flow
 from streamline.gate import resting
-from streamline.merge_state import Held, Log, MergeState, Taking, choices_of
+from streamline.merge_state import Held, MergeState, Taking, choices_of
 from streamline.states import Reference, State
 
 __all__ = ["BestEffortMerge", "MergeFlow", "StrictMerge"]

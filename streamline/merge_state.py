@@ -13,50 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from streamline.choices import Stretch
+from streamline.choices import Log
 from streamline.flow import Chunk
 from streamline.states import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["Held", "Log", "MergeState", "Taking", "choices_of"]
-
-
-class Log(Stretch):
-    """A stretch of choices, numbered on from one to the next."""
-
-    __slots__ = ("made", "planned", "start")
-
-    later: Log | None
-
-    def __init__(self, start: int, made: list[int], planned: int, name: str = "") -> None:
-        super().__init__(name)
-        self.start = start
-        self.made = made
-        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
-
-    def between(self, first: int, stop: int, target: Log | None = None) -> list[int]:
-        """Return choices first ... stop - 1, all of this stretch or later, on the way to `target`."""
-        found: list[int] = []
-        log: Log | None = self
-        while log is not None and log.start < stop:
-            until, onward = log.onward(target or self)
-            end = stop if until is None else min(stop, until)
-            found += log.made[max(0, first - log.start) : max(0, end - log.start)]
-            log = onward
-        return found
-
-    def leads_to(self, target: Log) -> bool:
-        """Whether `target` is of the same flow as this stretch, or of one that was opened in its place."""
-        log: Log | None = self
-        while log is not None and log is not target:
-            log = log.onward(target)[1]
-        return log is target
-
-    def news(self, told: Any) -> tuple[Any, Any]:
-        return (None, told) if told else ((self.start, self.made, self.planned), True)
-
-    def learn(self, news: Any, shift: int) -> None:
-        start, self.made, planned = news
-        self.start, self.planned = start + shift, planned + shift
+__all__ = ["Held", "MergeState", "Taking", "choices_of"]
 
 
 class MergeState(State):

@@ -15,21 +15,24 @@ from streamline.caching.spill import SpillKeeper
 from streamline.channel import Inbox
 from streamline.compiling import merged_size
 from streamline.driver import behind_channel
-from streamline.ending.agreement import Agreement
+from streamline.ending.agreement import begun_at
 from streamline.ending.flow import ending
+from streamline.ending.policy import Agreement
 from streamline.failing.failures import Policy
 from streamline.failing.letters import Letters
 from streamline.failing.skipping import Errors, counting_in, counts_in
+from streamline.failing.texts import Entry
 from streamline.flow import Flow, Opener, Site
 from streamline.gate import Event, Gate, Phase
 from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
 from streamline.meters.meter import Meters
+from streamline.meters.stats import stats_of
 from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.resuming.bound import caches_of
-from streamline.resuming.fingerprint import Entry, fingerprint
+from streamline.resuming.fingerprint import fingerprint
 from streamline.session import MEMORY_BYTES, Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
 from streamline.snapshot import FORMAT_VERSION, Keeper, Snapshot
@@ -138,7 +141,7 @@ class Opening:
     @property
     def begun_at(self) -> Snapshot | None:
         """This rank's part of the state to begin at, with how many items are left."""
-        return self.resume if self.resume is None or self.ending is None else self.ending.begun_at(self.resume)
+        return self.resume if self.resume is None or self.ending is None else begun_at(self.ending, self.resume)
 
     @property
     def _skipped(self) -> dict[tuple[int, str], int]:
@@ -184,7 +187,7 @@ class Opening:
     def show(self, session: Session) -> None:
         """Show how a running of this gets on, if that is wanted."""
         if self.progress:
-            progress = Progress(session.meters.stats, self.epoch)
+            progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.at_edges(progress.at_edge)
             session.at_close(progress.stop)
             progress.start()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from streamline.errors import SnapshotError
 
-__all__ = ["complete_set", "file_name", "nothing_at", "some", "target"]
+__all__ = ["complete_set", "file_name", "nothing_at", "target"]
 
 _FILE_NAME = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.json")
 
@@ -65,12 +64,6 @@ def _missing(size: int, ranks: set[int]) -> str:
     first = list(islice((rank for rank in range(size) if rank not in ranks), 10))
     more = size - len(ranks) - len(first)
     return ", ".join(map(str, first)) + (f" and {more} more" if more else "")
-
-
-def some(ranks: Sequence[int]) -> str:
-    """Return numbers for a message, the first ten of them."""
-    shown = ", ".join(map(str, ranks[:10]))
-    return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
 
 
 def nothing_at(location: Path) -> str:

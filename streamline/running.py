@@ -12,7 +12,8 @@ from streamline.ending.policy import EndsReport
 from streamline.failing.failures import ErrorReport
 from streamline.forks import disowned_in_copies
 from streamline.gate import Gate
-from streamline.meters.stats import Stats
+from streamline.meters.picture import collect
+from streamline.meters.stats import Stats, stats_of
 from streamline.opening import Opening
 from streamline.plan import Plan
 from streamline.session import Session
@@ -36,6 +37,7 @@ class Running(Cursor[T]):
         super().__init__(At("", None))  # until it begins
         self._opening = opening
         self._session = session or Session(memory=opening.memory)
+        self._session.meters.on_first_list = collect
         self._session.leave_out(opening.errors(self._session.meters))
         disowned_in_copies(self)
 
@@ -61,7 +63,7 @@ class Running(Cursor[T]):
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also behind the end."""
         ends = self.ends
-        return replace(self._session.meters.stats(self.at_hand), dropped=ends.dropped, padded=ends.padded)
+        return replace(stats_of(self._session.meters, self.at_hand), dropped=ends.dropped, padded=ends.padded)
 
     @property
     def padding(self) -> bool:

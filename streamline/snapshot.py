@@ -20,7 +20,8 @@ import msgspec
 from streamline.durable import open_regular, replace_file
 from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
-from streamline.rank_files import complete_set, file_name, nothing_at, some, target
+from streamline.failing.texts import some
+from streamline.rank_files import complete_set, file_name, nothing_at, target
 from streamline.state_types import Count, MergePart, Size, Unsigned
 from streamline.states import Json
 

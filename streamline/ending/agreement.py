@@ -15,7 +15,7 @@ from typing import Any
 
 from streamline.ending.finding import store_of_torch
 from streamline.ending.length import all_known, left_on_ranks
-from streamline.ending.policy import Ends, Store
+from streamline.ending.policy import NAME, Agreement, Ends, nothing_to_pad
 from streamline.errors import PlanError, RanksError
 from streamline.plan import Plan
 from streamline.ranks import Rank
@@ -24,10 +24,7 @@ from streamline.sources.live import Live
 from streamline.states import Tree
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["NAME", "Agreement", "Resumed", "agreed", "nothing_to_pad"]
-
-NAME = "ends"
-"""The entry of a rank's state in which this is kept."""
+__all__ = ["Resumed", "agreed", "begun_at"]
 
 ENDLESS = 2**53
 """What is said of items without end that others have an end of."""
@@ -46,44 +43,6 @@ class Resumed:
     part: Snapshot
     job: Snapshot
     same_plan: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How a rank's stream ends.
-
-    Attributes:
-      ends: what the user said.
-      rank: of those that end together.
-      left: items that it gives from here on; None: as many as there are, or what is found out on the way.
-      spare: items that it has beyond those.
-      store: over which it is found out; None: it needn't be.
-      key: of this stream among all that are agreed on over a store.
-      padded: items that were given again before the state to begin at.
-      again: where it stands in giving them again; None: at the beginning.
-    """
-
-    ends: Ends
-    rank: Rank
-    left: int | None = None
-    spare: int = 0
-    store: Store | None = None
-    key: str = ""
-    padded: int = 0
-    again: Tree | None = None
-
-    @property
-    def active(self) -> bool:
-        """Whether the stream may end elsewhere than its items do."""
-        return self.left is not None or self.store is not None
-
-    def begun_at(self, part: Snapshot) -> Snapshot:
-        """Return a rank's part of a state to begin at, with how many items are left: whoever begins there may know of
-        no other rank."""
-        if self.left is None:
-            return part
-        own = {"policy": self.ends.policy, "left": self.left, "spare": self.spare}
-        return replace(part, state={**part.state, NAME: {**part.state.get(NAME, {}), **own}})
 
 
 def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | None, *, skips: bool) -> Agreement:
@@ -116,12 +75,13 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     return Agreement(ends=ends, rank=rank, store=store, key=_key(plan, ends, rank, epoch), **padding)
 
 
-def nothing_to_pad(rank: int, ranks: int) -> str:
-    """Return what to say of a rank without items where others have some."""
-    return (
-        f'ends="pad": rank {rank} of {ranks} has no items at all, and so none that it could give again: ends="drop", '
-        "or fewer ranks"
-    )
+def begun_at(agreement: Agreement, part: Snapshot) -> Snapshot:
+    """Return a rank's part of a state to begin at, with how many items are left: whoever begins there may know of no
+    other rank."""
+    if agreement.left is None:
+        return part
+    own = {"policy": agreement.ends.policy, "left": agreement.left, "spare": agreement.spare}
+    return replace(part, state={**part.state, NAME: {**part.state.get(NAME, {}), **own}})
 
 
 def _own(resumed: Resumed | None, ends: Ends) -> Tree:

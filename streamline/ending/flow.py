@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamline.choices import Fork
-from streamline.ending.agreement import NAME, Agreement, nothing_to_pad
+from streamline.ending.policy import NAME, Agreement, nothing_to_pad
 from streamline.ending.rounds import Rounds, opened
 from streamline.errors import RanksError
 from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
@@ -25,7 +25,7 @@ from streamline.states import Over, State, States, Tally, Tree, trimmed
 
 __all__ = ["Padded", "ending", "padded_in"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("streamline.ending")  # as the docs call it
 
 T = TypeVar("T")
 

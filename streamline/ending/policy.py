@@ -1,4 +1,4 @@
-"""What a user says about how ranks end together, and what is told of it."""
+"""What a user says about how ranks end together, what they have agreed on, and what is told of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any, Literal, Protocol, get_args
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.options import given
+from streamline.ranks import Rank
+from streamline.states import Tree
 
-__all__ = ["TIMEOUT_S", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends"]
+__all__ = [
+    "NAME", "TIMEOUT_S", "Agreement", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends", "nothing_to_pad",
+]  # fmt: skip
 
 EndsPolicy = Literal["drop", "pad", "allow"]
+
+NAME = "ends"
+"""The entry of a rank's state in which this is kept."""
 
 TIMEOUT_S = 600.0
 """How long a consumer waits for another rank: as long as NCCL does."""
@@ -84,6 +91,36 @@ def checked_ends(ends: EndsPolicy | Ends) -> Ends:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How a rank's stream ends.
+
+    Attributes:
+      ends: what the user said.
+      rank: of those that end together.
+      left: items that it gives from here on; None: as many as there are, or what is found out on the way.
+      spare: items that it has beyond those.
+      store: over which it is found out; None: it needn't be.
+      key: of this stream among all that are agreed on over a store.
+      padded: items that were given again before the state to begin at.
+      again: where it stands in giving them again; None: at the beginning.
+    """
+
+    ends: Ends
+    rank: Rank
+    left: int | None = None
+    spare: int = 0
+    store: Store | None = None
+    key: str = ""
+    padded: int = 0
+    again: Tree | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the stream may end elsewhere than its items do."""
+        return self.left is not None or self.store is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndsReport:
     """How a rank's stream ends together with the others.
 
@@ -106,3 +143,11 @@ class EndsReport:
     def __str__(self) -> str:
         counted = f"{self.dropped:,} dropped{' or more' * self.more}, {self.padded:,} padded"
         return f'ends="{self.policy}", agreed {self.agreed}: {counted}'
+
+
+def nothing_to_pad(rank: int, ranks: int) -> str:
+    """Return what to say of a rank without items where others have some."""
+    return (
+        f'ends="pad": rank {rank} of {ranks} has no items at all, and so none that it could give again: ends="drop", '
+        "or fewer ranks"
+    )

@@ -20,12 +20,11 @@ from typing import TypeVar
 
 import anyio
 
-from streamline.ending.agreement import Agreement
 from streamline.ending.finding import own_connection
-from streamline.ending.policy import EndsPolicy, Store
+from streamline.ending.policy import Agreement, EndsPolicy, Store
 from streamline.errors import RanksError
+from streamline.failing.texts import some
 from streamline.gate import resting
-from streamline.rank_files import some
 from streamline.session import Session
 
 __all__ = ["Rounds", "far", "opened"]

@@ -14,7 +14,7 @@ from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.options import check_int, is_async
 from streamline.tracebacks import OURS, outside, traced_in_full
 
-__all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "OnError", "Policy", "trace_of"]
+__all__ = ["MAX_ERRORS", "Decision", "ErrorReport", "Failure", "Letter", "OnError", "Policy", "trace_of"]
 
 MAX_ERRORS = 0.01
 """Skipped items that a run bears unless it says otherwise: one in a hundred."""
@@ -54,6 +54,9 @@ class Failure:
         """The traceback as text, from the user's own frames on."""
         return "".join(self.trace.format())
 
+
+Letter: TypeAlias = dict[str, Any]
+"""The line of a dead letter, of which `Letters` knows what stands in it."""
 
 Decision: TypeAlias = Literal["skip", "raise"]
 

@@ -15,23 +15,20 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from streamline.durable import open_regular, replace_file
 from streamline.errors import DeadLetterError, printable
-from streamline.failing.failures import Failure
+from streamline.failing.failures import Failure, Letter
 from streamline.failing.texts import clean, cut, said
 
-__all__ = ["Letter", "Letters"]
+__all__ = ["Letters"]
 
 logger = logging.getLogger(__name__)
 
 PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""
-
-Letter = dict[str, Any]
 
 
 class Letters:

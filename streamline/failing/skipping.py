@@ -14,21 +14,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from streamline.errors import DeadLetterError, PlanTypeError, StageError, StreamlineError, TooManyErrors
-from streamline.failing.failures import ErrorReport, Failure, Policy, trace_of
+from streamline.failing.failures import ErrorReport, Failure, Letter, Policy, trace_of
 from streamline.failing.replay import KEY, Adapter, Call
 from streamline.meters.meter import Meters
 from streamline.meters.names import label
 from streamline.states import Reference, State, Tally, Tree
 
-if TYPE_CHECKING:
-    from streamline.failing.letters import Letter, Letters
-
-__all__ = ["Errors", "Skips", "counting_in", "counts_in", "moved"]
+__all__ = ["DeadLetterSink", "Errors", "Skips", "counting_in", "counts_in", "moved"]
 
 logger = logging.getLogger("streamline.skipping")  # as the docs call it
 
@@ -36,6 +34,24 @@ LAST = 5
 """Failures that a report shows."""
 
 Key = tuple[int, str]
+
+
+class DeadLetterSink(Protocol):
+    """Where skipped items are written down: `Letters`, of which a host that is a process needs nothing."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    def written(self, failure: Failure, epoch: tuple[int, ...], /) -> Letter:
+        """Return the line of a failure, but for its number; the item is looked at now."""
+
+    def append(self, letters: Iterable[Letter], /) -> None:
+        """Write lines after those that are there.
+
+        Raises:
+          DeadLetterError: they can't be written.
+        """
 
 
 class Errors:
@@ -56,7 +72,7 @@ class Errors:
         self,
         policy: Policy | None = None,
         before: Mapping[Key, int] | None = None,
-        letters: Letters | None = None,
+        letters: DeadLetterSink | None = None,
         size: int = 1,
         meters: Meters | None = None,
         *,

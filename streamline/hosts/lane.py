@@ -278,8 +278,7 @@ class Lane:
 
     def _gone(self) -> None:
         """Take note that there is no host for now."""
-        self._meter.figures()  # its memory
-        self._meter.alive = False
+        self._meter.gone()
         self._mirror.lost()
         self._holding.lost()
         self._watch.link = None

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from streamline.cpus import cpus_here
 from streamline.errors import ClosedError, PlanError
 from streamline.flow import Site
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
-from streamline.hosts.sizing import cpus_here
 from streamline.plan import Plan
 from streamline.session import Session
 

@@ -267,7 +267,7 @@ class Figures:
       consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
         the first item of a list until it first awaits something.
       hosts: threads or processes in which workers run, by number; none where they run in the stream's event loop.
-      cpus: that this process may use.
+      cpus: that this process may use, within its control group's quota.
       reads: what sources have asked of servers, by name; of those that have asked any.
       dropped: items of this rank that are not given, so that all ranks end together; as `stream.ends` has it.
       padded: items that were given again for that; a resume goes on counting.

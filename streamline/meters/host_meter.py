@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from streamline.meters.names import HostKind, host_label
-
-if TYPE_CHECKING:
-    from streamline.meters.figures import HostStats
 
 __all__ = ["HostMeter"]
 
@@ -60,21 +56,14 @@ class HostMeter:
         self._last_pid = self._pid() or self._last_pid
         return self._last_pid
 
-    def figures(self) -> HostStats:
-        """Return what was counted, but for what its stages did. From any thread."""
-        from streamline.meters.figures import HostStats  # not at the top: in a host process nobody asks
-
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it holds, or held when it was last seen. From any thread."""
         if self.alive:
             self._seen_bytes = self._resident() or self._seen_bytes
-        return HostStats(
-            number=self.number,
-            kind=self.kind,
-            pid=self.pid,
-            shards=tuple(sorted(self.shards)),
-            items=self.items,
-            bytes=self.bytes,
-            arrival_s=self.arrival_s,
-            restarts=self.restarts,
-            resident_bytes=self._seen_bytes,
-            alive=self.alive,
-        )
+        return self._seen_bytes
+
+    def gone(self) -> None:
+        """There is no host for now: its pid and its memory stay what they were at last."""
+        self._last_pid, self._seen_bytes = self.pid, self.resident_bytes
+        self.alive = False

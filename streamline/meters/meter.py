@@ -1,7 +1,8 @@
-"""What is counted while a pipeline runs, and the frozen picture of it that users get.
+"""What is counted while a pipeline runs.
 
 A stage's run in one worker counts in a `StageMeter`, a channel in a `ChannelMeter`, the consumer in a `ConsumerMeter`:
-once a list, or once an awaited call, never once an item. `Stats` is what they say at one moment.
+once a list, or once an awaited call, never once an item. `collect` in `streamline.meters.picture` puts
+together what they say at one moment.
 
 Each counter has one writer, the event loop's thread or the consumer's. They may be read in any thread: what is read is
 right but for the list that is being counted.
@@ -12,17 +13,13 @@ Times are those of `time.perf_counter`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from streamline.meters.channel_meter import ChannelMeter
 from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.stage_meter import LoopMeter, Observer, StageMeter
 from streamline.meters.traffic import Traffic
-
-if TYPE_CHECKING:
-    from streamline.meters.figures import Figures
-    from streamline.meters.stats import Stats
 
 __all__ = ["Meters"]
 
@@ -35,6 +32,8 @@ class Meters:
       on: False: nothing is counted of stages and channels; for measuring what that costs.
       on_hold: given to every meter made from now on.
       hosts: in which workers run.
+      on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: nobody asks.
+      first: what it has made: where the warm-up ended. None: the consumer has no list yet.
       on_observed: called, in the thread of whoever traces, when a trace begins and when it ends.
     """
 
@@ -52,7 +51,8 @@ class Meters:
         self.on_observed: list[Callable[[], None]] = []
         self._host: HostMeter | None = None
         self._whole = self
-        self._first: Figures | None = None
+        self.on_first_list: Callable[[Meters], Any] | None = None
+        self.first: Any = None
 
     def within(self, host: HostMeter) -> Meters:
         """Return what counts, into these meters, what runs in a host that is a thread of this process.
@@ -96,27 +96,10 @@ class Meters:
 
     def began(self) -> None:
         """The consumer gets its first list: what was before was the warm-up."""
-        self._first = self.figures()
+        self.first = None if self.on_first_list is None else self.on_first_list(self)
 
     def gave(self, items: int) -> None:
         """The consumer gets a list."""
         if items and not self.consumer.items:
             self.began()
         self.consumer.items += items
-
-    def stats(self, at_hand: int = 0) -> Stats:
-        """Return what was counted so far.
-
-        Args:
-          at_hand: items of the consumer's list that it has not seen yet.
-        """
-        from streamline.meters.stats import Stats  # not at the top: in a host process nobody asks
-
-        figures = self.figures()
-        return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=self._first)
-
-    def figures(self) -> Figures:
-        """Return what the meters say now."""
-        from streamline.meters.picture import picture  # likewise
-
-        return picture(self.consumer, self.order, self.stages, self.channels, self.hosts, self.traffics)

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
+from streamline.cpus import usable_cpus
 from streamline.meters.channel_meter import ChannelMeter
-from streamline.meters.consumer_meter import ConsumerMeter
 from streamline.meters.details import together
-from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
+from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats
 from streamline.meters.host_meter import HostMeter
+from streamline.meters.meter import Meters
 from streamline.meters.names import BORDER
 from streamline.meters.stage_meter import StageMeter
 from streamline.meters.traffic import Traffic
 
-__all__ = ["picture"]
+__all__ = ["collect", "host_stats", "worker_stats"]
 
 
-def picture(
-    consumer: ConsumerMeter,
-    order: Sequence[str],
-    stages: dict[tuple[str, int], StageMeter],
-    channels: dict[tuple[str, int], ChannelMeter],
-    hosts: Sequence[HostMeter],
-    traffics: Mapping[tuple[str, int | None], Traffic],
-) -> Figures:
-    """Return what the meters of a running say now; see `Meters`. From any thread."""
+def collect(meters: Meters) -> Figures:
+    """Return what the meters of a running say now. From any thread."""
+    consumer = meters.consumer
     now = perf_counter() if consumer.closed_at is None else consumer.closed_at
-    places = {name: place for place, name in enumerate(order)}
-    meters = list(stages.copy().values())  # copied in one go, whatever other threads add
+    places = {name: place for place, name in enumerate(meters.order)}
+    stages = list(meters.stages.copy().values())  # copied in one go, whatever other threads add
+    channels = list(meters.channels.copy().values())
     return Figures(
         elapsed_s=max(0.0, now - consumer.opened_at),
         items=consumer.items,
         consumer_wait_s=consumer.waited_until(now),
-        stages=tuple(_stage(each, now) for each in _by_name(meters, places)),
-        hosts=tuple(_host(host, [meter for meter in meters if meter.host is host], now) for host in _numbered(hosts)),
-        cpus=_usable_cpus(),
-        channels=tuple(_channel(each) for each in _by_name(list(channels.copy().values()), places)),
+        stages=tuple(_stage(each, now) for each in _by_name(stages, places)),
+        hosts=tuple(
+            host_stats(host, [stage for stage in stages if stage.host is host], now)
+            for host in sorted(meters.hosts, key=lambda host: host.number)
+        ),
+        cpus=usable_cpus(),
+        channels=tuple(_channel(each) for each in _by_name(channels, places)),
         consumer_held_s=consumer.held_s,
-        reads=_reads(dict(traffics)),
+        reads=_reads(dict(meters.traffics)),
     )
 
 
@@ -54,26 +51,35 @@ def _reads(traffics: Mapping[tuple[str, int | None], Traffic]) -> tuple[ReadStat
     return tuple(found[name] for name in sorted(found))
 
 
-def _numbered(hosts: Sequence[HostMeter]) -> list[HostMeter]:
-    return sorted(hosts, key=lambda host: host.number)
-
-
-def _host(host: HostMeter, meters: Sequence[StageMeter], now: float) -> HostStats:
-    """Return what is known of a host, with what its stages did."""
-    workers = [meter.figures(now) for meter in meters]
-    return replace(
-        host.figures(),
-        busy_s=sum(meter.held_until(now) for meter in meters),
-        wait_input_s=sum(worker.wait_input_s for worker in workers),
-        wait_output_s=sum(worker.wait_output_s for worker in workers),
+def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> HostStats:
+    """Return what was counted of a host up to `now`, with what its stages did."""
+    return HostStats(
+        number=host.number,
+        kind=host.kind,
+        pid=host.pid,
+        shards=tuple(sorted(host.shards)),
+        items=host.items,
+        bytes=host.bytes,
+        busy_s=sum(stage.held_until(now) for stage in stages),
+        wait_input_s=sum(stage.waited_until("wait_input", now) for stage in stages),
+        wait_output_s=sum(stage.waited_until("wait_output", now) for stage in stages),
+        arrival_s=host.arrival_s,
+        restarts=host.restarts,
+        resident_bytes=host.resident_bytes,
+        alive=host.alive,
     )
 
 
-def _usable_cpus() -> int:
-    """Return how many CPUs this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def worker_stats(stage: StageMeter, now: float) -> WorkerStats:
+    """Return what was counted of a stage in one worker up to `now`, with what is going on."""
+    return WorkerStats(
+        shard=stage.shard,
+        items=stage.items,
+        busy_s=stage.busy_until(now),
+        wait_input_s=stage.waited_until("wait_input", now),
+        wait_output_s=stage.waited_until("wait_output", now),
+        details=stage.details,
+    )
 
 
 M = TypeVar("M", StageMeter, ChannelMeter)
@@ -89,7 +95,7 @@ def _by_name(meters: Sequence[M], places: Mapping[str, int]) -> list[list[M]]:
 
 
 def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
-    workers = tuple(meter.figures(now) for meter in meters)
+    workers = tuple(worker_stats(meter, now) for meter in meters)
     first = meters[0]
     return StageStats(
         name=first.name,

@@ -9,15 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamline.meters.details import Details, Tells, later
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.names import Executor, label
 from streamline.sizes import nbytes
-
-if TYPE_CHECKING:
-    from streamline.meters.figures import WorkerStats
 
 __all__ = ["HOLD_S", "Counted", "Doing", "Holding", "LoopMeter", "Observer", "StageMeter", "TimedCall", "Working"]
 
@@ -211,21 +208,15 @@ class StageMeter:
         begun = self.begun
         return self.held_s + (0.0 if begun is None else max(0.0, now - begun))
 
-    def figures(self, now: float) -> WorkerStats:
-        """Return what was counted up to `now`, with what is going on."""
-        from streamline.meters.figures import WorkerStats  # not at the top: in a host process nobody asks
+    def busy_until(self, now: float) -> float:
+        """Return how long it was at its own work up to `now`, with what is going on."""
+        calls = sum(max(0.0, now - began) for began in list(self.slots) if began)
+        return self.worked_s + calls + self.held_until(now)
 
-        waits = list(self._waits.values())
-        calls = [max(0.0, now - began) for began in list(self.slots) if began]
-        begun = self.begun
-        return WorkerStats(
-            shard=self.shard,
-            items=self.items,
-            busy_s=self.busy_s + sum(calls) + (0.0 if begun is None else max(0.0, now - begun)),
-            wait_input_s=self.wait_input_s + sum(now - began for doing, began in waits if doing == "wait_input"),
-            wait_output_s=self.wait_output_s + sum(now - began for doing, began in waits if doing == "wait_output"),
-            details=self.details,
-        )
+    def waited_until(self, doing: Doing, now: float) -> float:
+        """Return how long it waited up to `now`, with the waits that are going on."""
+        waited = self.wait_input_s if doing == "wait_input" else self.wait_output_s
+        return waited + sum(now - began for what, began in list(self._waits.values()) if what == doing)
 
     def counted(self) -> Counted:
         """Return what was counted, and what goes on. From any thread."""
@@ -259,12 +250,12 @@ class StageMeter:
 
     def stopped(self, now: float) -> Counted:
         """Count what goes on up to `now`, as over; return what was counted then."""
-        so_far, held_s = self.figures(now), self.held_until(now)
+        held_s = self.held_until(now)
         counted = self.counted()._replace(
-            worked_s=so_far.busy_s - held_s,
+            worked_s=self.busy_until(now) - held_s,
             held_s=held_s,
-            wait_input_s=so_far.wait_input_s,
-            wait_output_s=so_far.wait_output_s,
+            wait_input_s=self.waited_until("wait_input", now),
+            wait_output_s=self.waited_until("wait_output", now),
             begun=None,
             slots=(),
             waits=(),

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from html import escape
 
 from streamline.meters.figures import Figures, between
+from streamline.meters.meter import Meters
+from streamline.meters.picture import collect
 from streamline.meters.tables import table
 from streamline.meters.verdict import Verdict, judge
 
-__all__ = ["Stats"]
+__all__ = ["Stats", "stats_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +46,14 @@ class Stats(Figures):
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def stats_of(meters: Meters, at_hand: int = 0) -> Stats:
+    """Return what was counted so far.
+
+    Args:
+      meters: with `collect` as their `on_first_list`.
+      at_hand: items of the consumer's list that it has not seen yet.
+    """
+    figures = collect(meters)
+    return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=meters.first)

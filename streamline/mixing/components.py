@@ -18,12 +18,12 @@ from streamline.choices import Fork
 from streamline.compiling import compiled
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.failing.skipping import counts_in
+from streamline.failing.texts import found_otherwise, line_of
 from streamline.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
 from streamline.meters.traffic import Traffic
 from streamline.options import given
 from streamline.plan import Plan, Shard
-from streamline.resuming.fingerprint import fingerprint, line_of
-from streamline.resuming.fit import found_otherwise
+from streamline.resuming.fingerprint import fingerprint
 from streamline.resuming.sound import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live

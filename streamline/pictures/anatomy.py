@@ -13,6 +13,7 @@ from typing import Any
 from streamline.blame import stage_name
 from streamline.caching.regenerate import Regenerate
 from streamline.collate import as_list, stack, stack_tensors
+from streamline.failing.texts import in_bytes
 from streamline.merge import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
@@ -24,7 +25,7 @@ from streamline.transforms.map import ConcurrentMap, Numbering
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "in_bytes", "merge_line", "sources", "written"]
+__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "merge_line", "sources", "written"]
 
 AnyStage = Stage[Any, Any]
 
@@ -251,11 +252,3 @@ def _short(value: object) -> str:
     except Exception:  # a user's own: no reason not to see the plan
         text = ""
     return text if 0 < len(text) <= SHORT_CHARS else f"<{type(value).__name__}>"
-
-
-def in_bytes(size: int) -> str:
-    """Return a size for a person: "64 MiB"."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.3g} {unit}"
-    return f"{size:,} bytes"

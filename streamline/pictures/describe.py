@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from streamline.failing.texts import in_bytes
 from streamline.flow import LIST_ITEMS
-from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, in_bytes, merge_line, sources, written
+from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, merge_line, sources, written
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from streamline.errors import CheckError, printable
-from streamline.pictures.anatomy import in_bytes
+from streamline.failing.texts import in_bytes
 
 __all__ = ["DEADLINE_S", "Load", "Problem", "Report"]
 

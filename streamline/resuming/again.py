@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from streamline.failing.texts import Entry
 from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
 from streamline.states import Json, Tree
 
 __all__ = ["behind_merge", "of_worker", "section"]
-
-Entry = dict[str, Json]
 
 
 def of_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.caching.cache import Cache
+from streamline.failing.texts import Entry
 from streamline.plan import Plan
-from streamline.resuming.fingerprint import Entry, fingerprint
+from streamline.resuming.fingerprint import fingerprint
 from streamline.states import Json
 from streamline.transforms.base import Stage
 

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 from streamline.blame import function_name
+from streamline.failing.texts import Entry
 from streamline.plan import Plan
 from streamline.resuming.codehash import code_hash
 from streamline.states import Json
 
-__all__ = ["Entry", "fingerprint", "line_of"]
-
-Entry = dict[str, Json]
+__all__ = ["fingerprint"]
 
 
 def fingerprint(plan: Plan) -> list[Entry]:
@@ -38,12 +37,6 @@ def fingerprint(plan: Plan) -> list[Entry]:
     entries.append(_entry("merge", plan.merge.name, {}))
     entries += [_entry(s.kind, s.name, s.options) for s in plan.after if s.counted]
     return entries
-
-
-def line_of(entry: Entry) -> str:
-    """Return an entry for a person: "batch 'batch' (size=32)"."""
-    options = ", ".join(f"{key}={value!r}" for key, value in (entry.get("options") or {}).items())
-    return f"{entry.get('kind')} {entry.get('name')!r} ({options})"
 
 
 def _entry(kind: str, name: str, options: Mapping[str, Any], functions: Mapping[str, Any] | None = None) -> Entry:

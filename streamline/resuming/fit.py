@@ -15,9 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from streamline.failing.skipping import moved
+from streamline.failing.texts import Entry, found_otherwise, line_of
 from streamline.plan import Plan
 from streamline.resuming.codehash import changed
-from streamline.resuming.fingerprint import Entry, fingerprint, line_of
+from streamline.resuming.fingerprint import fingerprint
 from streamline.resuming.pairs import Pair, paired
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Change, Source, Split
@@ -26,7 +27,7 @@ from streamline.transforms.batch import Batch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle
 
-__all__ = ["Difference", "Fit", "fitted", "found_otherwise", "refusal"]
+__all__ = ["Difference", "Fit", "fitted", "refusal"]
 
 
 ORDERS_WRITTEN = 2
@@ -299,11 +300,6 @@ class _Comparison:
                 if name in tree and (again := pair.its_stage.again(tree[name])):
                     return str(name), again
         return None
-
-
-def found_otherwise(name: str, again: str) -> str:
-    """Say why a stage that reads `again` what is behind a change rules that out."""
-    return f"{name!r} behind it {again}, and would find other items there: finish the epoch as it was, or begin anew"
 
 
 _NOT_SHARD = {

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from streamline.ending.agreement import NAME as ENDS
+from streamline.ending.policy import NAME as ENDS
+from streamline.failing.texts import Entry
 from streamline.resuming.again import section
-from streamline.resuming.fingerprint import Entry
 from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
 from streamline.state_types import Count, Step, check_strict_to, check_type

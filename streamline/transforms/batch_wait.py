@@ -17,10 +17,9 @@ import anyio
 import msgspec
 
 from streamline.channel import Inbox
-from streamline.choices import Fork
+from streamline.choices import Fork, Log
 from streamline.errors import ResumeError
 from streamline.flow import Chunk, Lists, Run
-from streamline.merge_state import Log
 from streamline.pace import Pace
 from streamline.state_types import Size
 from streamline.states import Json, Reference, State, Tally, Tree

@@ -13,10 +13,9 @@ import pytest
 import streamline as sl
 from streamline.border.columns import Columns
 from streamline.border.dumping import Dumper
-from streamline.choices import Stretch
+from streamline.choices import Log, Stretch
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.flow import Chunk, Site
-from streamline.merge_state import Log
 from streamline.states import At, Counted, Over, Since, State, Tally, Tree
 from streamline.tasks import Tasks
 from streamline.testing.running import run

@@ -23,7 +23,7 @@ from streamline.hosts.telling import Telling
 from streamline.meters.figures import ReadStats
 from streamline.meters.host_meter import HostMeter
 from streamline.meters.meter import Meters
-from streamline.meters.stats import Stats
+from streamline.meters.stats import Stats, stats_of
 from streamline.session import Session
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
@@ -258,12 +258,12 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
     meters, mirror = mirrored()
     mirror.show(link.told[0])
     mirror.show(link.told[0])  # what was told is a sum, not an addition
-    assert meters.stats().reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
+    assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
     mirror.lost()
     mirror.show(Counts((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 1),)))  # of the next one
     mirror.show(Counts((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 2),)))
     meters.traffic("read_lines").requests += 1  # of a flow in the stream's own event loop
-    (reads,) = later = meters.stats().reads
+    (reads,) = later = stats_of(meters).reads
     assert (reads.requests, reads.retries, reads.bytes) == (8, 3, 109)
     assert (reads.cache_hits, reads.cache_misses, reads.cache_bytes) == (3, 1, 6)
     earlier = Stats(elapsed_s=0, items=0, consumer_wait_s=0, reads=(ReadStats(name="read_lines", requests=7),))

@@ -115,7 +115,14 @@ def test_what_stands_behind_the_merge_is_not_sent() -> None:
 
 
 def test_a_host_imports_nothing_that_it_has_no_use_for() -> None:
-    idle = ("streamline.rules", "streamline.meters.stats", "streamline.failing.letters", "statistics")
+    idle = (
+        "streamline.rules",
+        "streamline.meters.stats",
+        "streamline.meters.figures",
+        "streamline.cpus",
+        "streamline.failing.letters",
+        "statistics",
+    )
     pipe = sl.from_items(range(4)).map(lambda n: [name for name in idle if name in sys.modules])
     with pipe.open(backend=sl.Processes(1)) as stream:
         assert list(stream) == [[]] * 4

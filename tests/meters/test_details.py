@@ -11,7 +11,7 @@ from streamline.meters.details import Detail, Details, later, since, together
 from streamline.meters.figures import StageStats
 from streamline.meters.meter import Meters
 from streamline.meters.stage_meter import StageMeter
-from streamline.meters.stats import Stats
+from streamline.meters.stats import Stats, stats_of
 from streamline.meters.tables import brief
 
 
@@ -61,15 +61,15 @@ def test_details_of_a_host_are_shown_and_those_of_one_that_died_stay() -> None:
     assert here.details == three(6, 48, 1)
 
 
-def stats_of(*workers: Details, name: str = "mix", kind: str = "mix") -> Stats:
+def stats_with(*workers: Details, name: str = "mix", kind: str = "mix") -> Stats:
     meters = Meters(0.0)
     for shard, details in enumerate(workers):
         meters.stage(name, kind, shard).tells(lambda details=details: details)  # type: ignore[misc]
-    return meters.stats()
+    return stats_of(meters)
 
 
 def test_a_detail_is_had_by_its_name_and_its_part() -> None:
-    (stage,) = stats_of(three(1, 2, 3, "web"), three(1, 2, 4, "web")).stages
+    (stage,) = stats_with(three(1, 2, 3, "web"), three(1, 2, 4, "web")).stages
     assert (stage.detail("served", "web"), stage.detail("taken", "web"), stage.detail("cycle", "web")) == (2, 4, 3)
     assert [worker.details for worker in stage.per_worker] == [three(1, 2, 3, "web"), three(1, 2, 4, "web")]
     with pytest.raises(KeyError, match="mix has no detail 'served'; it has 'served' of 'web', 'taken' of 'web'"):
@@ -79,13 +79,13 @@ def test_a_detail_is_had_by_its_name_and_its_part() -> None:
 
 
 def test_details_are_json() -> None:
-    found = json.loads(json.dumps(asdict(stats_of(three(1, 2, 3, "web")))))
+    found = json.loads(json.dumps(asdict(stats_with(three(1, 2, 3, "web")))))
     assert found["stages"][0]["details"][0] == {"name": "served", "value": 1, "part": "web", "how": "count"}
 
 
 def test_a_table_has_a_row_for_each_part_and_units_and_says_where_workers_differ() -> None:
     web, code = three(1200, 2, 3, "web"), (Detail("served", 1, "code"), Detail("weight", 0.5, "code", "now"))
-    lines = str(stats_of((*web, *code), three(1, 2, 5, "web"))).splitlines()
+    lines = str(stats_with((*web, *code), three(1, 2, 5, "web"))).splitlines()
     assert lines[3:] == [
         "mix  served  taken  cycle",
         "web   1,201      4    3-5",
@@ -93,16 +93,16 @@ def test_a_table_has_a_row_for_each_part_and_units_and_says_where_workers_differ
         "code       1     0.5",
     ]
     cycles = Detail("generating_s", 1.5), Detail("copied_bytes", 12_345)
-    stats = stats_of(cycles, name="again", kind="regenerate")
+    stats = stats_with(cycles, name="again", kind="regenerate")
     assert str(stats).splitlines()[3:] == ["regenerate  generating   copied", "again           1.50 s  12.3 kB"]
-    other = stats_of(three(1, 2, 3, "web"), name="0/mix")
+    other = stats_with(three(1, 2, 3, "web"), name="0/mix")
     assert str(other).splitlines()[4].startswith("0/mix/web ")
 
 
 def test_a_line_has_a_stages_details_in_brief() -> None:
-    (mixture,) = stats_of((*three(5, 6, 7, "web"), *three(1, 2, 3, "code"))).stages
+    (mixture,) = stats_with((*three(5, 6, 7, "web"), *three(1, 2, 3, "code"))).stages
     assert brief(mixture) == "mix served  web 5  code 1"
-    (cycles,) = stats_of(
+    (cycles,) = stats_with(
         (Detail("cycle", 3, how="now"), Detail("waited_s", 0.25)), name="again", kind="regenerate"
     ).stages
     assert brief(cycles) == "regenerate(again)  cycle 3  waited 0.25 s"

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from streamline import cpus
 from streamline.meters import consumer_meter, picture, stage_meter
 from streamline.meters.consumer_meter import ConsumerMeter
+from streamline.meters.host_meter import HostMeter
 from streamline.meters.meter import Meters
+from streamline.meters.picture import collect, host_stats, worker_stats
 from streamline.meters.stage_meter import HOLD_S, Doing, Holding, StageMeter, Working
-from streamline.meters.stats import Stats
+from streamline.meters.stats import Stats, stats_of
 
 
 class Clock:
@@ -56,14 +59,14 @@ def test_what_is_going_on_is_seen_before_it_is_over(clock: Clock) -> None:
     meter.slots = [0.0, 96.0, 99.0]
     meter.wait_begins("wait_input", slot=0)
     clock.now = 101.0
-    figures = meter.figures(clock.now)
+    figures = worker_stats(meter, clock.now)
     assert (figures.busy_s, figures.wait_input_s, figures.wait_output_s) == (7.0, 1.0, 0.0)
     since = [meter.since]
     meter.wait_ends(slot=0)
     meter.slots = [0.0] * 3
     since.append(meter.since)
     assert since == [96.0, None]
-    assert meter.figures(200.0).wait_input_s == meter.wait_input_s == 1.0
+    assert worker_stats(meter, 200.0).wait_input_s == meter.wait_input_s == 1.0
 
 
 @pytest.mark.parametrize("doing", ["wait_input", "wait_output"])
@@ -98,11 +101,11 @@ def test_a_hold_that_lasts_counts_as_one(clock: Clock) -> None:
     meter = meters.stage("decode", "map", 0)
     with Holding(meter):
         clock.now = 105.0
-        assert meters.stats().stages[0].held_s == 5
+        assert stats_of(meters).stages[0].held_s == 5
     with Working(meter):
         clock.now = 107.0
-        assert meters.stats().stages[0].busy_s == 7
-        assert meters.stats().stages[0].held_s == 5
+        assert stats_of(meters).stages[0].busy_s == 7
+        assert stats_of(meters).stages[0].held_s == 5
 
 
 def test_only_a_long_hold_is_told() -> None:
@@ -186,7 +189,7 @@ def test_stats_stand_in_the_plans_order_with_workers_added_up(clock: Clock) -> N
         channel.items, channel.depth, channel.peak = 5, 1 + shard, 3 + shard
     meters.stage("lines", "read_lines", 0)
     meters.consumer.items = 30
-    stats = meters.stats(at_hand=4)
+    stats = stats_of(meters, at_hand=4)
 
     assert [stage.name for stage in stats.stages] == ["lines", "decode", "merge", "batch"]
     decode = stats.stages[1]
@@ -200,27 +203,43 @@ def test_stats_stand_in_the_plans_order_with_workers_added_up(clock: Clock) -> N
         stats.items = 3  # type: ignore[misc]
 
 
+def test_the_cpus_are_those_that_the_control_group_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "_quota", lambda: 0.5)
+    assert stats_of(Meters(0.0)).cpus == cpus.usable_cpus() == 1
+
+
+def test_a_host_that_is_gone_is_shown_as_it_was_last_seen(clock: Clock) -> None:
+    process: tuple[int | None, int] = 4711, 2**20
+    host = HostMeter(0, "process", lambda: process[0], lambda: process[1])
+    host.alive = True
+    host.gone()
+    process = None, 0
+    shown = host_stats(host, (), clock.now)
+    assert (shown.pid, shown.resident_bytes, shown.alive) == (4711, 2**20, False)
+
+
 def test_a_closed_stream_takes_no_more_time(clock: Clock) -> None:
     meters = Meters(90.0)
     meters.consumer.items = 10
     meters.consumer.close(3)
     clock.now = 500.0
     meters.consumer.close()
-    assert (meters.stats().elapsed_s, meters.stats().items) == (10.0, 7)
+    assert (stats_of(meters).elapsed_s, stats_of(meters).items) == (10.0, 7)
 
 
 def test_a_window_is_the_difference_of_two_stats(clock: Clock) -> None:
     meters = Meters(90.0)
+    meters.on_first_list = collect
     stage = meters.stage("decode", "map", 0)
     meters.began()
     stage.held(0, 3)
     stage.items = 10
-    earlier = meters.stats()
+    earlier = stats_of(meters)
     clock.now = 104.0
     stage.held(3, 5)
     stage.items = 25
     meters.consumer.items = 20
-    window = meters.stats().since(earlier)
+    window = stats_of(meters).since(earlier)
     assert isinstance(window, Stats)
     assert (window.elapsed_s, window.items) == (4.0, 20)
     (decode,) = window.stages
@@ -231,13 +250,14 @@ def test_a_window_is_the_difference_of_two_stats(clock: Clock) -> None:
 def test_the_verdict_leaves_the_warm_up_out(clock: Clock) -> None:
     """The consumer waited for ten seconds, then never: since its first list, it is what limits."""
     meters = Meters(90.0)
-    before = meters.stats()
+    meters.on_first_list = collect
+    before = stats_of(meters)
     assert before.verdict is None
     meters.consumer.asks(90.0)
     meters.consumer.gets(100.0)
     meters.began()
     clock.now, meters.consumer.items = 110.0, 100
-    stats = meters.stats()
+    stats = stats_of(meters)
     for each in (stats, stats.since(before)):
         assert each.verdict is not None
         assert each.verdict.rule == "consumer"
@@ -251,7 +271,7 @@ def test_a_table_is_aligned_and_has_units(clock: Clock) -> None:
     stage.held(0, 5)
     stage.errors = 2
     meters.channel("decode", 0, 8)
-    lines = str(meters.stats()).splitlines()
+    lines = str(stats_of(meters)).splitlines()
     assert lines == [
         "0 items in 10.00 s (0.0 items/s); the consumer waits 0 % of its time",
         "stage        at once   items  errors  items/s    bytes  busy  no input  no room",

@@ -16,10 +16,10 @@ import pytest
 import trio.testing
 
 import streamline as sl
+from streamline.choices import Log
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.failing.failures import Policy
 from streamline.failing.skipping import Errors
-from streamline.merge_state import Log
 from streamline.pipeline import Pipeline
 from streamline.states import Tally
 from streamline.tasks import Tasks

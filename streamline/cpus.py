@@ -1,4 +1,4 @@
-"""How many hosts there are when nobody says: as many as this rank has cores for.
+"""How many cores there are for a process, and for a rank.
 
 Cores are those that this process may run on, and that its control group has time for. The ranks of a job on one machine
 share them, unless the launcher has given each its own.
@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 __all__ = ["cpu_quota", "cpus_here", "cpus_of", "usable_cpus"]
@@ -33,8 +34,13 @@ def usable_cpus() -> int:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cpus = os.cpu_count() or 1
-    quota = cpu_quota(_read)
+    quota = _quota()
     return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+@cache  # a dozen files, which `stream.stats()` may ask for after every step
+def _quota() -> float | None:
+    return cpu_quota(_read)
 
 
 def cpus_of(cpus: int, environ: Mapping[str, str]) -> int:
