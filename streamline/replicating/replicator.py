@@ -34,7 +34,7 @@ STALL_TIMEOUT_S = 60.0
 
 
 class Replicator(Generic[T]):
-    """All of `sl.StreamReplicator` but `.pipeline`: a `Pipeline` is made above this module, in `streamline.start`.
+    """All of `sl.StreamReplicator` but `.pipeline`, for a `Pipeline` stands above this module.
 
     Users know the subclass: its docstring says what is promised, and its name stands in errors and in the repr.
     """
