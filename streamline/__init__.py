@@ -37,12 +37,11 @@ if TYPE_CHECKING:
     from streamline.reading.parquet import read_parquet
     from streamline.reading.tar import read_tar
     from streamline.reading.whole import read_files
-    from streamline.replicating.replicator import StreamReplicator
     from streamline.resuming.explain import Explanation
     from streamline.snapshot import Snapshot
     from streamline.sources.dataset import StreamDataset
     from streamline.sources.sse import ServerSentEvent
-    from streamline.start import from_items, from_iterable, from_stream, mix, zip
+    from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
     from streamline.storage.http_options import HttpOptions
     from streamline.stream import Stream
     from streamline.sync import SyncStream
@@ -117,7 +116,7 @@ _WHERE = {
     "Stats": "streamline.meters.stats",
     "Stream": "streamline.stream",
     "StreamDataset": "streamline.sources.dataset",
-    "StreamReplicator": "streamline.replicating.replicator",
+    "StreamReplicator": "streamline.start",
     "SyncStream": "streamline.sync",
     "Threads": "streamline.backends.threads",
     "Trace": "streamline.watching.trace",

@@ -61,11 +61,11 @@ def check(target: str, world_size: int | None) -> None:
     function is called, without arguments, and returns the pipeline. Exits with 1 if anything is found on which a run
     would fail.
     """
+    from streamline.pipeline import Pipeline
     from streamline.preflight.target import target as named
-    from streamline.runnable import Runnable
 
     try:
-        report = named(target, Runnable).check(world_size=world_size)
+        report = named(target, Pipeline).check(world_size=world_size)
     except StreamlineError as error:
         raise click.ClickException(_shown(error)) from error
     click.echo(_shown(report))

@@ -17,7 +17,7 @@ __all__ = ["DeclaredSource", "source"]
 
 T = TypeVar("T")
 
-PASSED = ("state", "shard", "num_shards")
+SOURCE_KEYWORDS = ("state", "shard", "num_shards")
 """The keywords that a source's function is always given."""
 
 
@@ -40,7 +40,7 @@ class DeclaredSource(DeclaredFunction, Generic[T]):
         """
         own = stage_name(self)
         names, _ = parameters_of(self.fn)
-        check_call(f"{own}()", self.fn, 0, params, (*PASSED, "epoch") if "epoch" in names else PASSED)
+        check_call(f"{own}()", self.fn, 0, params, (*SOURCE_KEYWORDS, "epoch") if "epoch" in names else SOURCE_KEYWORDS)
         pipe: Pipeline[T] = Pipeline(
             CustomSource(name=own if name is None else name, fn=self, params=tuple(params.items()))
         )
@@ -90,13 +90,13 @@ def source(fn: Callable[..., Any] | None = None, /, *, state: Callable[[], dict[
     check_function("@source(state=)", state)
 
     def declare(fn: Callable[..., AsyncIterator[T] | Iterator[T]]) -> DeclaredSource[T]:
-        _check_rows(fn)
+        _check_source(fn)
         return DeclaredSource(fn, state)
 
     return declare
 
 
-def _check_rows(fn: Callable[..., Any]) -> None:
+def _check_source(fn: Callable[..., Any]) -> None:
     """Insist on a function that can be a source."""
     name = stage_name(fn)
     if not (inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)):
@@ -105,7 +105,7 @@ def _check_rows(fn: Callable[..., Any]) -> None:
             "returns an iterable is read with from_iterable"
         )
     names, others = parameters_of(fn)
-    if missing := [keyword for keyword in PASSED if keyword not in names and not others]:
+    if missing := [keyword for keyword in SOURCE_KEYWORDS if keyword not in names and not others]:
         raise PlanTypeError(
             f"@source: {name} has no keyword {', '.join(missing)}: async def {name}(*, state, shard, num_shards, ...)"
         )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.ending.agreement import Resumed, agreed
@@ -40,14 +41,15 @@ from streamline.threads import hold_descriptors
 from streamline.tracebacks import TrimmedTraceback
 from streamline.watching.watchdog import check_stall
 
-__all__ = ["Begin", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
+__all__ = ["Begin", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Where a run begins, as the user says it: see `Runnable.open`."""
+    """Where a run begins, as the user says it: see `Pipeline.open`."""
 
     resume: Snapshot | None = None
     accept: Collection[str] = ()
@@ -259,7 +261,7 @@ ENTER = (
 
 
 class RunOptions(TypedDict, total=False):
-    """What `open` and `loader` take alike: how a plan runs. See `Runnable.open`, which has the defaults."""
+    """What `open` and `loader` take alike: how a plan runs. See `Pipeline.open`, which has the defaults."""
 
     backend: Backend
     accept: Collection[str]
@@ -346,3 +348,18 @@ class Opened(Generic[T]):
     def __exit__(self, *_: object) -> None:
         if self._sync is not None:
             self._sync.close()
+
+
+class Openable(ABC, Generic[T_co]):
+    """What can be opened: a `Pipeline`, for all that stands below it and takes one."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The plan in sections, as it is run."""
+
+    @abstractmethod
+    def open(
+        self, *, resume: Snapshot | None = None, epoch: int | None = None, **options: Unpack[RunOptions]
+    ) -> Opened[T_co]:
+        """Return what `async with` or `with` runs. See `Pipeline.open`, which has the defaults."""

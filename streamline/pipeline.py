@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, cast, get_args, overload
+from html import escape
+from itertools import islice
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, Unpack, cast, get_args, overload
 
+from streamline.backends.base import Backend
+from streamline.backends.inline import Inline
 from streamline.blame import stage_name
+from streamline.caching.cache import Cache
+from streamline.caching.regenerate import Regenerate
 from streamline.collate import unstack
 from streamline.compiling import compiled
+from streamline.debug import DebugStream
 from streamline.declared import check_call
+from streamline.ending.policy import Ends, EndsPolicy
 from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.keeping import Keeping
+from streamline.failing.failures import MAX_ERRORS, OnError, Policy
+from streamline.loading.ahead import passes_of
+from streamline.loading.loader import Loader
 from streamline.merge import Merge, merge_of
+from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
 from streamline.options import (
     OF_OTHERS,
     check_function,
@@ -27,9 +41,19 @@ from streamline.options import (
     is_async,
     no_attribute,
 )
+from streamline.pictures.describe import describe, max_in_flight
+from streamline.pictures.draw import Drawing, draw
 from streamline.plan import Plan, Shard
+from streamline.preflight.report import DEADLINE_S, Report
+from streamline.ranks import Mesh
+from streamline.resuming.accept import NewFiles
+from streamline.resuming.explain import Explanation, explain
 from streamline.rules import RESERVED
+from streamline.session import MEMORY_BYTES
+from streamline.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
+from streamline.sync import SyncStream
+from streamline.tracebacks import TrimmedTraceback
 from streamline.transfer.devices import written
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
@@ -37,18 +61,28 @@ from streamline.transforms.bucket import bucket_of
 from streamline.transforms.custom import Declared, Through, check_through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
+from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import NOT_AFTER_A_CHOICE, Numbering, Seeded, map_of
 from streamline.transforms.pack import Block, pack_of
+from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.repeat import Repeat
+from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 from streamline.transforms.transfer import Transfer
+from streamline.watching.watchdog import STALL_S
 
 __all__ = ["Pipeline"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+INLINE = Inline()
+
+OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
+LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
+
 
 @dataclass(frozen=True, repr=False)
-class Pipeline(Keeping[T]):
+class Pipeline(Openable[T]):
     """A plan: where items come from and what happens to them. Immutable, comparable, printable; nothing runs.
 
     `for x in pipe` and `async for x in pipe` run it with defaults, `open` with others.
@@ -71,7 +105,7 @@ class Pipeline(Keeping[T]):
     merging: Merge | None = None
     merged_at: int = 0
 
-    # Stages ---------------------------------------------------------------------------------------------------------
+    # Shards, and which items come in which order ----------------------------------------------------------------------
 
     def shard(
         self,
@@ -109,6 +143,55 @@ class Pipeline(Keeping[T]):
         if self.sharding is not None or self.merging is not None:
             raise PlanError(".shard splits the source, once: it can't stand behind another .shard or a .merge")
         return replace(self, sharding=shard, sharded_at=len(self.stages))._checked()
+
+    def shuffle(
+        self, *given: Never, window: int | None = None, seed: int = 0, name: str | None = None, **unknown: Never
+    ) -> Pipeline[T]:
+        """Permute the items: each `window` of them, or without a window the whole index of an indexable source.
+
+        Args:
+          window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
+            twice as many again. Behind `.shard`, in each worker.
+          seed: with it and the epoch (and shard and window), the order is always the same.
+
+        Raises:
+          PlanError: without a window, the source has no index, or it stands behind `.shard`.
+        """
+        check_known(".shuffle", unknown, ("window", "seed", "name"))
+        if given:
+            raise PlanTypeError(
+                f".shuffle takes no number by itself: .shuffle(window={given[0]!r}) permutes each {given[0]!r} items "
+                f"among themselves, .shuffle(seed={given[0]!r}) the whole index by that seed"
+            )
+        seed = check_seed(".shuffle(seed=)", seed)
+        name = self._name(name, "shuffle")
+        if window is None:
+            return self._with(IndexShuffle(name=name, seed=seed))
+        window = check_int(".shuffle(window=)", window, 1)
+        return self._with(Shuffle(name=name, window=window, seed=seed))
+
+    def shuffle_files(self, *, seed: int = 0, name: str | None = None) -> Pipeline[T]:
+        """Permute the list of files, by seed and epoch, before it is sharded."""
+        seed = check_seed(".shuffle_files(seed=)", seed)
+        return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
+
+    def repeat(self, times: int | None = None, *, name: str | None = None) -> Pipeline[T]:
+        """Go through everything before it `times` times; None: for ever. Shuffles before it differ in each pass."""
+        if times is not None:
+            times = check_int(".repeat(times)", times, 0)
+        return self._with(Repeat(name=self._name(name, "repeat"), times=times))
+
+    def take(self, count: int, *, name: str | None = None) -> Pipeline[T]:
+        """Keep the first `count` items; before a merge, of each worker."""
+        count = check_int(".take(count)", count, 0)
+        return self._with(Take(name=self._name(name, "take"), count=count))
+
+    def skip(self, count: int, *, name: str | None = None) -> Pipeline[T]:
+        """Drop the first `count` items; before a merge, of each worker."""
+        count = check_int(".skip(count)", count, 0)
+        return self._with(Skip(name=self._name(name, "skip"), count=count))
+
+    # Items ------------------------------------------------------------------------------------------------------------
 
     @overload
     def map(
@@ -193,6 +276,34 @@ class Pipeline(Keeping[T]):
         if is_async(fn) or inspect.isasyncgenfunction(fn):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
+
+    def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
+        """Pass the items through an async generator function of one async iterator.
+
+        Args:
+          fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
+            Undeclared, a resume runs it from the start and passes over what it had yielded.
+          params: keyword arguments for `fn`.
+
+        Raises:
+          PlanTypeError: of a declared one, a parameter is missing, unknown, or one that streamline passes itself.
+
+        Warns:
+          UserWarning: it is undeclared.
+        """
+        check_through(fn)
+        if isinstance(fn, Declared):
+            check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())
+        pipe = self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
+        if not isinstance(fn, Declared):
+            warnings.warn(
+                f"a resume will run {printable(stage_name(fn))} from its start: declare what it remembers with "
+                "@sl.stage(state=dict), or @sl.stage(stateless=True)",
+                stacklevel=2,
+            )
+        return pipe
+
+    # Batches ----------------------------------------------------------------------------------------------------------
 
     @overload
     def batch(
@@ -295,31 +406,95 @@ class Pipeline(Keeping[T]):
         stage = pack_of(length, key, eos, drop_remainder, name=self._name(name, "pack"))
         return self._with(stage)
 
-    def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
-        """Pass the items through an async generator function of one async iterator.
+    # Items that are kept ----------------------------------------------------------------------------------------------
+
+    def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
+        """Let what is before run ahead by up to `items` items, in a task of its own.
 
         Args:
-          fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
-            Undeclared, a resume runs it from the start and passes over what it had yielded.
-          params: keyword arguments for `fn`.
+          items: kept ready at the most.
+          bytes: the same in bytes, as `streamline.sizes.nbytes` counts them; one item is always admitted.
+        """
+        items = check_int(".prefetch(items)", items, 1)
+        if bytes is not None:
+            bytes = check_int(".prefetch(bytes=)", bytes, 1)
+        return self._with(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
+
+    def cache(
+        self,
+        *,
+        path: str | PathLike[str] | None = None,
+        max_bytes: int | None = None,
+        name: str | None = None,
+    ) -> Pipeline[T]:
+        """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
+
+        All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle behind
+        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
+        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
+        resumes, read on in its files. See docs/regenerating.md.
+
+        Args:
+          path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
+            functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
+          max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass
+            that is larger fails with `CacheFull`, behind all items that there is room for. None: no bound.
+        """
+        if max_bytes is not None:
+            max_bytes = check_int(".cache(max_bytes=)", max_bytes, 1)
+        folder = _folder(".cache(path=)", path)
+        return self._with(Cache(name=self._name(name, "cache"), max_bytes=max_bytes, path=folder))
+
+    def regenerate(
+        self,
+        size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        reuse: int = 1,
+        block: int | None = None,
+        overlap: bool = False,
+        spill: str | PathLike[str] | None = None,
+        name: str | None = None,
+    ) -> Pipeline[T]:
+        """Draw `size` items, serve them shuffled, drop them, and draw the next: a cache that is made anew.
+
+        Put an endless `.repeat()` before it to go round a shard for ever. At the end of what is before it, the last
+        cycle has the rest.
+
+        Args:
+          size: items of a cycle; with `block`, rows. Behind `.shard`, in each worker.
+          shuffle: whether they are; each serving by (seed, epoch, shard, cycle, serving) alone.
+          reuse: how often each item is served before its cycle is dropped; each serving has an order of its own.
+          block: the items are blocks, NumPy arrays or dicts and tuples of them, whose first axis are rows; they are
+            kept as arrays, and blocks of `block` rows come out. `size` is a multiple of it.
+          overlap: draw the next cycle while one is served: two are in memory then.
+          spill: a folder that cycles are written to, for what can't be drawn again; a resume reads them there. The
+            files go when snapshots are saved: what the last two need is there.
 
         Raises:
-          PlanTypeError: of a declared one, a parameter is missing, unknown, or one that streamline passes itself.
-
-        Warns:
-          UserWarning: it is undeclared.
+          PlanError: `size` is no multiple of `block`.
         """
-        check_through(fn)
-        if isinstance(fn, Declared):
-            check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())
-        pipe = self._with(Through(name=self._name(name, stage_name(fn)), fn=fn, params=tuple(params.items())))
-        if not isinstance(fn, Declared):
-            warnings.warn(
-                f"a resume will run {printable(stage_name(fn))} from its start: declare what it remembers with "
-                "@sl.stage(state=dict), or @sl.stage(stateless=True)",
-                stacklevel=2,
-            )
-        return pipe
+        size = check_int(".regenerate(size)", size, 1)
+        seed = check_seed(".regenerate(seed=)", seed)
+        reuse = check_int(".regenerate(reuse=)", reuse, 1)
+        for option, value in (("shuffle", shuffle), ("overlap", overlap)):
+            if not isinstance(value, bool):
+                raise PlanTypeError(f".regenerate({option}=) is True or False, got {given(value)}")
+        if block is not None:
+            block = check_int(".regenerate(block=)", block, 1)
+            if size % block:
+                raise PlanError(
+                    f".regenerate({size}, block={block}) would end each cycle with a block of {size % block} rows: "
+                    "make size a multiple of block"
+                )
+        stage = Regenerate[T](
+            name=self._name(name, "regenerate"), size=size, shuffle=shuffle, seed=seed, reuse=reuse, block=block,
+            overlap=overlap, spill=_folder(".regenerate(spill=)", spill),
+        )  # fmt: skip
+        return self._with(stage)
+
+    # One stream of the workers', and its device -----------------------------------------------------------------------
 
     def merge(
         self,
@@ -359,20 +534,264 @@ class Pipeline(Keeping[T]):
         pipe = self if self.merging is not None else self.merge()
         return pipe._with(Transfer(name=self._name(name, "transfer"), device=written(device), depth=depth))
 
-    @property
-    def plan(self) -> Plan:
-        """The plan in sections, as it is run."""
-        return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
+    # Running it -------------------------------------------------------------------------------------------------------
 
-    def settled(self) -> Pipeline[T]:
-        return replace(self, stages=tuple(stage.settled() for stage in self.stages))
+    def __iter__(self) -> SyncStream[T]:
+        return self.open().sync_stream()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self.open().stream()
+
+    def open(
+        self,
+        *,
+        backend: Backend = INLINE,
+        resume: Snapshot | None = None,
+        accept: Collection[str] = (),
+        new_files: NewFiles = "refuse",
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Mesh | None = None,
+        epoch: int | None = None,
+        ends: EndsPolicy | Ends = "drop",
+        on_error: OnError = "raise",
+        max_errors: int | float | None = MAX_ERRORS,
+        dead_letters: str | PathLike[str] | None = None,
+        progress: bool = False,
+        stall_s: float | None = STALL_S,
+        memory: int = MEMORY_BYTES,
+        **unknown: Never,
+    ) -> Opened[T]:
+        """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
+
+        Looks at files, unless servers or stores have to be asked in a running event loop of asyncio's: then `async
+        with` does, or `with`, and what is wrong with the data comes out there.
+
+        Args:
+          backend: where the workers run.
+          resume: go on right after what this snapshot had delivered; None: from the beginning. Of a whole job's
+            snapshot, each rank takes its own part.
+          accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
+            says what to write here, and what comes out then. An entry that isn't needed does no harm.
+          new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
+          rank: which data-parallel rank this is, of `world_size`; by default both are found out.
+          mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
+          epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
+          ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
+            given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
+          on_error: what happens when user code fails on an item, or a record is malformed: "raise" it; "skip" the item,
+            and count it; or a sync function of a `Failure` that returns "skip" or "raise".
+          max_errors: skipped items, counted when they would have been consumed, beyond which the stream fails with
+            `TooManyErrors`: an int is a count, a float a rate of all items (ten are borne in any case), None no limit.
+          dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
+          progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.
+          stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
+          memory: bytes that sources may hold read ahead in each process; one request is always admitted.
+
+        Raises:
+          PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
+            contradict, or out of range or type (PlanTypeError).
+          ResumeError: the snapshot is of another plan, of other data, or of other ranks.
+          ReadError: a file of the source is missing.
+          Later, by `with`: DeadLetterError; of a live source with another journal, what `docs/live.md` says.
+        Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
+        """
+        check_known(".open", unknown, OPTIONS)
+        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
+        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
+        run: dict[str, Any] = {"backend": backend, "progress": progress, "stall_s": stall_s, "memory": memory}
+        return Opened(unsettled(self.plan, begin, policy=policy, **run))
+
+    def loader(
+        self,
+        *,
+        steps_per_epoch: int | None = None,
+        fixed_epoch: bool = False,
+        epoch: int | None = None,
+        resume: Snapshot | None = None,
+        persistent: bool = True,
+        **options: Unpack[RunOptions],
+    ) -> Loader[T]:
+        """Return what trainers hold: it can be iterated again and again, one epoch each time, saved and loaded.
+
+        Args:
+          steps_per_epoch: an epoch is so many items of a pipeline that goes on: the next epoch continues where the last
+            one stopped; where the pipeline ends, it begins anew, in its next epoch. None: an epoch is one pass.
+          fixed_epoch: each iteration is of the same epoch, with the same items in the same order: for validation.
+          epoch: of the first iteration; by default the snapshot's, or 0.
+          resume: go on behind this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
+            known: with `steps_per_epoch`, an epoch begins there.
+          persistent: threads and processes stay between epochs, and read ahead into the next one; `close`, or dropping
+            the loader, ends them. False: each epoch has its own, and begins when it is asked for.
+          options: those of `open`; each epoch is opened with them.
+
+        Raises:
+          PlanError: an epoch below 0, or fewer than 1 step.
+          PlanTypeError: an option of the wrong type.
+          As `open`, here and at each `iter()`.
+        """
+        check_known(".loader", options.keys() - OPTIONS.keys(), [*OPTIONS, *LOADER_OPTIONS])
+        return Loader(
+            passes_of(
+                self.open,
+                options,
+                self.plan.source,
+                steps_per_epoch,
+                stay=persistent,
+                settled=lambda: self.settled().open,
+            ),
+            epoch=epoch,
+            steps_per_epoch=steps_per_epoch,
+            fixed_epoch=fixed_epoch,
+            resume=resume,
+        )
+
+    def debug(
+        self,
+        *,
+        resume: Snapshot | None = None,
+        accept: Collection[str] = (),
+        new_files: NewFiles = "refuse",
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Mesh | None = None,
+        epoch: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | float | None = MAX_ERRORS,
+        dead_letters: str | PathLike[str] | None = None,
+    ) -> DebugStream[T]:
+        """Return a plain iterator that runs the whole plan in the calling thread, an item when it is asked for one.
+
+        For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
+        other. Slow: calls follow one another, and next to nothing is read ahead. Works where an event loop is running
+        already, in a notebook, say. Only blocks of files are read in a thread. Of several ranks, each ends by itself.
+
+        Args:
+          resume: as in `open`, like the others.
+
+        Raises:
+          PlanError, ResumeError, ReadError: as in `open`.
+        """
+        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch)
+        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
+        return DebugStream(prepare(self.plan, begin, backend=INLINE, policy=policy))
+
+    def first(self, count: int) -> list[T]:
+        """Return the first items, at most `count`; nothing is opened for 0.
+
+        No channel holds more than `count` items meanwhile: little more is read than what is returned takes. Also in a
+        running event loop, which it holds up.
+
+        Raises:
+          PlanError: `count` is no integer of 0 or more.
+          PlanError, ReadError: as in `open`.
+        """
+        count = check_int(".first(count)", count, 0)
+        if not count:
+            return []
+        with TrimmedTraceback(), closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
+            return list(islice(stream, count))
+
+    # Looking at it ----------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        *,
+        world_size: int | None = None,
+        backend: Backend | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Report:
+        """Look before the run at what it would read, and at what it would fail on. Takes seconds; writes nothing.
+
+        Lists the files, asks for sizes that the listing doesn't tell, reads the first record of a few files, compares
+        these, and runs them through the stages: functions of the pipeline are called. A live source isn't read. Also in
+        a running event loop, which it holds up.
+
+        Args:
+          world_size: of the job that is planned; by default it is found out, as in `open`.
+          backend: where the workers will run: for `sl.Processes`, the plan must pickle.
+          deadline_s: seconds for reading, and as many for the stages; what takes longer is named.
+
+        Returns:
+          What was found, to be printed; `report.ok`, `report.problems`, `report.raise_for_problems()`.
+
+        Raises:
+          PlanError: options out of range or type; what is wrong with the plan or the data is in the report.
+        """
+        from streamline.preflight.check import check  # a run needs none of it
+
+        return check(self.plan, world_size=world_size, backend=backend, deadline_s=deadline_s)
+
+    def explain(
+        self, snapshot: Snapshot, *, accept: Collection[str] = (), new_files: NewFiles = "refuse"
+    ) -> Explanation:
+        """Say what a resume of `snapshot` would do, to be printed, without doing it.
+
+        Where each worker reads on, what is read and computed again, and by which stage; or why the snapshot doesn't fit
+        this plan, and what to accept. Of a whole job's snapshot: all ranks.
+
+        Args:
+          accept: as for `open`.
+          new_files: likewise.
+
+        Raises:
+          PlanError: `accept` names what isn't there.
+          ReadError: a file of the source is missing.
+        """
+        return explain(self.plan, snapshot, accept, new_files)
+
+    def draw(self) -> Drawing:
+        """Return a picture of the plan: Mermaid as text, SVG in a notebook, `.save("plan.svg")`. Nothing runs."""
+        return draw(self.plan)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Items that are taken from the source and not yet consumed, at most, on one rank."""
+        return max_in_flight(self.plan)
+
+    def __repr__(self) -> str:
+        return describe(self.plan)
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"
+
+    # What it isn't ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> NoReturn:
+        """Refuse: torch's DataLoader asks a dataset this before anything else.
+
+        Raises:
+          PlanTypeError: always. `list(pipe)` and its like, for which a length is a hint, go on without.
+        """
+        raise PlanTypeError(
+            "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
+            "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
+            "batch_size=None), from streamline.integrations.torch_dataset"
+        )
+
+    def __bool__(self) -> bool:
+        return True  # else Python would ask for the length
 
     if not TYPE_CHECKING:  # who checks types is told sooner
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute(self, name)
 
-    # ----------------------------------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in sections, as it is run."""
+        return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
+
+    def settled(self) -> Pipeline[T]:
+        """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one.
+
+        Raises:
+          PlanError: it can't run here.
+        """
+        return replace(self, stages=tuple(stage.settled() for stage in self.stages))
 
     @property
     def _chooses(self) -> bool:
@@ -397,3 +816,17 @@ class Pipeline(Keeping[T]):
     def _checked(self) -> Pipeline[T]:
         _ = self.plan
         return self
+
+
+def _folder(option: str, path: str | PathLike[str] | None) -> str | None:
+    """Return it as a string, if it is the path of a folder of this machine."""
+    if path is None:
+        return None
+    if not isinstance(path, str | PathLike):
+        raise PlanTypeError(f"{option} is the path of a folder, got {given(path)}")
+    folder = os.fspath(path)
+    if not folder or "://" in folder:
+        raise PlanError(
+            f"{option} is the path of a folder of this machine, or of a disk that it mounts, got {folder!r}"
+        )
+    return folder

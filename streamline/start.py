@@ -1,8 +1,9 @@
-"""Where a pipeline starts that reads no files: `from_items`, `from_iterable`, `from_stream`, `mix` and `zip`."""
+"""Where a pipeline starts that reads no files: `from_items`, `from_iterable`, `from_stream`, `mix`, `zip`, replicas."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from os import PathLike
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypeVar, get_args
@@ -15,13 +16,14 @@ from streamline.mixing.zipped import Zip
 from streamline.options import check_seed, given
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
+from streamline.replicating.replicator import Replicator
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
 from streamline.table_rows import rows_of
 
-__all__ = ["from_items", "from_iterable", "from_stream", "mix", "zip"]
+__all__ = ["StreamReplicator", "from_items", "from_iterable", "from_stream", "mix", "zip"]
 
 T = TypeVar("T")
 
@@ -229,3 +231,68 @@ def _components(option: str, pipelines: object) -> tuple[tuple[str, Plan], ...]:
         whole = pipe.sharding is None and pipe.merging is None
         found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole)))
     return tuple(found)
+
+
+class StreamReplicator(Replicator[T]):
+    """Gives n readers of this process disjoint parts of one stream: item i to replica i mod n, each in order.
+
+    The stream is read once, from the first item that anybody asks for: an async one in the event loop of who asks, or,
+    if that is plain code, in a thread with a loop of its own, where a sync one is always read. A loop that ends while
+    it reads the stream ends it for all, with a `ClosedError`. What can be closed is closed behind the end, a failure,
+    and the replicator's close.
+
+    A replica that isn't read holds up the others once `capacity` items wait for it; when one of them has starved of it
+    for `stall_timeout`, all fail with `ReplicaStalled`, which names it. Likewise at once when one is lost: garbage
+    collected unread, or left by an exception. One that is closed on purpose has its share dropped, and counted.
+
+    Args:
+      source: a pipeline, which is opened here; or an iterable, sync or async, such as a stream that is open.
+      num_replicas: n, at least 1.
+      capacity: items that may wait for each replica, at least 1; of a pipeline, up to 256 more are at hand. By default
+        256; where a pipeline's items are batches, divided by their size, and at least 2.
+      stall_timeout: seconds, more than 0; `math.inf`: for ever.
+      options: of a pipeline, those of `open`.
+
+    Raises:
+      PlanTypeError: a source that can't be iterated, or an option of the wrong type.
+      PlanError: an option out of range, or options of `open` for what isn't a pipeline.
+    """
+
+    def pipeline(
+        self,
+        number: int,
+        *,
+        name: str = "replica",
+        encode: Callable[[T], Any] | None = None,
+        decode: Callable[[Any], T] | None = None,
+        journal: str | PathLike[str] | None = None,
+    ) -> Pipeline[T]:
+        """Return a pipeline that begins with replica `number`, read as a live source: see `from_stream`.
+
+        Its snapshots hold what it has read and not yet delivered, so each of n pipelines resumes by itself. If the
+        source of all is a pipeline, that is exact, over kills too: behind its journal, each goes on in a new
+        StreamReplicator with the item that it hadn't read, for which the stream is read from its start, or from where
+        `load_state_dict` says. Of another source, what waited for a replica when the process ended is lost.
+
+        Leaving such a pipeline doesn't close its replica: it may be opened again, one opening at a time.
+
+        Args:
+          name, encode, decode, journal: as in `from_stream`.
+
+        Raises:
+          PlanError: as in `replica`; or the source is a pipeline that chooses an order, so that a resume would have
+            other items.
+          PlanTypeError: an option of the wrong type.
+        """
+        live_of_feed = partial(
+            live_of,
+            name,
+            encode=encode,
+            decode=decode,
+            max_ahead=MAX_AHEAD,
+            max_ahead_bytes=MAX_AHEAD_BYTES,
+            partitioned=False,
+            journal=journal,
+        )
+        live_of_feed(list)  # what is wrong with the options is said before the replica is taken
+        return Pipeline(live_of_feed(self._feed(number)))

@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 def test_a_mistake_is_told_with_the_line_to_write(work: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as raised:
         run(work)
-    assert not any(name in str(raised.value) for name in ("Ordering", "Runnable", "Opened", "Keeping"))
+    assert not any(name in str(raised.value) for name in ("Openable", "Opened"))
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from streamline.envelope import is_sealed, sealed, unsealed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.shipping import dumps
+from streamline.opened import Openable
 from streamline.options import check_int
-from streamline.pipeline import Pipeline
 from streamline.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
@@ -45,8 +45,8 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
       world_size: likewise.
     """
 
-    def __init__(self, pipe: Pipeline[T], *, rank: int | None = None, world_size: int | None = None) -> None:
-        if not isinstance(pipe, Pipeline):
+    def __init__(self, pipe: Openable[T], *, rank: int | None = None, world_size: int | None = None) -> None:
+        if not isinstance(pipe, Openable):
             raise PlanTypeError(f"TorchDataset(pipe) is a Pipeline, got {type(pipe).__name__}")
         super().__init__()
         self._pipe = pipe
@@ -75,11 +75,11 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
         info = get_worker_info()
         workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
         ranks = self._world_size * workers
-        sharding = self._pipe.sharding
-        if ranks > 1 and (sharding is None or sharding.num_shards < ranks):
+        shards = self._pipe.plan.shard.num_shards  # 1 without .shard
+        if shards < ranks:
             raise PlanError(
                 f"{workers} workers of a DataLoader on each of {self._world_size} ranks need {ranks} shards, and this "
-                f"pipeline has {1 if sharding is None else sharding.num_shards}: write .shard({ranks}) or more, or "
+                f"pipeline has {shards}: write .shard({ranks}) or more, or "
                 "num_workers=0 and pipe.loader(backend=sl.Processes(n))"
             )
         resume, self._resume = self._resume, None

@@ -47,7 +47,7 @@ def passes_of(
     agree over a store begin their streams in one order.
 
     Args:
-      open_at: `Runnable.open`.
+      open_at: `Pipeline.open`.
       options: for it.
       source: of the plan.
       stay: whether hosts stay between passes.

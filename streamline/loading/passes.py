@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class OpenAt(Protocol[T]):
-    """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Runnable.open` with its other options."""
+    """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Pipeline.open` with its other options."""
 
     def __call__(
         self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ..., ends: EndsPolicy = ...

@@ -76,12 +76,12 @@ def read_csv(
     """
     max_record_bytes = check_int("read_csv(max_record_bytes=)", max_record_bytes, 1)
     format = CsvFormat(
-        header=_header(header), dialect=_dialect(delimiter, quotechar), max_record_bytes=max_record_bytes
+        header=_csv_header(header), dialect=_csv_dialect(delimiter, quotechar), max_record_bytes=max_record_bytes
     )
     return pipeline_of(format, paths, name, **access)
 
 
-def _header(header: Any) -> Header:
+def _csv_header(header: Any) -> Header:
     if isinstance(header, bool):
         return header
     if isinstance(header, str) or not isinstance(header, Sequence) or not all(isinstance(one, str) for one in header):
@@ -91,7 +91,7 @@ def _header(header: Any) -> Header:
     return tuple(header)
 
 
-def _dialect(delimiter: Any, quotechar: Any) -> Dialect:
+def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
     for what, value in {"delimiter": delimiter, "quotechar": quotechar}.items():
         if not (isinstance(value, str) or (value is None and what == "quotechar")):
             raise PlanTypeError(f"read_csv({what}=): expected one character, got {given(value)}")

@@ -16,7 +16,7 @@ from streamline.storage.http_options import HttpOptions
 __all__ = ["stream_http"]
 
 
-class _Options(TypedDict, total=False):
+class _StreamHttpOptions(TypedDict, total=False):
     name: str
     http: HttpOptions | None
     idle_timeout_s: float
@@ -29,13 +29,15 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def stream_http(url: str, *, framing: Literal["lines"], **options: Unpack[_Options]) -> Pipeline[str]: ...
+def stream_http(url: str, *, framing: Literal["lines"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[str]: ...
 @overload
-def stream_http(url: str, *, framing: Literal["sse"], **options: Unpack[_Options]) -> Pipeline[ServerSentEvent]: ...
+def stream_http(
+    url: str, *, framing: Literal["sse"], **options: Unpack[_StreamHttpOptions]
+) -> Pipeline[ServerSentEvent]: ...
 @overload
-def stream_http(url: str, *, framing: Literal["bytes"], **options: Unpack[_Options]) -> Pipeline[bytes]: ...
+def stream_http(url: str, *, framing: Literal["bytes"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[bytes]: ...
 @overload
-def stream_http(url: str, *, framing: Literal["jsonl"], **options: Unpack[_Options]) -> Pipeline[Any]: ...
+def stream_http(url: str, *, framing: Literal["jsonl"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[Any]: ...
 def stream_http(
     url: str,
     *,

@@ -37,10 +37,10 @@ def read_npy(
       When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
       DataError for what is damaged or no such array, with file and row.
     """
-    return pipeline_of(NpyFormat(arrays=_names(arrays)), paths, name, **access)
+    return pipeline_of(NpyFormat(arrays=_npy_names(arrays)), paths, name, **access)
 
 
-def _names(arrays: Iterable[str] | None) -> tuple[str, ...] | None:
+def _npy_names(arrays: Iterable[str] | None) -> tuple[str, ...] | None:
     if arrays is None:
         return None
     if isinstance(arrays, str | bytes) or not isinstance(arrays, Iterable):

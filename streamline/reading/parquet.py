@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from streamline.errors import PlanError, PlanTypeError
 from streamline.formats.arrow_library import Predicate, require_pyarrow
 from streamline.formats.parquet import ParquetFormat
-from streamline.options import check_int
-from streamline.options import given as shown
+from streamline.options import check_int, given
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions
@@ -102,9 +101,9 @@ def _columns(option: str, columns: object) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if not isinstance(columns, Sequence) or isinstance(columns, str | bytes):
-        raise PlanTypeError(f"{option} is a list of names, got {shown(columns)}")
+        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
     if not all(isinstance(column, str) for column in columns):
-        raise PlanTypeError(f"{option} is a list of names, got {shown(columns)}")
+        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
     if not columns:
         raise PlanError(f"{option} is at least one name, got none; None means all columns")
     if len(set(columns)) < len(columns):
@@ -119,7 +118,7 @@ def _predicate(option: str, expression: object) -> Predicate | None:
 
     if not isinstance(expression, pc.Expression):
         hint = "; pyarrow.parquet.filters_to_expression makes one of a list" if isinstance(expression, list) else ""
-        raise PlanTypeError(f"{option} is a pyarrow.compute.Expression, got {shown(expression)}{hint}")
+        raise PlanTypeError(f"{option} is a pyarrow.compute.Expression, got {given(expression)}{hint}")
     if "FieldPath(" in str(expression):
         raise PlanError(f"{option} names its columns, got {expression}: a number is of another column elsewhere")
     return Predicate.of(expression)

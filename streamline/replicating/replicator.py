@@ -1,30 +1,27 @@
-"""`StreamReplicator`: one stream for n readers of one process, item i for replica i mod n."""
+"""`Replicator`: one stream for n readers of one process, item i for replica i mod n."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterable, Callable, Iterable
 from functools import partial
-from os import PathLike
 from typing import Any, Generic, Self, TypeVar, Unpack
 from weakref import finalize
 
 from streamline.errors import PlanError, ResumeError
-from streamline.opened import RunOptions
+from streamline.opened import Openable, RunOptions
 from streamline.options import check_int, check_seconds
-from streamline.pipeline import Pipeline
 from streamline.replicating.dealer import Dealer
 from streamline.replicating.feed import ReplicaFeed
 from streamline.replicating.replica import Replica
 from streamline.replicating.shares import ReplicaStats, Share, Shares
 from streamline.replicating.state import ReplicatorState
 from streamline.replicating.taps import Passed, PlanTap, Tap, check_source, tap_of
-from streamline.runnable import Runnable
 from streamline.snapshot import Snapshot
-from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, Live, live_of
+from streamline.sources.live import Live
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["StreamReplicator"]
+__all__ = ["Replicator"]
 
 T = TypeVar("T")
 
@@ -36,34 +33,15 @@ STALL_TIMEOUT_S = 60.0
 """Longer than a checkpoint takes, and shorter than anybody waits without asking why."""
 
 
-class StreamReplicator(Generic[T]):
-    """Gives n readers of this process disjoint parts of one stream: item i to replica i mod n, each in order.
+class Replicator(Generic[T]):
+    """All of `sl.StreamReplicator` but `.pipeline`, for a `Pipeline` stands above this module.
 
-    The stream is read once, from the first item that anybody asks for: an async one in the event loop of who asks, or,
-    if that is plain code, in a thread with a loop of its own, where a sync one is always read. A loop that ends while
-    it reads the stream ends it for all, with a `ClosedError`. What can be closed is closed behind the end, a failure,
-    and the replicator's close.
-
-    A replica that isn't read holds up the others once `capacity` items wait for it; when one of them has starved of it
-    for `stall_timeout`, all fail with `ReplicaStalled`, which names it. Likewise at once when one is lost: garbage
-    collected unread, or left by an exception. One that is closed on purpose has its share dropped, and counted.
-
-    Args:
-      source: a pipeline, which is opened here; or an iterable, sync or async, such as a stream that is open.
-      num_replicas: n, at least 1.
-      capacity: items that may wait for each replica, at least 1; of a pipeline, up to 256 more are at hand. By default
-        256; where a pipeline's items are batches, divided by their size, and at least 2.
-      stall_timeout: seconds, more than 0; `math.inf`: for ever.
-      options: of a pipeline, those of `open`.
-
-    Raises:
-      PlanTypeError: a source that can't be iterated, or an option of the wrong type.
-      PlanError: an option out of range, or options of `open` for what isn't a pipeline.
+    Users know the subclass: its docstring says what is promised, and its name stands in errors and in the repr.
     """
 
     def __init__(
         self,
-        source: Runnable[T] | Iterable[T] | AsyncIterable[T],
+        source: Openable[T] | Iterable[T] | AsyncIterable[T],
         num_replicas: int,
         *,
         capacity: int | None = None,
@@ -73,12 +51,12 @@ class StreamReplicator(Generic[T]):
         check_source(source)
         num_replicas = check_int("StreamReplicator(num_replicas=)", num_replicas, 1)
         if capacity is None:
-            plan = source.plan if isinstance(source, Runnable) else None
+            plan = source.plan if isinstance(source, Openable) else None
             capacity = CAPACITY if plan is None else plan.capacity(CAPACITY, plan.worker + plan.after)
         capacity = check_int("StreamReplicator(capacity=)", capacity, 1)
         if stall_timeout != math.inf:
             check_seconds("StreamReplicator(stall_timeout=)", stall_timeout)
-        if options and not isinstance(source, Runnable):
+        if options and not isinstance(source, Openable):
             raise PlanError(
                 f"StreamReplicator({sorted(options)[0]}=) says how a pipeline is opened, and a "
                 f"{type(source).__name__} is none"
@@ -116,53 +94,22 @@ class StreamReplicator(Generic[T]):
         """
         return Replica(self._dealer, self._claimed(number))
 
-    def pipeline(
-        self,
-        number: int,
-        *,
-        name: str = "replica",
-        encode: Callable[[T], Any] | None = None,
-        decode: Callable[[Any], T] | None = None,
-        journal: str | PathLike[str] | None = None,
-    ) -> Pipeline[T]:
-        """Return a pipeline that begins with replica `number`, read as a live source: see `from_stream`.
-
-        Its snapshots hold what it has read and not yet delivered, so each of n pipelines resumes by itself. If the
-        source of all is a pipeline, that is exact, over kills too: behind its journal, each goes on in a new
-        StreamReplicator with the item that it hadn't read, for which the stream is read from its start, or from where
-        `load_state_dict` says. Of another source, what waited for a replica when the process ended is lost.
-
-        Leaving such a pipeline doesn't close its replica: it may be opened again, one opening at a time.
-
-        Args:
-          name, encode, decode, journal: as in `from_stream`.
+    def _feed(self, number: int) -> ReplicaFeed:
+        """Take replica `number` for a pipeline, whose source reads this feed.
 
         Raises:
-          PlanError: as in `replica`; or the source is a pipeline that chooses an order, so that a resume would have
-            other items.
-          PlanTypeError: an option of the wrong type.
+          PlanError: as in `replica`; or the source is a pipeline that chooses an order.
+          ResumeError: as in `replica`.
         """
         source = self._source
-        again = isinstance(source, Runnable) and not isinstance(source.plan.source, Live)
-        if again and isinstance(source, Runnable) and (chooser := source.plan.chooser) is not None:
+        again = isinstance(source, Openable) and not isinstance(source.plan.source, Live)
+        if again and isinstance(source, Openable) and (chooser := source.plan.chooser) is not None:
             raise PlanError(
                 f"{chooser} chooses an order, and another run another one, in which this replica would have other "
                 "items: let the pipeline be in order; or read the replicas themselves, and save state_dict(), which "
                 "holds what was chosen; or give StreamReplicator the open stream, if no resume is wanted"
             )
-        self._check_number(number)
-        live_of_feed = partial(
-            live_of,
-            name,
-            encode=encode,
-            decode=decode,
-            max_ahead=MAX_AHEAD,
-            max_ahead_bytes=MAX_AHEAD_BYTES,
-            partitioned=False,
-            journal=journal,
-        )
-        live_of_feed(list)  # what is wrong with the options is said before the replica is taken
-        return Pipeline(live_of_feed(ReplicaFeed(self._dealer, self.replica(number), again=again)))
+        return ReplicaFeed(self._dealer, self.replica(number), again=again)
 
     def _claimed(self, number: int) -> Share:
         self._check_number(number)
@@ -235,7 +182,7 @@ class StreamReplicator(Generic[T]):
         self._begin(list(found.taken), found.closed, found.behind, resume)
 
     def _check_again(self, what: str) -> None:
-        if not isinstance(self._source, Runnable):
+        if not isinstance(self._source, Openable):
             raise PlanError(
                 f"StreamReplicator.{what}: a {type(self._source).__name__} can't be read again from where it stands: "
                 "give StreamReplicator a pipeline; or read each replica through replicator.pipeline(r), whose "
@@ -292,7 +239,7 @@ def _orphaned(dealer: Dealer) -> None:
             dealer.lose(share, "was never asked for, and its StreamReplicator is gone,")
 
 
-def _repeated_chooser(pipe: Runnable[Any]) -> str | None:
+def _repeated_chooser(pipe: Openable[Any]) -> str | None:
     """Return what chooses an order under a `.repeat`, whose passes keep no choices; None: nothing."""
     plan, chooser = pipe.plan, None
     for at, stage in enumerate((*plan.worker, *plan.after)):

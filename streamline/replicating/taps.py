@@ -10,10 +10,9 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 from streamline.gate import Gate
-from streamline.opened import RunOptions
+from streamline.opened import Openable, RunOptions
 from streamline.pace import SLICE_S
 from streamline.replicating.shares import Shares
-from streamline.runnable import Runnable
 from streamline.running import Running
 from streamline.snapshot import Snapshot
 from streamline.states import Reference, Since
@@ -114,7 +113,7 @@ class PlanTap(Tap):
       at: items of the stream before there.
     """
 
-    def __init__(self, pipe: Runnable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
+    def __init__(self, pipe: Openable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
         self._opened = pipe.open(resume=resume, **options)
         self._at = at
         self._stream: Stream[Any] | None = None
@@ -183,7 +182,7 @@ def check_source(source: object) -> None:
       PlanTypeError: it can't be iterated.
       PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
     """
-    if isinstance(source, Runnable | Running):
+    if isinstance(source, Openable | Running):
         for stage in source.plan.after:
             if isinstance(stage, Transfer) and stage.hands_over:
                 raise PlanError(
@@ -191,7 +190,7 @@ def check_source(source: object) -> None:
                     "that reads them all, and a replica's reader has another: leave it out, and let each reader have "
                     f'replicator.pipeline(r).transfer("{stage.device}")'
                 )
-    if isinstance(source, Runnable | AsyncIterable) or (
+    if isinstance(source, Openable | AsyncIterable) or (
         isinstance(source, Iterable) and not isinstance(source, str | bytes)
     ):
         return
@@ -203,6 +202,6 @@ def check_source(source: object) -> None:
 
 def tap_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> Tap:
     """Return what reads `source`; of a pipeline, opened with these options, behind `resume` and `at` items."""
-    if isinstance(source, Runnable):
+    if isinstance(source, Openable):
         return PlanTap(source, options, resume, at)
     return AsyncTap(source) if isinstance(source, AsyncIterable) else SyncTap(source)

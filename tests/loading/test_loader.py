@@ -24,7 +24,7 @@ import streamline as sl
 from streamline.engine import Engine
 from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
 from streamline.opened import RunOptions
-from streamline.runnable import Runnable
+from streamline.pipeline import Pipeline
 from tests.loading.kit import (
     CHOOSING,
     PIPE,
@@ -528,7 +528,7 @@ def test_wrong_options_are_refused_where_they_are_written() -> None:
 
 
 def test_a_loader_takes_every_option_of_open() -> None:
-    of_open = set(Runnable.open.__annotations__) - {"return", "resume", "epoch", "unknown"}
+    of_open = set(Pipeline.open.__annotations__) - {"return", "resume", "epoch", "unknown"}
     assert set(RunOptions.__annotations__) == of_open
 
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from streamline.cli import main
 from streamline.errors import PlanError
+from streamline.pipeline import Pipeline
 from streamline.preflight.target import target
-from streamline.runnable import Runnable
 
 SCRIPT = """
 import sys
@@ -127,8 +127,8 @@ def test_a_file_that_does_not_run(tmp_path: Path) -> None:
 
 def test_a_module_that_can_be_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
-    assert isinstance(target("train:pipe", Runnable), Runnable)
-    assert isinstance(target("train.py:pipe", Runnable), Runnable)
+    assert isinstance(target("train:pipe", Pipeline), Pipeline)
+    assert isinstance(target("train.py:pipe", Pipeline), Pipeline)
 
 
 def test_it_leaves_the_search_path_and_the_arguments_as_they_were(
@@ -136,9 +136,9 @@ def test_it_leaves_the_search_path_and_the_arguments_as_they_were(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["streamline", "check", "x"])
     before = list(sys.path)
-    target(f"{script}:pipe", Runnable)
+    target(f"{script}:pipe", Pipeline)
     assert (sys.path, sys.argv) == (before, ["streamline", "check", "x"])
     assert sys.modules["streamline_check_train"].arguments == ["streamline"]
     with pytest.raises(PlanError):
-        target(f"{script}:missing", Runnable)
+        target(f"{script}:missing", Pipeline)
     assert sys.path == before
