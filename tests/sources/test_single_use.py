@@ -133,7 +133,7 @@ class Restarts(Once):
     """An iterator, of which each `iter` is one of its own."""
 
     def __iter__(self) -> Any:
-        yield from range(LENGTH)
+        yield from itertools.count()
 
 
 class SetsBack(Wraps):
@@ -146,7 +146,10 @@ class SetsBack(Wraps):
 
 def test_what_begins_anew_at_each_iter_is_read_again() -> None:
     restarts, sets_back = Restarts(), SetsBack(Once())
-    assert list(sl.from_iterable(lambda: restarts).shard(2)) == list(range(LENGTH))
+    pipe = sl.from_iterable(lambda: restarts)
+    with pipe.open() as stream:
+        assert next(stream) == 0
+        assert pipe.first(2) == [0, 1], "while another reads it"
     pipe = sl.from_iterable(lambda: sets_back)
     assert list(pipe) == list(pipe) == list(range(1, LENGTH + 1))
 
@@ -154,8 +157,20 @@ def test_what_begins_anew_at_each_iter_is_read_again() -> None:
 def test_what_a_generator_function_reads_is_not_seen() -> None:
     """The docs say so: its arguments may well go on from pass to pass."""
     iterator = rows()
-    pipe = sl.from_iterable(lambda: (lambda inner: (yield from inner))(iterator))
+
+    def inner(source: Iterator[int]) -> Iterator[int]:
+        yield from source
+
+    pipe = sl.from_iterable(lambda: inner(iterator))
     assert [len(list(pipe)), len(list(pipe))] == [LENGTH, 0]
+
+
+def test_a_lists_iterator_inside_a_new_map_is_seen() -> None:
+    numbers = iter([1, 2, 3])
+    pipe = sl.from_iterable(lambda: map(abs, numbers))
+    assert list(pipe) == [1, 2, 3]
+    with pytest.raises(PlanError, match="a map over the same list_iterator again"):
+        list(pipe)
 
 
 def test_a_second_shard_and_a_second_pass_and_a_resume_are_refused() -> None:
