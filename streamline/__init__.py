@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from streamline.backends.inline import Inline
     from streamline.backends.processes import Processes
     from streamline.backends.threads import Threads
+    from streamline.core.error_policy import ErrorReport, Failure
+    from streamline.core.replay import replay
     from streamline.custom_source import source
     from streamline.debug import DebugStream
     from streamline.ending.policy import Ends, EndsReport
-    from streamline.failing.failures import ErrorReport, Failure
-    from streamline.failing.replay import replay
     from streamline.loading.loader import Loader
     from streamline.meters.stats import Stats
     from streamline.meters.verdict import Verdict
@@ -101,9 +101,9 @@ _WHERE = {
     "Drawing": "streamline.pictures.draw",
     "Ends": "streamline.ending.policy",
     "EndsReport": "streamline.ending.policy",
-    "ErrorReport": "streamline.failing.failures",
+    "ErrorReport": "streamline.core.error_policy",
     "Explanation": "streamline.resuming.explain",
-    "Failure": "streamline.failing.failures",
+    "Failure": "streamline.core.error_policy",
     "HttpOptions": "streamline.storage.http_options",
     "Inline": "streamline.backends.inline",
     "Loader": "streamline.loading.loader",
@@ -133,7 +133,7 @@ _WHERE = {
     "read_npy": "streamline.reading.npy",
     "read_parquet": "streamline.reading.parquet",
     "read_tar": "streamline.reading.tar",
-    "replay": "streamline.failing.replay",
+    "replay": "streamline.core.replay",
     "source": "streamline.custom_source",
     "stage": "streamline.transforms.custom",
     "stream_http": "streamline.reading.http",

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
-from streamline.blame import stage_name
-from streamline.declared import DeclaredFunction, check_call, parameters_of
+from streamline.core.blame import stage_name
+from streamline.core.options import check_function
+from streamline.core.user_function import DeclaredFunction, check_call, parameters_of
 from streamline.errors import PlanTypeError
-from streamline.options import check_function
 from streamline.pipeline import Pipeline
 from streamline.sources.custom import CustomSource
 

@@ -23,26 +23,30 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from streamline.cursor import Hand, PartIterator
+from streamline.core.cursor import CurrentChunk, PartIterator
+from streamline.core.error_policy import ErrorReport
+from streamline.core.forks import belongs_elsewhere, disowned_in_copies
+from streamline.core.session import Session
+from streamline.core.threads import ThreadPool, ThreadShare
+from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
-from streamline.failing.failures import ErrorReport
-from streamline.forks import belongs_elsewhere, disowned_in_copies
 from streamline.meters.stats import Stats
 from streamline.opening import Opening
 from streamline.plan import Plan
-from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.stream import Stream
-from streamline.threads import Share, ThreadPool
-from streamline.tracebacks import hide_frames
 from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]
 
+
 EXIT_S = 1.0
 """How long a close waits for each thing that Ctrl-C may have cut off."""
 
+
 R = TypeVar("R")
+
+
 T = TypeVar("T")
 
 
@@ -114,7 +118,7 @@ class DebugStream(PartIterator[T]):
 class _Stepped(Stream[T]):
     """A stream that lets nothing be made in place of an item before the next one is asked for."""
 
-    def _dealt_with(self, hand: Hand[T]) -> None:
+    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
         """Nothing: the next pull says so."""
 
 
@@ -294,11 +298,11 @@ class _CallingThread(ThreadPool):
     async def run(self, fn: Callable[[], R]) -> R:
         return fn()
 
-    def share(self, most: int) -> Share:
+    def share(self, most: int) -> ThreadShare:
         return _Calling(self, most)
 
 
-class _Calling(Share):
+class _Calling(ThreadShare):
     """Some of them: none, too."""
 
     async def run(self, fn: Callable[[], R]) -> R:

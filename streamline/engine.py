@@ -17,22 +17,24 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from streamline.core.flow import Chunk, Flow
+from streamline.core.gate import resting
+from streamline.core.session import Session
+from streamline.core.state import State
+from streamline.core.tasks import Job, Tasks, supervise
+from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
-from streamline.flow import Chunk, Flow
-from streamline.gate import resting
 from streamline.handover import Handover
 from streamline.opening import Opening
 from streamline.pausing import FarGate
 from streamline.resuming.bound import caches_of
-from streamline.session import Session
-from streamline.states import State
-from streamline.tasks import Job, Tasks, supervise
-from streamline.threads import hold_quietly, start_thread, waker
 from streamline.watching.watchdog import Patience
 
 __all__ = ["Engine"]
 
+
 T = TypeVar("T")
+
 
 EXIT_S = 1.0
 """How long a close, or the interpreter's exit, waits for an engine that is stuck in user code."""

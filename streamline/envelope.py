@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from streamline.core.state import Json
 from streamline.errors import SnapshotError
-from streamline.states import Json
 
 __all__ = [
     "FORMAT_VERSION",

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bijection", "Index", "Repeated", "Shuffled", "Slice", "Whole"]
 
+
 Positions: TypeAlias = "NDArray[np.int64]"
+
 
 ROUNDS = 6
 """Feistel rounds. 4 suffice against an adversary (Luby and Rackoff); two more for the simple round function."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from streamline.channel import Inbox
+from streamline.core.channel import Inbox
+from streamline.core.options import check_int
+from streamline.core.state import Json
 from streamline.errors import PlanError
 from streamline.merge_flow import BestEffortMerge, MergeFlow, StrictMerge
-from streamline.options import check_int
-from streamline.states import Json
 
 __all__ = ["BestEffort", "Merge", "Strict", "merge_of"]
 

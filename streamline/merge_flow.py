@@ -21,12 +21,12 @@ from typing import Any, TypeVar, cast
 
 import anyio
 
-from streamline.channel import Inbox
-from streamline.choices import Log
-from streamline.flow import Chunk, Flow
-from streamline.gate import resting
+from streamline.core.channel import Inbox
+from streamline.core.choices import Log
+from streamline.core.flow import Chunk, Flow
+from streamline.core.gate import resting
+from streamline.core.state import Reference, State
 from streamline.merge_state import Held, MergeState, Taking, choices_of
-from streamline.states import Reference, State
 
 __all__ = ["BestEffortMerge", "MergeFlow", "StrictMerge"]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from streamline.choices import Log
-from streamline.flow import Chunk
-from streamline.states import Json, Reference, State, States, Tally, Tree
+from streamline.core.choices import Log
+from streamline.core.flow import Chunk
+from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
 __all__ = ["Held", "MergeState", "Taking", "choices_of"]
 

@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack
 
 from streamline.backends.base import Backend
+from streamline.core.error_policy import OnError, Policy
+from streamline.core.meters import Traffic
+from streamline.core.options import check_int, given
+from streamline.core.session import MEMORY_BYTES, Session
+from streamline.core.threads import hold_descriptors
+from streamline.core.tracebacks import TrimmedTraceback
 from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
-from streamline.failing.failures import OnError, Policy
 from streamline.hosts.pool import Hosting, Pool
-from streamline.meters.traffic import Traffic
 from streamline.opening import Opening
-from streamline.options import check_int, given
 from streamline.plan import Plan
 from streamline.ranks import Mesh, Rank, find_rank
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
@@ -31,19 +34,19 @@ from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import Fit, fitted, refusal
 from streamline.resuming.sound import check_stages
-from streamline.session import MEMORY_BYTES, Session
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.sources.live import Live
 from streamline.stream import Stream
 from streamline.sync import SyncStream
-from streamline.threads import hold_descriptors
-from streamline.tracebacks import TrimmedTraceback
 from streamline.watching.watchdog import check_stall
 
 __all__ = ["Begin", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 
+
 T = TypeVar("T")
+
+
 T_co = TypeVar("T_co", covariant=True)
 
 

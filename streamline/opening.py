@@ -12,34 +12,33 @@ from weakref import ref
 from streamline.backends.base import Backend, Workers
 from streamline.caching.regenerate import Regenerate
 from streamline.caching.spill import SpillKeeper
-from streamline.channel import Inbox
 from streamline.compiling import merged_size
-from streamline.driver import behind_channel
+from streamline.core.channel import Inbox
+from streamline.core.dead_letters import DeadLetters
+from streamline.core.driver import behind_channel
+from streamline.core.error_policy import Errors, Policy, counting_in, counts_in
+from streamline.core.flow import Flow, Opener, Site
+from streamline.core.gate import Event, Gate, Phase
+from streamline.core.meters import Meters, Traffic
+from streamline.core.session import MEMORY_BYTES, Awaited, PendingItems, Session
+from streamline.core.state import Json, State, Tree
+from streamline.core.tasks import Tasks
+from streamline.core.text import Entry
 from streamline.ending.agreement import begun_at
 from streamline.ending.flow import ending
 from streamline.ending.policy import Agreement
-from streamline.failing.failures import Policy
-from streamline.failing.letters import Letters
-from streamline.failing.skipping import Errors, counting_in, counts_in
-from streamline.failing.texts import Entry
-from streamline.flow import Flow, Opener, Site
-from streamline.gate import Event, Gate, Phase
+from streamline.envelope import FORMAT_VERSION
 from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
-from streamline.meters.meter import Meters
 from streamline.meters.stats import stats_of
-from streamline.meters.traffic import Traffic
 from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.resuming.bound import caches_of
 from streamline.resuming.fingerprint import fingerprint
-from streamline.session import MEMORY_BYTES, Awaited, Journal, Session
 from streamline.sharding import shards_of_rank
-from streamline.snapshot import FORMAT_VERSION, Keeper, Snapshot
+from streamline.snapshot import Keeper, Snapshot
 from streamline.sources.feed import Feed
 from streamline.sources.live import Live
-from streamline.states import Json, State, Tree
-from streamline.tasks import Tasks
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.watching.progress import Progress
@@ -48,6 +47,7 @@ from streamline.watching.watchdog import Watched
 from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["Opening"]
+
 
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
 """How a snapshot leaves a stream as it found it."""
@@ -134,7 +134,7 @@ class Opening:
         before, rank, letters = self._skipped, self.rank, None
         if self.policy.dead_letters is not None:
             path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
-            letters = Letters(path, *of, self.epoch, before, rank.process)
+            letters = DeadLetters(path, *of, self.epoch, before, rank.process)
         told = any(cache.path is not None for cache in caches_of(self.plan))
         return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
 
@@ -204,7 +204,7 @@ class Opening:
         """The state to begin at, as flows write it."""
         return None if self.resume is None else self.resume.flow_state
 
-    def snapshot(self, state: State, gate: Gate | None, journal: Journal | None = None) -> Snapshot:
+    def snapshot(self, state: State, gate: Gate | None, journal: PendingItems | None = None) -> Snapshot:
         """Return the state of the run as it is now: closes the gate, copies, and leaves it as it was, in one step.
 
         Args:
@@ -223,7 +223,7 @@ class Opening:
         finally:
             gate.on(BACK[before])
 
-    def _snapshot_of(self, state: Tree, journal: Journal | None) -> Snapshot:
+    def _snapshot_of(self, state: Tree, journal: PendingItems | None) -> Snapshot:
         return Snapshot(
             version=FORMAT_VERSION,
             fingerprint=self.fingerprint,
@@ -238,7 +238,7 @@ class Opening:
             keeper=self._keeper(journal),
         )
 
-    def _keeper(self, journal: Journal | None) -> Any:
+    def _keeper(self, journal: PendingItems | None) -> Any:
         """Return what wants to know that a snapshot is stored; None: nobody."""
         own = None if journal is None else journal.keeper
         keepers = [keeper for keeper in (own, self._spills) if keeper is not None]

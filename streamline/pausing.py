@@ -17,16 +17,18 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from weakref import finalize
 
+from streamline.core.forks import belongs_elsewhere
+from streamline.core.gate import Event, Gate, Phase
+from streamline.core.tasks import Job, Tasks
+from streamline.core.threads import waker
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
-from streamline.forks import belongs_elsewhere
-from streamline.gate import Event, Gate, Phase
-from streamline.tasks import Job, Tasks
-from streamline.threads import waker
 
 __all__ = ["QUIESCE_S", "FarGate", "Pause", "SyncPause", "check_asked"]
 
+
 QUIESCE_S = 10.0
 """Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
+
 
 logger = logging.getLogger(__name__)
 

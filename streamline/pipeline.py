@@ -15,21 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
-from streamline.blame import stage_name
 from streamline.caching.cache import Cache
 from streamline.caching.regenerate import Regenerate
 from streamline.collate import unstack
 from streamline.compiling import compiled
-from streamline.debug import DebugStream
-from streamline.declared import check_call
-from streamline.ending.policy import Ends, EndsPolicy
-from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.failing.failures import MAX_ERRORS, OnError, Policy
-from streamline.loading.ahead import passes_of
-from streamline.loading.loader import Loader
-from streamline.merge import Merge, merge_of
-from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
-from streamline.options import (
+from streamline.core.blame import stage_name
+from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
+from streamline.core.options import (
     OF_OTHERS,
     check_function,
     check_int,
@@ -41,6 +33,16 @@ from streamline.options import (
     is_async,
     no_attribute,
 )
+from streamline.core.session import MEMORY_BYTES
+from streamline.core.tracebacks import TrimmedTraceback
+from streamline.core.user_function import check_call
+from streamline.debug import DebugStream
+from streamline.ending.policy import Ends, EndsPolicy
+from streamline.errors import PlanError, PlanTypeError, printable
+from streamline.loading.ahead import passes_of
+from streamline.loading.loader import Loader
+from streamline.merge import Merge, merge_of
+from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
 from streamline.pictures.describe import describe, max_in_flight
 from streamline.pictures.draw import Drawing, draw
 from streamline.plan import Plan, Shard
@@ -49,11 +51,9 @@ from streamline.ranks import Mesh
 from streamline.resuming.accept import NewFiles
 from streamline.resuming.explain import Explanation, explain
 from streamline.rules import RESERVED
-from streamline.session import MEMORY_BYTES
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.sync import SyncStream
-from streamline.tracebacks import TrimmedTraceback
 from streamline.transfer.devices import written
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
@@ -413,7 +413,7 @@ class Pipeline(Openable[T]):
 
         Args:
           items: kept ready at the most.
-          bytes: the same in bytes, as `streamline.sizes.nbytes` counts them; one item is always admitted.
+          bytes: the same in bytes, as `streamline.core.tree.nbytes` counts them; one item is always admitted.
         """
         items = check_int(".prefetch(items)", items, 1)
         if bytes is not None:
@@ -437,7 +437,7 @@ class Pipeline(Openable[T]):
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
             functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
-          max_bytes: in each worker, of the items, as `streamline.sizes.nbytes` counts them, or of the files: a pass
+          max_bytes: in each worker, of the items, as `streamline.core.tree.nbytes` counts them, or of the files: a pass
             that is larger fails with `CacheFull`, behind all items that there is room for. None: no bound.
         """
         if max_bytes is not None:

@@ -24,7 +24,7 @@ READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
 
 WIDER = 4
-"""How much wider a channel is for items that take no time to make; see `streamline.room`."""
+"""How much wider a channel is for items that take no time to make; see `streamline.core.channel`."""
 
 BORDER_ITEMS = 4096
 """Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.engine`."""
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def worker_logs(self) -> bool:
-        """Whether the states of a worker stand in a log of choices; see `streamline.choices`."""
+        """Whether the states of a worker stand in a log of choices; see `streamline.core.choices`."""
         return any(stage.logs for stage in self.worker)
 
     @property

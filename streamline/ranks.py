@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import check_int, given
 from streamline.sharding import shards_of_rank
 
 __all__ = ["Mesh", "Rank", "find_rank"]

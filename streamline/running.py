@@ -6,22 +6,23 @@ from dataclasses import replace
 from os import PathLike
 from typing import TypeVar
 
-from streamline.cursor import Cursor, Hand
+from streamline.core.cursor import CurrentChunk, Cursor
+from streamline.core.error_policy import ErrorReport
+from streamline.core.forks import disowned_in_copies
+from streamline.core.gate import Gate
+from streamline.core.session import Session
+from streamline.core.state import At, State
 from streamline.ending.flow import Padded, padded_in
 from streamline.ending.policy import EndsReport
-from streamline.failing.failures import ErrorReport
-from streamline.forks import disowned_in_copies
-from streamline.gate import Gate
 from streamline.meters.picture import collect
 from streamline.meters.stats import Stats, stats_of
 from streamline.opening import Opening
 from streamline.plan import Plan
-from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.states import At, State
 from streamline.watching.trace import MAX_BYTES, Trace
 
 __all__ = ["Running"]
+
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ class Running(Cursor[T]):
         """
         return self._opening.trace(self._session, path, max_bytes)
 
-    def _prepare_last(self, hand: Hand[T]) -> None:
+    def _prepare_last(self, hand: CurrentChunk[T]) -> None:
         """What goes to a device comes in lists of one."""
         arrived = self._session.arrived
         if arrived is not None:

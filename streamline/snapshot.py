@@ -17,13 +17,13 @@ from typing import Any, Literal, Protocol, TypeAlias, overload
 
 import msgspec
 
-from streamline.durable import open_regular, replace_file
+from streamline.core.atomic_file import open_regular, replace_file
+from streamline.core.state import Json
+from streamline.core.state_types import Count, MergePart, Size, Unsigned
+from streamline.core.text import some
 from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
-from streamline.failing.texts import some
 from streamline.rank_files import complete_set, file_name, nothing_at, target
-from streamline.state_types import Count, MergePart, Size, Unsigned
-from streamline.states import Json
 
 __all__ = ["FORMAT_VERSION", "Keeper", "Snapshot"]
 

@@ -8,12 +8,12 @@ from os import PathLike
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from streamline.core.options import check_seed, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.mixing.components import component, named
 from streamline.mixing.draws import draws_of
 from streamline.mixing.mix import Mix, Stop
 from streamline.mixing.zipped import Zip
-from streamline.options import check_seed, given
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
 from streamline.replicating.replicator import Replicator

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import anyio
 
-from streamline.cursor import AsyncCursor, Hand
+from streamline.core.cursor import AsyncCursor, CurrentChunk
+from streamline.core.flow import LIST_ITEMS, Chunk, Flow
+from streamline.core.options import check_ago
+from streamline.core.pace import SLICE_S, Pace
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks, spawn, supervise
+from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
-from streamline.flow import LIST_ITEMS, Chunk, Flow
 from streamline.opening import Opening
-from streamline.options import check_ago
-from streamline.pace import SLICE_S, Pace
 from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
-from streamline.session import Session
 from streamline.snapshot import Snapshot
-from streamline.tasks import Tasks, spawn, supervise
-from streamline.threads import waker
 from streamline.watching.hints import HoldHint
 from streamline.watching.watchdog import watch
 
@@ -243,7 +243,7 @@ class Stream(Running[T], AsyncCursor[T]):
             self._gave_way_at = self.count
         await self._pace.breathe(0.0 if due else SLICE_S)
 
-    def _dealt_with(self, hand: Hand[T]) -> None:
+    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
         if self._flow is not None:
             self._flow.release()
 

@@ -17,17 +17,17 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from streamline.cursor import Hand, PartIterator
+from streamline.core.cursor import CurrentChunk, PartIterator
+from streamline.core.flow import Chunk
+from streamline.core.gate import Event, Gate
+from streamline.core.options import check_ago
+from streamline.core.session import Session
 from streamline.engine import Engine
 from streamline.errors import ClosedError, PlanTypeError
-from streamline.flow import Chunk
-from streamline.gate import Event, Gate
 from streamline.opening import Opening
-from streamline.options import check_ago
 from streamline.pausing import QUIESCE_S, SyncPause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
-from streamline.session import Session
 from streamline.snapshot import Snapshot
 
 __all__ = ["SyncStream"]
@@ -164,7 +164,7 @@ class SyncStream(Running[T], PartIterator[T]):
     def _fetch_part(self) -> NoReturn:
         self._go_on(self.part())
 
-    def _dealt_with(self, hand: Hand[T]) -> None:
+    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
         self._engine.dealt_with(hand.received)
 
     def _wait_list(self) -> bool:

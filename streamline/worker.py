@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamline.channel import Inbox
-from streamline.driver import behind_channel
-from streamline.flow import Flow, Opener, Site
+from streamline.core.channel import Inbox
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Flow, Opener, Site
+from streamline.core.state import Tree
 from streamline.plan import READ_AHEAD_ITEMS, Plan
-from streamline.states import Tree
 from streamline.transforms.base import Stage
 
 __all__ = ["SourceOpener", "StageOpener", "open_worker", "worker_flow"]

@@ -17,15 +17,15 @@ from urllib.parse import unquote
 import anyio
 import pytest
 
-from streamline.flow import Site
-from streamline.session import Session
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.state import Tree
+from streamline.core.tasks import Tasks, supervise
 from streamline.sources.base import Part
 from streamline.sources.files import Files
-from streamline.states import Tree
 from streamline.storage import attempts
 from streamline.storage.base import Found
 from streamline.storage.paths import braces, is_url
-from streamline.tasks import Tasks, supervise
 
 
 @dataclass(frozen=True)

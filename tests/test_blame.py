@@ -12,12 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from streamline.blame import blame, cancellation_requested, function_name
+from streamline.core.blame import blame, cancellation_requested, function_name
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.state import At
+from streamline.core.tasks import Tasks
 from streamline.errors import StageError
-from streamline.flow import Site
-from streamline.session import Session
-from streamline.states import At
-from streamline.tasks import Tasks
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8)  # type: ignore[arg-type]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamline.cursor import Reader
-from streamline.flow import Chunk, Flow
-from streamline.states import At, Counted
+from streamline.core.cursor import FlowReader
+from streamline.core.flow import Chunk, Flow
+from streamline.core.state import At, CountedStates
 
 Lists = Sequence[tuple[Sequence[Any], "int | None"]]
 
@@ -32,7 +32,7 @@ class Listed(Flow[Any]):
                 raise self._error
             return None
         items, after = self._lists.pop(0)
-        states = Counted("s", self._count + 1)
+        states = CountedStates("s", self._count + 1)
         self._count = self._count + len(items) if after is None else after
         return Chunk(items, states, None if after is None else At("s", after))
 
@@ -40,29 +40,29 @@ class Listed(Flow[Any]):
         self.released += 1
 
 
-def place(reader: Reader[Any]) -> int:
+def place(reader: FlowReader[Any]) -> int:
     number: int = reader.state.json()["s"]
     return number
 
 
-async def places(reader: Reader[Any]) -> list[tuple[Any, int]]:
+async def places(reader: FlowReader[Any]) -> list[tuple[Any, int]]:
     return [(item, place(reader)) async for item in reader]
 
 
 async def test_each_item_goes_with_the_state_right_after_it() -> None:
-    reader = Reader(Listed(("abc", None), ("d", None), ("ef", None)))
+    reader = FlowReader(Listed(("abc", None), ("d", None), ("ef", None)))
     assert place(reader) == 0
     assert await places(reader) == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 6)]
     assert place(reader) == 6
 
 
 async def test_progress_is_adopted_behind_the_last_item_of_its_list() -> None:
-    reader = Reader(Listed(("ab", 10), ("c", None)))
+    reader = FlowReader(Listed(("ab", 10), ("c", None)))
     assert await places(reader) == [("a", 1), ("b", 10), ("c", 11)]
 
 
 async def test_progress_without_items_is_adopted_on_the_way() -> None:
-    reader = Reader(Listed(("a", None), ((), 7), ((), 9), ("b", None), ((), 20)))
+    reader = FlowReader(Listed(("a", None), ((), 7), ((), 9), ("b", None), ((), 20)))
     assert await anext(reader) == "a"
     assert place(reader) == 1, "the state changed while no pull was in progress"
     assert await anext(reader) == "b"
@@ -72,11 +72,11 @@ async def test_progress_without_items_is_adopted_on_the_way() -> None:
 
 
 async def test_none_is_an_item_like_any_other() -> None:
-    assert await places(Reader(Listed(([None, None], None), ([0], None)))) == [(None, 1), (None, 2), (0, 3)]
+    assert await places(FlowReader(Listed(([None, None], None), ([0], None)))) == [(None, 1), (None, 2), (0, 3)]
 
 
 async def test_an_empty_flow_ends_at_once_and_for_ever() -> None:
-    reader = Reader(Listed())
+    reader = FlowReader(Listed())
     for _ in range(3):
         assert await anext(reader, None) is None
     assert place(reader) == 0
@@ -84,7 +84,7 @@ async def test_an_empty_flow_ends_at_once_and_for_ever() -> None:
 
 async def test_a_failure_comes_behind_the_items_before_it_and_for_ever() -> None:
     error = LookupError("3")
-    reader = Reader(Listed(("ab", None), failure=error))
+    reader = FlowReader(Listed(("ab", None), failure=error))
     assert [await anext(reader), await anext(reader)] == ["a", "b"]
     for _ in range(3):
         with pytest.raises(LookupError) as found:
@@ -98,7 +98,7 @@ class Item:
 
 
 async def test_an_item_that_was_taken_is_the_takers() -> None:
-    reader = Reader(Listed(([Item() for _ in range(3)], None), ([Item()], None)))
+    reader = FlowReader(Listed(([Item() for _ in range(3)], None), ([Item()], None)))
     for _ in range(4):
         item = await anext(reader)
         seen = weakref.ref(item)
@@ -109,7 +109,7 @@ async def test_an_item_that_was_taken_is_the_takers() -> None:
 
 async def test_the_flow_is_told_when_a_list_is_dealt_with() -> None:
     flow = Listed(("ab", None), ("c", None))
-    reader = Reader(flow)
+    reader = FlowReader(flow)
     await anext(reader)
     assert flow.released == 0
     await anext(reader)
@@ -119,14 +119,14 @@ async def test_the_flow_is_told_when_a_list_is_dealt_with() -> None:
 
 
 async def test_a_state_that_was_handed_out_does_not_change() -> None:
-    reader = Reader(Listed(("abc", None), ("de", 9)))
+    reader = FlowReader(Listed(("abc", None), ("de", 9)))
     states = [(reader.state, place(reader))]
     states += [(reader.state, place(reader)) async for _ in reader]
     assert [state.json()["s"] for state, _ in states] == [number for _, number in states]
 
 
 async def test_what_was_taken_is_counted_across_lists() -> None:
-    reader = Reader(Listed(("ab", 10), ((), 12), ("c", None)))
+    reader = FlowReader(Listed(("ab", 10), ((), 12), ("c", None)))
     assert [(item, reader.count) async for item in reader] == [("a", 1), ("b", 2), ("c", 3)]
     assert reader.count == 3
     reader._forget()
@@ -134,7 +134,7 @@ async def test_what_was_taken_is_counted_across_lists() -> None:
 
 
 async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -> None:
-    reader = Reader(Listed((range(5), None), ("b", None)))
+    reader = FlowReader(Listed((range(5), None), ("b", None)))
     assert await anext(reader) == 0
     hand = reader._hand
     many = hand.many
@@ -146,7 +146,7 @@ async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -
 
 async def test_a_list_that_is_taken_whole_counts_as_one_taken_item_by_item() -> None:
     flow = Listed((range(5), 9), ("b", None))
-    reader = Reader(flow)
+    reader = FlowReader(flow)
     assert await anext(reader) == 0
     assert (reader.take_rest(), reader.take_rest()) == ([1, 2, 3, 4], [])
     assert (reader.count, place(reader), flow.released) == (5, 9, 1)

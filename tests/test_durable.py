@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from streamline import durable
-from streamline.durable import UnsafeFileError, read_own, replace_file, write_parts
+from streamline.core import atomic_file as durable
+from streamline.core.atomic_file import UnsafeFileError, read_own, replace_file, write_parts
 
 OLD, NEW = b"old" * 1000, b"new" * 2000
 STEPS = ["open", "write", "fsync", "close", "replace", "close", "open", "fsync", "close"]
@@ -182,7 +182,7 @@ def test_a_link_is_replaced_not_what_it_points_to(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from streamline.durable import replace_file
+from streamline.core.atomic_file import replace_file
 
 path, kill_at, calls = Path(sys.argv[1]), int(sys.argv[2]), 0
 

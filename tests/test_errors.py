@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import streamline as sl
+from streamline.core.flow import Site
+from streamline.core.process_random import Look
 from streamline.errors import printable
-from streamline.flow import Site
-from streamline.transforms.process_random import Look
 
 
 @pytest.mark.parametrize(

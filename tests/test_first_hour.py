@@ -15,7 +15,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 
 PIPE: Any = sl.from_items(range(6))
 SL: Any = sl

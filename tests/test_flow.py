@@ -7,10 +7,10 @@ import weakref
 import anyio
 
 import streamline as sl
-from streamline.flow import Chunk, Flow, Site
+from streamline.core.flow import Chunk, Flow, Site
+from streamline.core.state import At
+from streamline.core.tasks import Tasks
 from streamline.sources.base import Part
-from streamline.states import At
-from streamline.tasks import Tasks
 
 
 class Item:

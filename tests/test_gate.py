@@ -7,8 +7,8 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
+from streamline.core.gate import TABLE, Event, Gate, Phase, passage, resting
 from streamline.errors import ClosedError, StreamlineError
-from streamline.gate import TABLE, Event, Gate, Phase, passage, resting
 
 Pair: TypeAlias = tuple[Phase, Event]
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]

@@ -99,7 +99,7 @@ def imports(module: ast.Module, known: Container[str]) -> Iterator[tuple[str, in
 
 
 def _module_of(target: str, known: Container[str]) -> str | None:
-    """Return the module that "streamline.flow.Flow" or "streamline.flow" means; None if it isn't the package's."""
+    """Return the module that "streamline.core.flow.Flow" or "streamline.core.flow" means; None if it isn't the package's."""
     head, _, rest = target.partition(".")
     if head != "streamline":
         return None
@@ -163,11 +163,11 @@ def test_the_reader_of_imports_sees_them_all() -> None:
     """Inside functions, under TYPE_CHECKING, modules and names out of modules."""
     text = """
 if TYPE_CHECKING:
-    import streamline.flow
+    import streamline.core.flow
 def f():
     from streamline.transforms import map
-    from streamline.flow import Flow
-    from streamline import Snapshot
+    from streamline.core.flow import Flow
+    from streamline.snapshot import Snapshot
     import numpy
 """
     known = {name: Path() for name in ("streamline", "flow", "transforms", "transforms.map")}

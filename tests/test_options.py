@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from streamline.core.options import check_function, check_int, check_seed
 from streamline.errors import PlanError, PlanTypeError, StreamlineError
-from streamline.options import check_function, check_int, check_seed
 
 
 @pytest.mark.parametrize(("value", "least"), [(0, 0), (1, 0), (5, 5), (2**70, 1), (-3, -3)])

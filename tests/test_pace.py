@@ -8,8 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-import streamline.pace
-from streamline.pace import CALLS, LIST_S, SLICE_S, Pace, call_all
+import streamline.core.pace
+from streamline.core.pace import CALLS, LIST_S, SLICE_S, Pace, call_all
 
 
 class Clock:
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(streamline.pace, "perf_counter", clock)
+    monkeypatch.setattr(streamline.core.pace, "perf_counter", clock)
     return clock
 
 

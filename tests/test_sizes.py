@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from streamline.sizes import nbytes
+from streamline.core.tree import nbytes
 
 
 @dataclass

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from streamline.envelope import encode
+from streamline.envelope import FORMAT_VERSION, encode
 from streamline.errors import SnapshotError
-from streamline.snapshot import FORMAT_VERSION, Snapshot
+from streamline.snapshot import Snapshot
 
 FIRST_RANK = "rank-00000-of-00001.json"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.states import (
+from streamline.core.state import (
     At,
-    Counted,
+    CountedStates,
     Joined,
-    Numbered,
+    NumberedStates,
     Over,
     Picked,
     Reference,
@@ -158,11 +158,11 @@ def test_a_state_without_a_position_says_nothing() -> None:
 
 
 def test_a_source_that_counts_needs_one_number() -> None:
-    assert [own(Counted("items", 5)[index]) for index in range(3)] == [5, 6, 7]
+    assert [own(CountedStates("items", 5)[index]) for index in range(3)] == [5, 6, 7]
 
 
 def test_numbers_go_over_the_upstreams_states() -> None:
-    assert Numbered("take", 3, column(2))[1].json() == {"s": 1, "take": 4}
+    assert NumberedStates("take", 3, column(2))[1].json() == {"s": 1, "take": 4}
 
 
 def test_a_reference_makes_its_state_when_asked() -> None:
@@ -213,5 +213,5 @@ def test_joined_columns_stand_end_to_end(lengths: list[int]) -> None:
 
 
 def test_no_states_of_any_column_are_nothing_to_send() -> None:
-    for column in (Picked((At("s", 1),), ()), Picked((At("s", 1),), range(1)), Joined(), Counted("s", 1)):
+    for column in (Picked((At("s", 1),), ()), Picked((At("s", 1),), range(1)), Joined(), CountedStates("s", 1)):
         assert trimmed(column, 0, 0) == ()

@@ -11,8 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from streamline.storage.one_thread import OneThread
-from streamline.threads import Share, ThreadPool, start_thread, waker
+from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, waker
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -59,7 +58,7 @@ async def test_where_no_more_threads_can_be_started_those_that_are_there_do_the_
 ) -> None:
     names, others = set[str](), ThreadPool()
 
-    async def work(by: ThreadPool | Share) -> None:
+    async def work(by: ThreadPool | ThreadShare) -> None:
         names.add(await by.run(lambda: threading.current_thread().name))
 
     async with anyio.create_task_group() as group:

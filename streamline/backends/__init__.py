@@ -1,1 +1,1 @@
-"""Where workers run. A backend opens workers and hands back their inboxes; whatever it is, the items are the same."""
+"""Where workers run: in the stream's own event loop, in threads, in processes."""

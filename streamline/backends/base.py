@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from streamline.channel import Inbox
-from streamline.flow import Site
+from streamline.core.channel import Inbox
+from streamline.core.flow import Site
+from streamline.core.state import Tree
 from streamline.plan import Plan
-from streamline.states import Tree
 
 __all__ = ["Backend", "Workers"]
 

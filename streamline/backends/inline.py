@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamline.channel import Inbox
-from streamline.flow import Site
+from streamline.core.channel import Inbox
+from streamline.core.flow import Site
+from streamline.core.state import Tree
 from streamline.plan import Plan
 from streamline.sources.fed import FedSource
-from streamline.states import Tree
 from streamline.worker import open_worker
 
 __all__ = ["Inline"]

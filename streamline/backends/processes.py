@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamline.core.options import check_int
+from streamline.core.session import Session
 from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
 from streamline.hosts.process_host import ProcessHost
 from streamline.hosts.shipping import Shipped, ship
-from streamline.options import check_int
 from streamline.plan import Plan
-from streamline.session import Session
 
 __all__ = ["Processes"]
 

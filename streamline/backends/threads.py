@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamline.core.options import check_int
+from streamline.core.session import Session
 from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
 from streamline.hosts.thread_host import ThreadHost
-from streamline.options import check_int
 from streamline.plan import Plan
-from streamline.session import Session
 
 __all__ = ["Threads"]
 

@@ -22,6 +22,7 @@ from streamline.border.recreating import RecreatingPickler
 
 __all__ = ["ByValue", "Told", "recall", "recalling"]
 
+
 Callback = Callable[[Any], Any]
 
 

@@ -3,7 +3,7 @@
 Most states are never read. So the far end (`streamline.border.dumping`) pickles the column, which takes microseconds,
 and the near end keeps the bytes until somebody reads a state.
 
-Behind a choosing flow that is not enough: a state stands in a log of choices (`streamline.choices`) that goes on to
+Behind a choosing flow that is not enough: a state stands in a log of choices (`streamline.core.choices`) that goes on to
 grow, and whoever holds a mark will ask for the choices from there to a state that comes many messages later. So there
 the two ends keep copies of the log in step. Each message brings what was chosen since the last one, and says which
 stretches no state at the far end leads to any more; states refer to stretches by number. What the near end holds of the
@@ -21,9 +21,9 @@ from io import BytesIO
 from typing import Any, cast
 
 from streamline.border.dumping import NOTHING, Body, stretch_there
-from streamline.choices import Fork, Stretch
+from streamline.core.choices import Branch, LogSegment
+from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import ResumeError
-from streamline.states import State, States, Tally, Tree
 
 __all__ = ["Columns"]
 
@@ -37,9 +37,9 @@ class Columns:
 
     def __init__(self, choosing: bool) -> None:
         self._choosing = choosing
-        self._stretches: dict[int, Stretch] = {}
+        self._stretches: dict[int, LogSegment] = {}
         self._generation = 0
-        self._forks: dict[str, Fork] = {}  # where flows of this generation go on, until they are there
+        self._forks: dict[str, Branch] = {}  # where flows of this generation go on, until they are there
         self._shifts: dict[int, int] = {}
         self._named: set[str] = set()  # stages with a flow in this generation
         self._at: State | None = None
@@ -87,12 +87,12 @@ class Columns:
             self._stretches.pop(key, None)
         return body
 
-    def _find(self, kind: type[Stretch], key: int) -> Stretch:
+    def _find(self, kind: type[LogSegment], key: int) -> LogSegment:
         """Return the copy of a stretch; of one that is new, nothing is known yet."""
         stretch = self._stretches.get(key)
         if stretch is None:
             stretch = self._stretches[key] = kind.__new__(kind)
-            Stretch.__init__(stretch)
+            LogSegment.__init__(stretch)
             stretch.generation = self._generation
         return stretch
 
@@ -120,7 +120,7 @@ class Columns:
 class _Unpickler(pickle.Unpickler):
     """Finds stretches by their numbers."""
 
-    find: Callable[[type[Stretch], int], Stretch]
+    find: Callable[[type[LogSegment], int], LogSegment]
 
     def find_class(self, module: str, name: str) -> Any:
         if name == stretch_there.__name__ and module == stretch_there.__module__:
@@ -175,5 +175,5 @@ class _Progress(State):
     def where(self) -> str:
         return self._real.where()
 
-    def forks(self) -> Iterator[Fork]:
+    def forks(self) -> Iterator[Branch]:
         return self._real.forks()

@@ -10,10 +10,10 @@ from streamline.border.failures import carry, delivered
 from streamline.border.left_out import carry_left_out, left_out
 from streamline.border.link import Link
 from streamline.border.messages import Carried
+from streamline.core.error_policy import Failure
+from streamline.core.flow import Chunk
+from streamline.core.state import State, States
 from streamline.errors import WorkerDied
-from streamline.failing.failures import Failure
-from streamline.flow import Chunk
-from streamline.states import State, States
 
 __all__ = [
     "StatesIn",

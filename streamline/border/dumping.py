@@ -11,14 +11,16 @@ from itertools import count
 from typing import Any
 
 from streamline.border.origins import ValuePickler
-from streamline.choices import Stretch
+from streamline.core.choices import LogSegment
+from streamline.core.flow import Chunk
+from streamline.core.state import State, States, trimmed
 from streamline.errors import PlanTypeError
-from streamline.flow import Chunk
-from streamline.states import State, States, trimmed
 
 __all__ = ["NOTHING", "Body", "Dumper", "stretch_there"]
 
+
 Body = tuple[States, State | None]
+
 
 NOTHING, PROGRESS = b"\0", b"\1"
 """How what needs no loading begins: whether progress is in it has to be known at once."""
@@ -79,14 +81,14 @@ class Dumper:
         return buffer.getvalue()
 
 
-class _Known(weakref.ref[Stretch]):
+class _Known(weakref.ref[LogSegment]):
     """What the near end knows of a stretch.
 
     Attributes:
       identity: of the stretch.
       key: the number by which both ends call it.
       flow: likewise, of the flow that it is of: the key of its first stretch.
-      told: as `Stretch.news` says.
+      told: as `LogSegment.news` says.
       linked: whether the near end knows what comes behind it.
       met: whether it is in the message that is being made.
     """
@@ -96,7 +98,7 @@ class _Known(weakref.ref[Stretch]):
     key: int
     flow: int
 
-    def __init__(self, stretch: Stretch, gone: Callable[[Any], None]) -> None:
+    def __init__(self, stretch: LogSegment, gone: Callable[[Any], None]) -> None:
         super().__init__(stretch, gone)  # type: ignore[call-arg]  # as it is documented
         self.identity = id(stretch)
         self.told: Any = None
@@ -109,8 +111,8 @@ class _Told:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by identity
         self._gone: list[_Known] = []  # appended to by the garbage collector, in any thread
-        self._last: dict[str, Stretch] = {}  # of each stage: kept, so that what comes behind it is noticed
-        self._met: list[Stretch] = []
+        self._last: dict[str, LogSegment] = {}  # of each stage: kept, so that what comes behind it is noticed
+        self._met: list[LogSegment] = []
         self._keys = count()
 
     def dump(self, body: Body | State, kind: Callable[[BytesIO], _Pickler]) -> bytes:
@@ -132,11 +134,11 @@ class _Told:
             known.told, known.linked = news, linked
         return buffer.getvalue()
 
-    def key_of(self, stretch: Stretch) -> int:
+    def key_of(self, stretch: LogSegment) -> int:
         """Return the number of a stretch that is in the message."""
         return self._meet(stretch, None).key
 
-    def _follow(self, stretch: Stretch) -> None:
+    def _follow(self, stretch: LogSegment) -> None:
         """Let all stretches from one on be in the message: whoever holds a mark at the near end needs them."""
         known = self._meet(stretch, None)
         while (later := stretch.later) is not None:
@@ -145,7 +147,7 @@ class _Told:
         if last is None or known.key > self._known[id(last)].key:  # another pass may have begun
             self._last[stretch.name] = stretch
 
-    def _meet(self, stretch: Stretch, flow: int | None) -> _Known:
+    def _meet(self, stretch: LogSegment, flow: int | None) -> _Known:
         known = self._known.get(id(stretch))
         if known is None or known() is not stretch:
             known = self._known[id(stretch)] = _Known(stretch, self._gone.append)
@@ -156,7 +158,7 @@ class _Told:
             self._met.append(stretch)
         return known
 
-    def _dump_news(self, pickler: _Pickler, stretch: Stretch) -> tuple[_Known, Any, bool]:
+    def _dump_news(self, pickler: _Pickler, stretch: LogSegment) -> tuple[_Known, Any, bool]:
         known = self._known[id(stretch)]
         if not known.linked:
             self._follow(stretch)
@@ -178,7 +180,7 @@ class _Told:
         return keys
 
 
-def stretch_there(kind: type[Stretch], key: int) -> Stretch:
+def stretch_there(kind: type[LogSegment], key: int) -> LogSegment:
     """Stands in a pickle for what the near end finds by this number."""
     raise LookupError(f"a {kind.__name__} outside of its message: {key}")
 
@@ -186,10 +188,10 @@ def stretch_there(kind: type[Stretch], key: int) -> Stretch:
 class _Pickler(pickle.Pickler):
     """Pickles stretches as their numbers."""
 
-    key_of: Callable[[Stretch], int]
+    key_of: Callable[[LogSegment], int]
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Stretch):
+        if isinstance(thing, LogSegment):
             return stretch_there, (type(thing), self.key_of(thing))
         return NotImplemented
 
@@ -197,10 +199,10 @@ class _Pickler(pickle.Pickler):
 class _ValuePickler(ValuePickler):
     """The same, and classes by value that the other end can't import."""
 
-    key_of: Callable[[Stretch], int]
+    key_of: Callable[[LogSegment], int]
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Stretch):
+        if isinstance(thing, LogSegment):
             return stretch_there, (type(thing), self.key_of(thing))
         return super().reducer_override(thing)
 

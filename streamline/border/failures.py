@@ -18,11 +18,11 @@ import traceback
 from typing import NamedTuple, cast
 
 from streamline.border.parts import Parts, dumped, parts_of, rebuilt
+from streamline.core.error_policy import trace_of
+from streamline.core.replay import KEY, FailedCall
+from streamline.core.text import said
+from streamline.core.tracebacks import ELSEWHERE
 from streamline.errors import StageError
-from streamline.failing.failures import trace_of
-from streamline.failing.replay import KEY, Call
-from streamline.failing.texts import said
-from streamline.tracebacks import ELSEWHERE
 
 __all__ = ["MOST_TEXT", "carry", "delivered"]
 
@@ -141,7 +141,7 @@ def _one(error: BaseException, members: list[int] | None, cause: int | None, con
         notes=notes,
         pickled=pickled,
         parts=parts,
-        call=dumped((call.fn, call.given, call.outputs)) if isinstance(call, Call) else None,
+        call=dumped((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None,
         called=KEY in vars(error),
         members=members,
         cause=cause,
@@ -239,8 +239,8 @@ def _attempt(one: _One, members: list[BaseException] | None) -> BaseException | 
         return None
 
 
-def _call(pickled: bytes) -> Call | None:
+def _call(pickled: bytes) -> FailedCall | None:
     try:
-        return Call(*pickle.loads(pickled))
+        return FailedCall(*pickle.loads(pickled))
     except Exception:  # methods of the item's
         return None

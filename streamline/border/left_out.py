@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 
 from streamline.border.failures import MOST_TEXT, carry, delivered
 from streamline.border.parts import dumped
-from streamline.failing.failures import Failure
-from streamline.failing.texts import REPR_BYTES, cut, said
+from streamline.core.error_policy import Failure
+from streamline.core.text import REPR_BYTES, cut, said
 
 __all__ = ["carry_left_out", "left_out"]
 

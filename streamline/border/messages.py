@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from streamline.beginnings import Beginning
 from streamline.border.packed import Packed
-from streamline.meters.stage_meter import Counted, Doing
-from streamline.states import Tree
+from streamline.core.counters import Doing, StageCounts
+from streamline.core.duplicate_check import Beginning
+from streamline.core.state import Tree
 
 __all__ = [
     "AtWork",
@@ -43,6 +43,7 @@ __all__ = [
     "WhatWaits",
 ]
 
+
 Carried: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
 
@@ -52,8 +53,6 @@ Span: TypeAlias = "tuple[tuple[str, int], Doing, float, float]"
 
 
 # From the running to the host -----------------------------------------------------------------------------------------
-
-
 class Hello(NamedTuple):
     """What comes first.
 
@@ -170,8 +169,6 @@ class Leave(NamedTuple):
 
 
 # From the host to the running -----------------------------------------------------------------------------------------
-
-
 class Opened(NamedTuple):
     """A worker stands at this state.
 
@@ -264,7 +261,7 @@ class Counts(NamedTuple):
       traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache, hedged requests).
     """
 
-    stages: tuple[Counted, ...]
+    stages: tuple[StageCounts, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
     traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()

@@ -12,10 +12,13 @@ from streamline.border.origins import ValuePickler
 
 __all__ = ["MOST_BYTES", "Parts", "dumped", "parts_of", "rebuilt"]
 
+
 DESCRIPTORS = MemberDescriptorType, GetSetDescriptorType
+
 
 FIRST = ("args", "message", "exceptions")
 """What an exception is made of; the last two of a group."""
+
 
 MOST_BYTES = 1 << 20
 """Of an item that failed, so much may travel with its failure: it is for people to look at."""

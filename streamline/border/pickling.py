@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BESIDE", "Pickled", "Pickling"]
 
+
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: for smaller ones copying costs less than keeping
 count (measured by bench/buffer_threshold.py)."""
 
+
 SEARCHED = 1 << 14
 """Bytes of a pickle that is searched for the names of modules; a longer one costs more than asking the pickler."""
 
+
 BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
 """Types of most of what a pickler remembers; they are everywhere."""
+
 
 DEPTH = 8
 """Containers within containers that are searched for what can't be pickled."""

@@ -12,7 +12,7 @@ import anyio
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import Message
 from streamline.border.packed import Packed
-from streamline.threads import waker
+from streamline.core.threads import waker
 
 __all__ = ["PipeLink", "pipe"]
 

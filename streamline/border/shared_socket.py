@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from streamline.forks import disowned_in_copies
+from streamline.core.forks import disowned_in_copies
 
 __all__ = ["Gone", "SharedSocket"]
 

@@ -25,36 +25,51 @@ import numpy as np
 
 __all__ = ["ALIGN", "Lent", "Pool", "Slab", "make_shared", "map_shared"]
 
+
 ALIGN = 64
 """Bytes: where a buffer may begin. A line of the cache; more than any dtype asks for."""
+
 
 HEAD = ALIGN
 """Bytes before the first buffer: the byte that says whether the slab is free."""
 
+
 FREE, TAKEN = 0, 1
+
 
 SMALLEST = 1 << 16
 """Bytes of the smallest slab."""
 
+
 SWEEP = 16
 """Slabs looked at whenever one is wanted: they come back in about the order in which they went."""
+
 
 LEAST_ONCE = 1 << 20
 """Bytes from which on a slab is made for one use rather than none taken: half the work of the way through a socket
 (1 MiB: 0.7 ms of processor time, 1.6 through the socket), and few enough that the system has mappings for them."""
+
 
 ONCE = 0
 """The number of a slab that is used once."""
 
 
 # Mapping --------------------------------------------------------------------------------------------------------------
-
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
 _libc.mmap.restype = ctypes.c_void_p
+
+
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+
+
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
+
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: half the time of touching each
+
+
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -127,8 +142,6 @@ def _unlinked() -> int:
 
 
 # The sender's side ----------------------------------------------------------------------------------------------------
-
-
 class Slab:
     """Memory to be filled by this end and read by the other.
 
@@ -271,8 +284,6 @@ def _room(nbytes: int) -> int:
 
 
 # The receiver's side --------------------------------------------------------------------------------------------------
-
-
 class Lent:
     """A slab as the receiver sees it.
 

@@ -23,15 +23,18 @@ from streamline.border.pickling import Pickled, Pickling
 from streamline.border.reading import Reading
 from streamline.border.shared_socket import Gone, SharedSocket
 from streamline.border.slabs import ONCE, Lent, Pool, Slab
-from streamline.threads import waker
+from streamline.core.threads import waker
 
 __all__ = ["POOL_BYTES", "SLAB_BYTES", "SocketLink"]
+
 
 POOL_BYTES = 256 << 20
 """Bytes of shared memory that one end may hold for what it sends; only what is in flight at once is ever made."""
 
+
 SLAB_BYTES = 1 << 15
 """Bytes of a list of items from which on they cross in shared memory (measured by bench/buffer_threshold.py)."""
+
 
 AT_ONCE = 64
 """Pieces written with one call; kernels allow 1,024."""

@@ -20,17 +20,19 @@ import msgspec
 
 from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
 from streamline.caching.disk import Keeping, open_on_disk
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.pace import Pace
+from streamline.core.state import Json, Since, Tree
+from streamline.core.state_types import Count, FileName, Unsigned
+from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, ResumeError
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.pace import Pace
-from streamline.sizes import nbytes
-from streamline.state_types import Count, FileName, Unsigned
-from streamline.states import Json, Since, Tree
 from streamline.transforms.base import Stage
 
 __all__ = ["Cache"]
 
+
 T = TypeVar("T")
+
 
 Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
 """As `Site.epoch`, in a saved state."""

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from streamline.flow import Site
-from streamline.states import Json, Over, Since, State, States, Tree
+from streamline.core.flow import Site
+from streamline.core.state import Json, Over, Since, State, States, Tree
 
 __all__ = ["CacheState", "Course", "Place", "ServedStates", "gives_fewer", "reset"]
 
+
 Pass = tuple[int, ...]
+
+
 Log = tuple[tuple[Pass, int], ...]
 
 

@@ -14,13 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from streamline.caching.rows import Rows
-from streamline.flow import Site
-from streamline.states import Json, Over, Since, State, Tally, Tree
+from streamline.core.flow import Site
+from streamline.core.state import Json, Over, Since, State, Tally, Tree
 
 __all__ = ["Cycle", "Held", "Kept", "Names", "Place", "Served", "drawn_own", "order_of"]
 
+
 Order: TypeAlias = "npt.NDArray[np.intp]"
+
+
 Held: TypeAlias = "list[Any] | Rows"
+
 
 KIND = 0x7E6E
 """Apart from a shuffle's: one behind the other, with the same seed, they must not undo one another."""

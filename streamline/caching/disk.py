@@ -21,28 +21,36 @@ from typing import Generic, TypeVar
 
 from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
 from streamline.caching.files import ROOT, Block, CacheFiles, Found, Held, new_id, whole
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.pace import Pace
+from streamline.core.state import Since, State, Tree
+from streamline.core.threads import in_thread
+from streamline.core.tree import nbytes
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.pace import Pace
-from streamline.sizes import nbytes
-from streamline.states import Since, State, Tree
-from streamline.threads import in_thread
 
 __all__ = ["Keeping", "open_on_disk"]
 
+
 logger = logging.getLogger(__name__)
 
+
 R = TypeVar("R")
+
+
 T = TypeVar("T")
+
 
 BLOCK_BYTES = 8 * 2**20
 """Of the items of a block: a sync to disk, some milliseconds, is rare beside writing them; memory holds one block."""
 
+
 BLOCK_ITEMS = 16384
 """Items of a block at the most: packing each costs a microsecond, so that a thread does it in some 20 ms."""
 
+
 LOST = "lost"
 """Where the upstream stands that is opened in the middle of a pass whose files are gone: it has to be opened anew."""
+
 
 BLOCK_S = 30.0
 """Behind so many seconds a block is written, however small: what a kill takes with it is drawn again."""

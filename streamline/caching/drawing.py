@@ -8,11 +8,11 @@ from typing import Any
 from streamline.caching.cycle import Cycle, Held, Kept, Place, drawn_own
 from streamline.caching.rows import Rows, part
 from streamline.caching.spill import Found, Spill
+from streamline.core.counters import Detail, Details
+from streamline.core.flow import Chunk, Flow, Site
+from streamline.core.pace import Pace
+from streamline.core.state import Over, State
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Flow, Site
-from streamline.meters.details import Detail, Details
-from streamline.pace import Pace
-from streamline.states import Over, State
 
 __all__ = ["Drawing", "Recipe", "Turns"]
 

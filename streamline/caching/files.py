@@ -19,20 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamline.caching.packfile import DamagedError, json_list, packed, read_packed, size_of, whose, write_packed
-from streamline.caching.packing import Buffer, Read, pack, unpack_all
-from streamline.durable import write_parts
+from streamline.core.atomic_file import write_parts
+from streamline.core.item_codec import Buffer, Read, pack, unpack_all
+from streamline.core.record_file import DamagedError, json_list, packed, read_packed, size_of, whose, write_packed
+from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
-from streamline.states import Json, Tree
 
 __all__ = ["ROOT", "Block", "CacheFiles", "Found", "Held", "new_id", "whole"]
 
+
 MAGIC = b"streamline cached block 1\n"
+
 
 WRITER = ".cache(path=)"
 
+
 ROOT = "0" * 16
 """What the first block has before it."""
+
 
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+\.[0-9a-f]{16})\.drawing-(?P<drawing>\d+)\."

@@ -17,11 +17,11 @@ import msgspec
 from streamline.caching.cycle import Cycle, Served
 from streamline.caching.drawing import Drawing, Recipe, Turns
 from streamline.caching.spill import Spill
-from streamline.driver import behind_channel
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.pace import Pace
-from streamline.state_types import Count, FileName, Size, Unsigned
-from streamline.states import Json, Tree
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.pace import Pace
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.transforms.base import Stage
 
 __all__ = ["Regenerate"]

@@ -15,9 +15,13 @@ from streamline.errors import DataError
 
 __all__ = ["Array", "Rows", "columns_of", "part"]
 
+
 Array: TypeAlias = "npt.NDArray[Any]"
+
+
 Form: TypeAlias = "tuple[Any, ...]"
 """What blocks of one stream have in common: structure, types, and shapes behind the first axis."""
+
 
 WAY_OUT = "make blocks of NumPy arrays in a .map before .regenerate(block=), or leave out block="
 

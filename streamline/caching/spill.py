@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamline.caching.cycle import Names
-from streamline.caching.packfile import DamagedError, json_list, packed, read_packed, whose, write_packed
-from streamline.caching.packing import Buffer, Read, pack, unpack, unpack_all
+from streamline.core.flow import Site
+from streamline.core.item_codec import Buffer, Read, pack, unpack, unpack_all
+from streamline.core.record_file import DamagedError, json_list, packed, read_packed, whose, write_packed
+from streamline.core.state import Json, Tree
+from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import ReadError, ResumeError
-from streamline.flow import Site
-from streamline.states import Json, Tree
-from streamline.threads import ThreadPool, in_thread
 
 __all__ = ["Found", "Spill", "SpillKeeper"]
 
+
 MAGIC = b"streamline cycle 1\n"
 
+
 WRITER = ".regenerate(spill=)"
+
 
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+)\.epoch-(?P<epoch>[\d-]+)\.cycle-(?P<cycle>\d+)\.[0-9a-f]{16}\.cycle"

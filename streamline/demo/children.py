@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from streamline.demo.report import End, Step, parse
+from streamline.demo.report import RunEnd, TrainStep, parse
 
 # Several times what the slowest machine we know takes: only a trainer that hangs meets it.
 TRAINER_LIMIT_S = 120.0
+
+
 SERVER_EXIT_S = 5.0
 
 
@@ -25,11 +27,11 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainerRun:
     """What one trainer process did."""
 
-    steps: tuple[Step, ...]
-    end: End | None  # None: it did not come to its end
+    steps: tuple[TrainStep, ...]
+    end: RunEnd | None  # None: it did not come to its end
     exit_code: int  # negative: the signal that killed it
     errors: str  # what it wrote to stderr
 
@@ -82,14 +84,14 @@ def serving(directory: Path, *, latency_ms: float, errors: Path) -> Iterator[str
                 raise
 
 
-def training(arguments: list[str], *, errors: Path, on_step: Callable[[Step], None]) -> Run:
+def training(arguments: list[str], *, errors: Path, on_step: Callable[[TrainStep], None]) -> TrainerRun:
     """Run a trainer process to its end, however that comes, and return what it reported.
 
     Raises:
       DemoError: it printed something that is no report, or did not end in time.
     """
-    steps: list[Step] = []
-    end: End | None = None
+    steps: list[TrainStep] = []
+    end: RunEnd | None = None
     with (
         errors.open("wb") as log,
         start("streamline.demo.train", arguments, errors=log, stdin=subprocess.DEVNULL) as trainer,
@@ -101,7 +103,7 @@ def training(arguments: list[str], *, errors: Path, on_step: Callable[[Step], No
                 report = parse(line)
             except ValueError as error:
                 raise DemoError(str(error)) from error
-            if isinstance(report, End):
+            if isinstance(report, RunEnd):
                 end = report
             else:
                 steps.append(report)
@@ -109,7 +111,7 @@ def training(arguments: list[str], *, errors: Path, on_step: Callable[[Step], No
         exit_code = trainer.wait()
     if late.is_set():
         raise DemoError(f"the trainer did not end within {TRAINER_LIMIT_S:.0f} s\n{errors.read_text()}")
-    return Run(tuple(steps), end, exit_code, errors.read_text())
+    return TrainerRun(tuple(steps), end, exit_code, errors.read_text())
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from typing import Literal
 
 Part = Literal["input", "model", "saving"]
 
+
 # Of the past, per batch: a live line that speaks of the last thirty batches or so follows changes, and doesn't flicker.
 DECAY = 0.97
 
 
-class Tally:
+class TimeTally:
     """Seconds by part, and items."""
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.whole, self.recent = Tally(), Tally()
+        self.whole, self.recent = TimeTally(), TimeTally()
 
     @contextmanager
     def spent(self, part: Part) -> Iterator[None]:

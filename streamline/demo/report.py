@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainStep:
     """One batch, after the model has learnt from it."""
 
     step: int  # of the whole training, from 1
@@ -22,7 +22,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """The last line of a run that came to its end."""
 
     items_per_s: float
@@ -32,14 +32,14 @@ class End:
     snapshot_bytes: int  # the last one's size
 
 
-def send(line: Step | End) -> None:
+def send(line: TrainStep | RunEnd) -> None:
     """Print a line for the parent. A parent that is gone ends the trainer with BrokenPipeError."""
-    kind = "end" if isinstance(line, End) else "step"
+    kind = "end" if isinstance(line, RunEnd) else "step"
     sys.stdout.write(json.dumps({kind: asdict(line)}) + "\n")
     sys.stdout.flush()
 
 
-def parse(line: str) -> Step | End:
+def parse(line: str) -> TrainStep | RunEnd:
     """Return what `send` printed.
 
     Raises:
@@ -47,12 +47,12 @@ def parse(line: str) -> Step | End:
     """
     try:
         [(kind, fields)] = json.loads(line).items()
-        return End(**fields) if kind == "end" else Step(**fields)
+        return RunEnd(**fields) if kind == "end" else TrainStep(**fields)
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"expected a line of the trainer's report, got {line!r}") from error
 
 
-def difference(expected: Iterable[Step], seen: Iterable[Step]) -> str | None:
+def difference(expected: Iterable[TrainStep], seen: Iterable[TrainStep]) -> str | None:
     """Return where the batches seen first differ from those expected of the same step, or None.
 
     A batch that is seen twice (before the kill, and after the resume) must be as expected both times.

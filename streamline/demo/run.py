@@ -17,7 +17,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from streamline.demo.children import DemoError, Run, serving, training
+from streamline.demo.children import DemoError, TrainerRun, serving, training
 from streamline.demo.corpus import Corpus, write_corpus
 from streamline.demo.feed import BATCH_SIZE, RECORD_BYTES
 from streamline.demo.report import difference
@@ -76,7 +76,7 @@ def run_demo(quick: bool = False, console: Console | None = None) -> int:
     return 0
 
 
-def train_twice(folder: Path, size: Size, console: Console) -> tuple[dict[str, Run], str | None]:
+def train_twice(folder: Path, size: Size, console: Console) -> tuple[dict[str, TrainerRun], str | None]:
     """Do the runs; return them by name, and the first difference, if there is one.
 
     Raises:
@@ -95,7 +95,7 @@ def train_twice(folder: Path, size: Size, console: Console) -> tuple[dict[str, R
         plan = f"at {url}, {LATENCY_MS:.0f} ms a request; the second run kills itself at batch {die_at} of {batches}"
         console.print(plan, soft_wrap=True)
 
-        def train(name: str, checkpoints: str, total: int, *more: str) -> Run:
+        def train(name: str, checkpoints: str, total: int, *more: str) -> TrainerRun:
             display.begin(name, total)
             numbers = {"--shards": size.shards, "--window": size.window, "--save-every": size.save_every}
             options = [word for option, number in numbers.items() for word in (option, str(number))]
@@ -122,7 +122,7 @@ def kill_step(batches: int, save_every: int) -> int:
     return step + 1 if step % save_every == 0 else step
 
 
-def finished(name: str, run: Run, first: int) -> Run:
+def finished(name: str, run: TrainerRun, first: int) -> TrainerRun:
     """Return a run that began with batch `first` and came to its end; refuse any other."""
     if run.exit_code != 0 or run.end is None:
         raise DemoError(f"the {name} run ended with exit code {run.exit_code}\n{run.errors}")
@@ -132,7 +132,7 @@ def finished(name: str, run: Run, first: int) -> Run:
     return run
 
 
-def check_killed(run: Run, die_at: int) -> None:
+def check_killed(run: TrainerRun, die_at: int) -> None:
     """Refuse a run that ended other than by SIGKILL at batch `die_at`."""
     last = run.steps[-1].step if run.steps else 0
     if not run.killed or last != die_at:
@@ -141,13 +141,13 @@ def check_killed(run: Run, die_at: int) -> None:
         )
 
 
-def check_all_delivered(whole: Run, corpus: Corpus) -> None:
+def check_all_delivered(whole: TrainerRun, corpus: Corpus) -> None:
     """Refuse an uninterrupted run that is itself incomplete: two equal halves would prove nothing."""
     if whole.steps[-1].items != corpus.records:
         raise DemoError(f"the uninterrupted run delivered {whole.steps[-1].items} of {corpus.records} records")
 
 
-def compare(whole: Run, killed: Run, resumed: Run) -> str | None:
+def compare(whole: TrainerRun, killed: TrainerRun, resumed: TrainerRun) -> str | None:
     """Return what differs first, and from which batch, or None."""
     problem = difference(whole.steps, killed.steps + resumed.steps)
     if problem is not None:

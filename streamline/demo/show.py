@@ -9,16 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from streamline.demo.children import Run
+from streamline.demo.children import TrainerRun
 from streamline.demo.corpus import Corpus
-from streamline.demo.report import Step
+from streamline.demo.report import TrainStep
 
 PLAIN_LINE_EVERY_S = 2.0
 DIGEST_CHARS = 12
 LAST_LOSSES = 20
 
 
-def status(step: Step) -> str:
+def status(step: TrainStep) -> str:
     """Return the part of the live line that changes."""
     return f"{step.items_per_s:,.0f} items/s  loss {step.loss:.2f}  limit: {step.limit} ({step.waiting:.0%} waiting)"
 
@@ -55,7 +55,7 @@ class Display:
         self._task = self._live.add_task(f"{name:<13}", total=total, status="starting")
         self._printed_at = time.monotonic()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: TrainStep) -> None:
         """Show the step that was just reported."""
         self._live.update(self._task, completed=step.step, status=status(step))
         now = time.monotonic()
@@ -72,7 +72,7 @@ def corpus_line(corpus: Corpus, version: str) -> str:
     )
 
 
-def table(runs: dict[str, Run]) -> Table:
+def table(runs: dict[str, TrainerRun]) -> Table:
     """Return the runs side by side; a run without steps shows dashes."""
     view = Table(title="one training, without and with a kill")
     view.add_column("")
@@ -84,7 +84,7 @@ def table(runs: dict[str, Run]) -> Table:
     return view
 
 
-def column(run: Run) -> dict[str, str]:
+def column(run: TrainerRun) -> dict[str, str]:
     """Return the table's cells about one run."""
     last = run.steps[-1] if run.steps else None
     end = run.end

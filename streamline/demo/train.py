@@ -23,7 +23,7 @@ from streamline.demo.checkpoint import Checkpoint, Delivered
 from streamline.demo.feed import pipeline
 from streamline.demo.meter import Meter
 from streamline.demo.model import ByteModel
-from streamline.demo.report import End, Step, send
+from streamline.demo.report import RunEnd, TrainStep, send
 
 Batch = NDArray[np.uint8]
 
@@ -77,12 +77,12 @@ class Trainer:
                 with self.meter.spent("saving"):
                     self.save(stream.snapshot())
         whole = self.meter.whole
-        send(End(whole.items_per_s(), whole.limit(), whole.waiting(), self.model.digest(), self.saved_bytes))
+        send(RunEnd(whole.items_per_s(), whole.limit(), whole.waiting(), self.model.digest(), self.saved_bytes))
 
     def report(self, loss: float) -> None:
         """Tell the parent about the step just done."""
         now, recent = self.delivered, self.meter.recent
-        send(Step(now.steps, now.items, loss, now.chain, recent.items_per_s(), recent.limit(), recent.waiting()))
+        send(TrainStep(now.steps, now.items, loss, now.chain, recent.items_per_s(), recent.limit(), recent.waiting()))
 
     def save(self, snapshot: sl.Snapshot) -> None:
         """Save the stream's snapshot together with the model and the digest of the same step."""

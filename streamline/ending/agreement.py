@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamline.core.state import Tree
 from streamline.ending.finding import store_of_torch
 from streamline.ending.length import all_known, left_on_ranks
 from streamline.ending.policy import NAME, Agreement, Ends, nothing_to_pad
@@ -21,10 +22,10 @@ from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.snapshot import Snapshot
 from streamline.sources.live import Live
-from streamline.states import Tree
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["Resumed", "agreed", "begun_at"]
+
 
 ENDLESS = 2**53
 """What is said of items without end that others have an end of."""

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamline.choices import Fork
+from streamline.core.choices import Branch
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
+from streamline.core.session import Session
+from streamline.core.state import Over, State, States, Tally, Tree, trimmed
 from streamline.ending.policy import NAME, Agreement, nothing_to_pad
 from streamline.ending.rounds import Rounds, opened
 from streamline.errors import RanksError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
-from streamline.session import Session
-from streamline.states import Over, State, States, Tally, Tree, trimmed
 
 __all__ = ["Padded", "ending", "padded_in"]
 
@@ -55,7 +55,7 @@ class Padded(State):
     def where(self) -> str:
         return self.again.where()
 
-    def forks(self) -> Iterator[Fork]:
+    def forks(self) -> Iterator[Branch]:
         yield from self.end.forks()
         yield from self.again.forks()
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
+from streamline.core.options import given
+from streamline.core.state import Tree
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import given
 from streamline.ranks import Rank
-from streamline.states import Tree
 
 __all__ = [
     "NAME", "TIMEOUT_S", "Agreement", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends", "nothing_to_pad",

@@ -20,12 +20,12 @@ from typing import TypeVar
 
 import anyio
 
+from streamline.core.gate import resting
+from streamline.core.session import Session
+from streamline.core.text import some
 from streamline.ending.finding import own_connection
 from streamline.ending.policy import Agreement, EndsPolicy, Store
 from streamline.errors import RanksError
-from streamline.failing.texts import some
-from streamline.gate import resting
-from streamline.session import Session
 
 __all__ = ["Rounds", "far", "opened"]
 

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from streamline.budget import Budget
+from streamline.core.byte_budget import Budget
+from streamline.core.tasks import Job, Tasks
 from streamline.fetching.requests import Request
-from streamline.tasks import Job, Tasks
 
 __all__ = ["Asker", "Crew"]
 

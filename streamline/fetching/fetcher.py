@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from streamline.core.flow import Site
 from streamline.errors import ReadError
 from streamline.fetching.crew import Crew
 from streamline.fetching.file import File, FilePart
 from streamline.fetching.line import Line, Reading, parts
 from streamline.fetching.sharing import Lease
-from streamline.flow import Site
 from streamline.sharding import byte_range
 from streamline.storage.access import Access
 from streamline.storage.base import Storage

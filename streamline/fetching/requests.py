@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
-from streamline.budget import Account
+from streamline.core.byte_budget import Account
 from streamline.errors import ClosedError, ReadError, printable
 from streamline.storage.base import Found, Storage
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks
 from streamline.fetching.crew import Crew
-from streamline.session import Session
 from streamline.storage.access import Access
 from streamline.storage.storages import Storages
-from streamline.tasks import Tasks
 
 __all__ = ["Lease"]
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from streamline.core.counters import Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.state import At
+from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, StreamlineError
 from streamline.fetching.file import File
-from streamline.flow import Chunk, Demand, Lists
 from streamline.formats.arrow_format import Columnar, check_schema, watched
 from streamline.formats.arrow_groups import Group, Table, Where
 from streamline.formats.arrow_messages import (
@@ -25,14 +28,13 @@ from streamline.formats.arrow_messages import (
 )
 from streamline.formats.base import Place
 from streamline.formats.parquet import FOOTER_BYTES, size_of
-from streamline.meters.stage_meter import Working
-from streamline.states import At
-from streamline.threads import in_thread
 
 __all__ = ["ArrowFormat"]
 
+
 TAIL_BYTES = 4 + len(MAGIC)
 """The footer's length, little-endian, and the magic."""
+
 
 MOST_METADATA_BYTES = 256 * 1024 * 1024
 """A message's metadata beyond this are damaged: a schema of a million columns takes 100 MB."""

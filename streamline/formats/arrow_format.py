@@ -7,17 +7,17 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from streamline.core.counters import Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.state import At
+from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.fetching.file import File
-from streamline.flow import Chunk, Demand, Lists
 from streamline.formats.arrow_groups import Table, Where
 from streamline.formats.arrow_items import Items
 from streamline.formats.arrow_library import Predicate
 from streamline.formats.arrow_unchanged import Unchanged
 from streamline.formats.base import AHEAD_BYTES, Format, Place
-from streamline.meters.stage_meter import Working
-from streamline.states import At
-from streamline.threads import in_thread
 
 __all__ = ["Columnar", "check_schema", "watched"]
 

@@ -18,6 +18,7 @@ from streamline.formats.base import Place
 
 __all__ = ["STEP_BYTES", "Decoded", "Group", "Table", "Where"]
 
+
 STEP_BYTES = 1024 * 1024
 """Decoded at a time where rows are made of it: a millisecond or two."""
 

@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from streamline.core.counters import HoldTimer, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand
+from streamline.core.pace import SLICE_S
+from streamline.core.state import At, State, States
+from streamline.core.threads import in_thread
 from streamline.errors import ReadError, StreamlineError
-from streamline.flow import LIST_ITEMS, Chunk, Demand
 from streamline.formats.arrow_groups import Decoded, Table, Where
 from streamline.formats.base import Place
 from streamline.formats.steps import Steps
-from streamline.meters.stage_meter import Holding, Working
-from streamline.pace import SLICE_S
-from streamline.states import At, State, States
-from streamline.threads import in_thread
 
 __all__ = ["Items"]
 
+
 STEP_S = 0.004
 """Seconds that a call in a thread goes on: going there and back takes some 0.1 ms."""
+
 
 CALL_BYTES = 16 * 1024 * 1024
 """Decoded in one call in a thread at the most, unless one batch is larger."""
@@ -104,7 +106,7 @@ class Items:
         else:
             at = 0
             while at < count:
-                with Holding(self.demand.meter):
+                with HoldTimer(self.demand.meter):
                     began = perf_counter()
                     taken = min(self._slice, count - at)
                     rows, failure = _rows(decoded.batch.slice(at, taken))

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from streamline.core.flow import Demand, Lists
+from streamline.core.state import Json
+from streamline.core.state_types import Count
 from streamline.errors import PlanError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import File, FilePart
-from streamline.flow import Demand, Lists
-from streamline.state_types import Count
-from streamline.states import Json
 
 __all__ = ["AHEAD_BYTES", "Format", "Place"]
 

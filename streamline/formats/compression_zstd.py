@@ -16,19 +16,25 @@ from streamline.formats.compression_steps import Decompressor
 
 __all__ = ["Unzstd"]
 
+
 MAGIC = b"\x28\xb5\x2f\xfd"
+
 
 SKIPPABLE = b"\x2a\x4d\x18"
 """Behind a byte of 0x50 to 0x5f: a skippable frame, of the size that the next four bytes say."""
 
+
 HEADER_BYTES = 18
 """A frame's header at the most."""
+
 
 WINDOW_BYTES = 128 * 1024 * 1024
 """The window at the most, as the zstd tool has it (`zstd --long=27`): a header may ask for terabytes of memory."""
 
+
 RLE, RESERVED = 1, 3
 """Kinds of blocks: a byte, repeated; and none that there is."""
+
 
 BLOCK_BYTES = 128 * 1024
 """A block at the most, packed and unpacked."""

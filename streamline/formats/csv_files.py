@@ -8,9 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.errors import DataError, PlanError
 from streamline.fetching.file import File
-from streamline.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.formats.base import Format, Place
 from streamline.formats.compression import named
 from streamline.formats.csv_records import Records, too_long
@@ -18,18 +19,21 @@ from streamline.formats.csv_rows import Dialect, Row, bytes_of
 from streamline.formats.line_slices import TooLong, slices
 from streamline.formats.lines import BOM, SLICE_BYTES, Decoded, Fault, Splitter
 from streamline.formats.positions import LineState, LineStates, Slice, stands
-from streamline.meters.stage_meter import Holding, StageMeter, Working
 
 __all__ = ["MAX_RECORD_BYTES", "CsvFormat", "Header"]
+
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
 
+
 HEAD_BYTES = 64 * 1024
 """Read of a file's beginning for its header: as the first block of a local file."""
 
+
 SLICE_RECORDS = LIST_ITEMS * 7 // 8
 """Lines that a slice should have, as for files of lines."""
+
 
 Header = bool | tuple[str, ...]
 """Whether a file's first record names its columns; or their names, if it doesn't."""
@@ -91,7 +95,7 @@ class CsvFormat(Format[Any]):
 
 
 def _decoded(chunks: Iterator[Chunk[Any]], meter: StageMeter | None) -> Chunk[Any] | None:
-    with Holding(meter):
+    with HoldTimer(meter):
         return next(chunks, None)
 
 

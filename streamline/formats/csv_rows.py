@@ -19,10 +19,13 @@ import numpy as np
 
 __all__ = ["Dialect", "Row", "Rows", "bytes_of", "read"]
 
+
 Row = list[str]
+
 
 OPEN = "unexpected end of data"
 """What `csv` says of a record whose quote isn't closed."""
+
 
 FIELD_CHARACTERS = 131_072
 """What `csv` allows in a field, unless somebody says otherwise for the whole process."""

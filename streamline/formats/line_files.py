@@ -7,20 +7,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
+from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.fetching.file import File, FilePart
-from streamline.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.formats.base import Format, Place
 from streamline.formats.compression import named, not_splittable
 from streamline.formats.line_slices import TooLong, slices
 from streamline.formats.lines import BOM, MAX_LINE_BYTES, Decode, Fault, Splitter, check_lengths
 from streamline.formats.positions import LineState, LineStates, Slice, stands
-from streamline.meters.stage_meter import Holding, StageMeter, Working
 from streamline.sharding import byte_range
 
 __all__ = ["LineFormat"]
 
+
 T = TypeVar("T")
+
 
 SLICE_LINES = LIST_ITEMS * 7 // 8
 """Lines that a slice should have: the length of the next ones is a guess, and more than a list makes two of it."""
@@ -81,7 +83,7 @@ class LineFormat(Format[T]):
 
 def _decoded(chunks: Iterator[Chunk[T]], meter: StageMeter | None) -> Chunk[T] | None:
     """Return the next list out of a block, decoded; None: there are no more."""
-    with Holding(meter):
+    with HoldTimer(meter):
         return next(chunks, None)
 
 

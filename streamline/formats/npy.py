@@ -9,22 +9,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from streamline.core.counters import HoldTimer, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.fetching.file import File
-from streamline.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.formats.base import Format, Place
 from streamline.formats.npy_columns import Column, InThread, column_of, first_bytes
 from streamline.formats.npy_zip import MAGICS, members
 from streamline.formats.steps import Steps
-from streamline.meters.stage_meter import Holding, Working
 from streamline.sharding import contiguous
-from streamline.states import At
 
 __all__ = ["NpyFormat"]
+
 
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
 map, nothing is read here, so lists of large rows are as long as others."""
+
 
 BLOCK_ROWS = 1 << 16
 """Rows in a block at the most: tiny ones are handed on in lists of 256, and this many take some 10 ms."""
@@ -120,7 +122,7 @@ class NpyFormat(Format[Any]):
                     if block is None:
                         break
                     for at in range(0, len(block[0]), LIST_ITEMS):
-                        with Holding(meter):
+                        with HoldTimer(meter):
                             items = table.items([column[at : at + LIST_ITEMS] for column in block])
                         last = after if row + len(items) == stop else None
                         yield Chunk(items, Steps(name, begin, "row", row + 1, len(items), last))

@@ -20,10 +20,13 @@ from streamline.formats.npy_zip import Member, inflated
 
 __all__ = ["Blocks", "Column", "InThread", "column_of", "first_bytes"]
 
+
 HEAD_BYTES = 4096
 """Asked for first: nearly every header takes 128 bytes, and a request as long as it takes."""
 
+
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
 
 Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 

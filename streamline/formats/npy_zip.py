@@ -13,46 +13,60 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
+from streamline.core.pace import Pace
 from streamline.errors import DataError, ReadError
 from streamline.fetching.file import File
-from streamline.pace import Pace
 
 __all__ = ["MAGICS", "Member", "inflated", "members"]
+
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins, and how an empty one does (APPNOTE.TXT 4.3.7, 4.3.16)."""
 
+
 TAIL_BYTES = 64 * 1024
 """Asked for first: the directory of a thousand arrays."""
 
+
 MAX_DIRECTORY_BYTES = 64 * 2**20
 """More is damage: it would be the directory of a million arrays."""
+
 
 LOCAL_HEADER = struct.Struct("<4s2xHH4xIIIHH")
 """A member's own header: magic, flags, method, CRC, packed and unpacked size, and the lengths of the name and of the
 extra field behind it (APPNOTE.TXT 4.3.7)."""
 
+
 EXTRA_BYTES = 64
 """Of the extra field, fetched with the header: the sizes of 64 bits that `np.savez` writes there take 20."""
+
 
 END = struct.Struct("<4s6xH10x")
 """The directory's end: its magic and the number of members (APPNOTE.TXT 4.3.16)."""
 
+
 MANY = 0xFFFF
 """In the place of a number that is larger: it is elsewhere."""
+
 
 SIZES_FOLLOW = 0x8
 """The flag of a member whose sizes and CRC are behind its data: the header doesn't say them."""
 
+
 UTF_8 = 0x800
 """The flag of a name in UTF-8; any other is in code page 437."""
+
 
 IN_EXTRA = 0xFFFFFFFF
 """In the place of a size that is in the extra field, under `ZIP64`."""
 
+
 ZIP64 = 1
 
+
 STEP_BYTES = 64 * 1024
+
+
 PIECE_BYTES = 256 * 1024
 """Inflated at once at the most: about a millisecond."""
 

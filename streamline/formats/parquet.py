@@ -6,14 +6,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from streamline.core.counters import Working
+from streamline.core.flow import Demand, Lists
+from streamline.core.threads import in_thread
 from streamline.errors import DataError, ReadError
 from streamline.fetching.file import File
-from streamline.flow import Demand, Lists
 from streamline.formats.arrow_format import Columnar, watched
 from streamline.formats.arrow_groups import Table
 from streamline.formats.base import Place
-from streamline.meters.stage_meter import Working
-from streamline.threads import in_thread
 
 __all__ = ["ParquetFormat"]
 

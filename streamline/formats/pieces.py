@@ -8,6 +8,8 @@ from contextlib import aclosing, closing
 from functools import partial
 from typing import TypeAlias
 
+from streamline.core.pace import Pace
+from streamline.core.threads import OneThread
 from streamline.errors import DataError, ReadError
 from streamline.fetching.file import File
 from streamline.formats.compression import (
@@ -19,10 +21,9 @@ from streamline.formats.compression import (
     sniffed,
     undecided,
 )
-from streamline.pace import Pace
-from streamline.storage.one_thread import OneThread
 
 __all__ = ["pieces"]
+
 
 Marked: TypeAlias = tuple[bytes, bool]
 """Some bytes, and whether they are known to be the last."""

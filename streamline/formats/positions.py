@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from streamline.core.state import State, States, Tally, Tree
 from streamline.formats.base import Place
 from streamline.formats.compression import named
-from streamline.states import State, States, Tally, Tree
 
 __all__ = ["LineState", "LineStates", "Slice", "stands"]
 

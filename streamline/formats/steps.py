@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from streamline.core.state import At, State, States
 from streamline.formats.base import Place
-from streamline.states import At, State, States
 
 __all__ = ["Steps"]
 

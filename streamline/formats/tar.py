@@ -7,21 +7,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.pace import Pace
+from streamline.core.state import At, State, States
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.fetching.file import File
-from streamline.flow import Chunk, Demand, Lists
 from streamline.formats.base import Format, Place
 from streamline.formats.compression import named, not_splittable
 from streamline.formats.pieces import pieces
 from streamline.formats.tar_samples import Gathered, Samples
 from streamline.formats.tar_scanner import Scanner
 from streamline.formats.tar_walk import walk_of
-from streamline.meters.stage_meter import Holding, StageMeter, Working
-from streamline.pace import Pace
 from streamline.sharding import byte_range
-from streamline.states import At, State, States
 
 __all__ = ["MAX_SAMPLE_BYTES", "TarFormat"]
+
 
 MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 """The most data that a sample has unless the user says otherwise: as long as the longest line."""
@@ -91,7 +92,7 @@ class TarFormat(Format[Any]):
 
 
 def _held(work: Any, meter: StageMeter | None) -> Gathered:
-    with Holding(meter):
+    with HoldTimer(meter):
         found: Gathered = work()
     return found
 

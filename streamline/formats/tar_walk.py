@@ -10,12 +10,12 @@ from contextlib import aclosing
 
 import anyio
 
+from streamline.core.pace import Pace
 from streamline.errors import ReadError
 from streamline.fetching.file import File
 from streamline.formats.pieces import pieces
 from streamline.formats.tar_samples import part_of
 from streamline.formats.tar_scanner import Scanner
-from streamline.pace import Pace
 from streamline.sharding import byte_range
 
 __all__ = ["Begin", "Walk", "walk_of"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from streamline.core.counters import Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.state import At, State, States
 from streamline.errors import PlanError, ReadError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import File, FilePart
-from streamline.flow import Chunk, Demand, Lists
 from streamline.formats.base import AHEAD_BYTES, Format, Place
-from streamline.meters.stage_meter import Working
-from streamline.states import At, State, States
 
 __all__ = ["WholeFile", "WholeFormat"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from streamline.channel import Channel
-from streamline.flow import Site
+from streamline.core.channel import Channel
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.state import At, State, Tally, Tree
+from streamline.core.tasks import Tasks
 from streamline.plan import Plan
-from streamline.session import Session
 from streamline.sources.base import Source
 from streamline.sources.fed import FedSource
-from streamline.states import At, State, Tally, Tree
-from streamline.tasks import Tasks
 from streamline.worker import worker_flow
 
 __all__ = ["BeginState"]

@@ -20,12 +20,12 @@ from typing import Any
 
 from streamline.border.link import Link
 from streamline.border.messages import Calling, Culprit
+from streamline.core.options import is_async
+from streamline.core.replay import Adapter
+from streamline.core.tasks import Tasks
+from streamline.core.threads import waker
 from streamline.errors import WorkerDied
-from streamline.failing.replay import Adapter
-from streamline.options import is_async
 from streamline.plan import Plan
-from streamline.tasks import Tasks
-from streamline.threads import waker
 from streamline.transforms.base import Stage
 
 __all__ = ["Calls", "careful", "one_ahead"]

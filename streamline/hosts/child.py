@@ -2,7 +2,7 @@
 
 A child never outlives its parent: the kernel kills it as soon as the last end of a pipe is closed that the parent alone
 holds, whatever the child does meanwhile. It is told to go by the end of its control socket; then it lets its runnings
-end. It knows nothing of the user's main module. What user code forks from it ends with it (`streamline.forks`).
+end. It knows nothing of the user's main module. What user code forks from it ends with it (`streamline.core.forks`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(number: int, attend: str, control: int, side: int, lifeline: int, stack
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(lifeline)
     _show_stacks(stacks)
-    from streamline import forks
+    from streamline.core import forks
     from streamline.hosts.talk import FarTalk  # from here on the parent's death is ours, however long an import takes
 
     for fd in (control, side, stacks):

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from streamline.border.messages import Calling, Culprit
+from streamline.core.flow import Site
 from streamline.errors import WorkerDied
-from streamline.flow import Site
 
 __all__ = ["Care", "Deaths", "Inquest", "at_fault"]
+
 
 CAREFUL_ITEMS = 512
 """Items that a worker gives in peace before the next death of its host counts as another matter. More are seldom on

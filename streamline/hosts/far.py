@@ -1,6 +1,6 @@
 """The far end: the workers of one running, in a host.
 
-Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.driver`); what comes out goes
+Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); what comes out goes
 into an `Outlet` instead of a channel, and crosses the border.
 """
 
@@ -32,10 +32,12 @@ from streamline.border.messages import (
     Waiting,
     WhatWaits,
 )
-from streamline.channel import Inbox
-from streamline.driver import drive
-from streamline.failing.failures import Policy
-from streamline.flow import Site
+from streamline.core.channel import Inbox
+from streamline.core.driver import drive
+from streamline.core.error_policy import Policy
+from streamline.core.flow import Site
+from streamline.core.session import MEMORY_BYTES, Session
+from streamline.core.tasks import Job, Tasks, supervise
 from streamline.hosts.careful import Calls, careful, one_ahead
 from streamline.hosts.inlet import Inlet
 from streamline.hosts.left_out import FarErrors, far_policy
@@ -43,9 +45,7 @@ from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
 from streamline.hosts.waiting_tasks import waiting_tasks
 from streamline.plan import Plan
-from streamline.session import MEMORY_BYTES, Session
 from streamline.sources.fed import FedSource
-from streamline.tasks import Job, Tasks, supervise
 from streamline.worker import worker_flow
 
 __all__ = ["Spec", "serve"]

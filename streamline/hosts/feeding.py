@@ -13,20 +13,21 @@ from typing import Any
 
 import anyio
 
-from streamline.blame import cancellation_requested
 from streamline.border.crossing import failure_out
 from streamline.border.link import Link
 from streamline.border.messages import Feed, FeedEnd, Taken
 from streamline.border.packed import PackingError
-from streamline.channel import Inbox
+from streamline.core.blame import cancellation_requested
+from streamline.core.channel import Inbox
+from streamline.core.flow import LIST_ITEMS
+from streamline.core.gate import resting
+from streamline.core.state import Tree
+from streamline.core.tasks import Job, Tasks
 from streamline.errors import TransportError
-from streamline.flow import LIST_ITEMS
-from streamline.gate import resting
 from streamline.hosts.parcels import Parcels
-from streamline.states import Tree
-from streamline.tasks import Job, Tasks
 
 __all__ = ["Feeding"]
+
 
 TRIM_ITEMS = 1024
 """Items that are kept before it is worth looking at the worker's state."""

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from streamline.border.link import Link
 from streamline.border.messages import AtWork, Broken, Closed, Counts, Hold, Message, Release
-from streamline.gate import Gate
+from streamline.core.gate import Gate
 
 __all__ = ["Holding"]
+
 
 AT_ONCE = (AtWork, Broken, Closed, Counts)
 """Messages that move nothing."""

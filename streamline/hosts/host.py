@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from streamline.border.link import Link
-from streamline.meters.names import HostKind
+from streamline.core.counters import HostKind
 
 __all__ = ["Host"]
 

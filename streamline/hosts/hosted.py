@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamline.channel import Inbox
-from streamline.flow import Site
+from streamline.core.channel import Inbox
+from streamline.core.flow import Site
+from streamline.core.state import Tree
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.lane import Lane
 from streamline.hosts.remote import RemoteWorker
 from streamline.plan import Plan
-from streamline.states import Tree
 
 __all__ = ["HostedWorkers"]
 

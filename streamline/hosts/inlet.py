@@ -6,9 +6,9 @@ from typing import Any
 
 from streamline.border.link import Link
 from streamline.border.messages import Feed, Taken
-from streamline.channel import Channel
-from streamline.flow import Chunk
-from streamline.states import At, Counted
+from streamline.core.channel import Channel
+from streamline.core.flow import Chunk
+from streamline.core.state import At, CountedStates
 
 __all__ = ["Inlet"]
 
@@ -44,7 +44,7 @@ class Inlet:
             return
         self._put += len(items)
         self.channel.reserve(len(items))
-        self.channel.post(Chunk(items, Counted(self._name, message.first + 1)))
+        self.channel.post(Chunk(items, CountedStates(self._name, message.first + 1)))
 
     def end(self, failure: BaseException | None) -> None:
         """There is no more."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 
-from streamline.beginnings import Beginning
 from streamline.border.crossing import failure_in, left_out_in
 from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import (
@@ -31,8 +30,11 @@ from streamline.border.messages import (
     Taken,
     Waiting,
 )
+from streamline.core.counters import HostMeter
+from streamline.core.duplicate_check import Beginning
+from streamline.core.gate import resting
+from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
-from streamline.gate import resting
 from streamline.hosts.deaths import Care, Inquest, at_fault
 from streamline.hosts.holding import Holding
 from streamline.hosts.host import Host
@@ -40,10 +42,9 @@ from streamline.hosts.left_out import answers
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.remote import CLOSE_S, RemoteWorker
 from streamline.hosts.stuck import Watch
-from streamline.meters.host_meter import HostMeter
-from streamline.tasks import Tasks
 
 __all__ = ["Lane"]
+
 
 logger = logging.getLogger("streamline.hosts")
 

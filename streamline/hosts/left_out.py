@@ -14,11 +14,11 @@ from streamline.border.crossing import left_out_in, left_out_out
 from streamline.border.left_out import carry_left_out
 from streamline.border.link import Link
 from streamline.border.messages import LeftOut
-from streamline.failing.failures import Decision, Failure, Policy
-from streamline.failing.skipping import Errors
+from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.hosts.talk import asker
 
 __all__ = ["Ask", "FarErrors", "answers", "far_policy"]
+
 
 Ask: TypeAlias = Callable[[Failure], object]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from time import perf_counter
 
 from streamline.border.messages import Counts
-from streamline.meters.host_meter import HostMeter
-from streamline.meters.meter import Meters
-from streamline.meters.stage_meter import Counted, StageMeter
-from streamline.meters.traffic import Traffic
+from streamline.core.counters import HostMeter, StageCounts, StageMeter
+from streamline.core.meters import Meters, Traffic
 
 __all__ = ["Mirror"]
+
 
 Key = tuple[str, int]
 
@@ -26,7 +25,7 @@ class Mirror:
         self._meters = meters
         self._host = host
         self._shown: dict[Key, StageMeter] = {}
-        self._before: dict[Key, Counted] = {}
+        self._before: dict[Key, StageCounts] = {}
         self._passed: dict[Key, int] = {}  # items through channels of hosts that have died
         self._seen: dict[Key, int] = {}
         self._asked: dict[str, tuple[int, int, int, int, int, int, int]] = {}  # of servers, by hosts that have died

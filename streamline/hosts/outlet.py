@@ -17,20 +17,22 @@ from streamline.border.crossing import StatesOut, failure_out
 from streamline.border.link import Link
 from streamline.border.messages import Ended, Items, Progress
 from streamline.border.packed import Packed, PackingError
-from streamline.channel import Inbox
+from streamline.core.channel import Inbox
+from streamline.core.counters import StageMeter, label
+from streamline.core.flow import LIST_ITEMS, Chunk
+from streamline.core.gate import resting
 from streamline.errors import TransportError
-from streamline.flow import LIST_ITEMS, Chunk
-from streamline.gate import resting
 from streamline.hosts.parcels import Parcels
-from streamline.meters.names import label
-from streamline.meters.stage_meter import StageMeter
 
 __all__ = ["Outlet"]
 
+
 T = TypeVar("T")
 
+
 ROOM = -1
-"""The slot of a wait for room, as in `streamline.channel`."""
+"""The slot of a wait for room, as in `streamline.core.channel`."""
+
 
 PARCEL_BYTES = 4 * 2**20
 """Items that are larger together cross one by one, or a few at a time."""

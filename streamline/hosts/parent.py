@@ -18,15 +18,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
+from streamline.core.threads import start_thread
 from streamline.errors import HostError
 from streamline.hosts.child import HANDED
 from streamline.hosts.interpreter import start
 from streamline.hosts.shipping import memory_file
 from streamline.hosts.surroundings import surroundings
 from streamline.hosts.talk import NearTalk
-from streamline.threads import start_thread
 
 __all__ = ["Child"]
+
 
 EXIT_S = 5.0
 """How long a process may take to be gone behind a SIGKILL; one that is stuck in a driver may never be."""

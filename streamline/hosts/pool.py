@@ -16,21 +16,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from streamline.cpus import cpus_here
+from streamline.core.cpus import cpus_here
+from streamline.core.flow import Site
+from streamline.core.session import Session
 from streamline.errors import ClosedError, PlanError
-from streamline.flow import Site
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
 from streamline.plan import Plan
-from streamline.session import Session
 
 __all__ = ["Hosting", "Pool"]
 
+
 logger = logging.getLogger("streamline.hosts")
+
 
 PLENTY = 8
 """Shards that messages suggest."""
+
 
 _hinted: set[tuple[object, ...]] = set()
 """What was said already: of a pipeline that is opened for every epoch, once."""

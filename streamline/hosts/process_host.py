@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from streamline.border.link import Link
 from streamline.border.wire import SocketLink
+from streamline.core.counters import HostKind
 from streamline.errors import ClosedError
 from streamline.hosts.host import Host
 from streamline.hosts.process import HostProcess
 from streamline.hosts.shipping import Shipped
-from streamline.meters.names import HostKind
 
 __all__ = ["ProcessHost"]
 

@@ -15,20 +15,22 @@ import anyio
 from streamline.border.crossing import StatesIn, failure_in
 from streamline.border.link import Link
 from streamline.border.messages import Close, Credit, Culprit, Ended, Items, Open, Opened, Progress
-from streamline.channel import Channel, Inbox
+from streamline.core.channel import Channel, Inbox
+from streamline.core.counters import BORDER
+from streamline.core.flow import Chunk, Site
+from streamline.core.state import Reference, Tree
 from streamline.errors import TransportError, WorkerDied
-from streamline.flow import Chunk, Site
 from streamline.hosts.begin_state import BeginState
 from streamline.hosts.deaths import Deaths
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels
-from streamline.meters.names import BORDER
 from streamline.plan import Plan
-from streamline.states import Reference, Tree
 
 __all__ = ["CLOSE_S", "RemoteWorker"]
 
+
 T = TypeVar("T")
+
 
 START_S = 30.0
 """Seconds that a host may take until it has opened a worker, which is no user code being stuck: imports, mostly."""

@@ -35,20 +35,27 @@ from streamline.hosts.unsendable import unsendable
 
 __all__ = ["Shipped", "dumps", "importable", "load", "memory_file", "sendable", "ship"]
 
+
 MOST_BYTES = 64 << 20
 """What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
+
 
 APART_BYTES = 4096
 """Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
 
+
 NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
+
 FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
+
+
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
 
 
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 """Tells whether a buffer goes into the pickle, and not beside it."""
+
 
 _registering = threading.RLock()  # what is kept in a plan may be pickled in between, by itself
 """Which modules go by value is said to cloudpickle for all threads at once."""

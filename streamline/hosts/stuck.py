@@ -11,18 +11,21 @@ import anyio
 
 from streamline.border.link import Link
 from streamline.border.messages import Waiting, WhatWaits
+from streamline.core.tasks import Tasks
 from streamline.errors import printable
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.remote import RemoteWorker
-from streamline.tasks import Tasks
 
 __all__ = ["Watch"]
 
+
 logger = logging.getLogger("streamline.hosts")
+
 
 LOOKS = 4
 """Looks at the clock in one `worker_timeout`."""
+
 
 ANSWER_S = 0.2
 """Seconds that a host's event loop has to say what its tasks wait for; one that doesn't is shown by its threads."""

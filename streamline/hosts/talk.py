@@ -23,18 +23,21 @@ from typing import Any, TypeAlias
 
 __all__ = ["Answer", "Asker", "FarTalk", "NearTalk", "asker"]
 
+
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a running's questions, in a thread of its process's; what it raises is raised where it was asked."""
 
+
 HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
+
+
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
+
 
 READ_BYTES = 1 << 16
 
 
 # In the child ---------------------------------------------------------------------------------------------------------
-
-
 class Asker:
     """Asks the running whose worker runs here; may be called in any thread, and waits for the answer."""
 
@@ -184,8 +187,6 @@ def _picklable(value: object) -> object:
 
 
 # In the parent --------------------------------------------------------------------------------------------------------
-
-
 class NearTalk:
     """The parent's end. `read` is called in one thread, `answer` in any."""
 

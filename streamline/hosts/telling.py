@@ -14,19 +14,23 @@ from functools import partial
 
 from streamline.border.link import Link
 from streamline.border.messages import Counts, Span
-from streamline.meters.stage_meter import Counted, Doing, StageMeter
-from streamline.session import Session
+from streamline.core.counters import Doing, StageCounts, StageMeter
+from streamline.core.session import Session
 
 __all__ = ["Telling"]
+
 
 TICK_S = 0.1
 """Between two looks: a progress display draws every 0.25 s."""
 
+
 SLOWEST_S = 1.0
 """Between two looks at what is at work, and says nothing new."""
 
+
 MOST_SPANS = 10_000
 """Between two looks; what comes beyond that isn't drawn."""
+
 
 EXIT_S = 1.0
 
@@ -39,7 +43,7 @@ class Telling:
         self._meters = session.meters
         self._gate = session.gate
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, int], Counted] = {}
+        self._told: dict[tuple[str, int], StageCounts] = {}
         self._told_channels: dict[tuple[str, int], tuple[str, int, int, int, int, int]] = {}
         self._told_traffics: dict[str, tuple[str, int, int, int, int, int, int, int]] = {}
         self._spans: list[Span] = []

@@ -14,10 +14,10 @@ import anyio
 
 from streamline.border.link import Link
 from streamline.border.pipe import PipeLink, pipe
+from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
-from streamline.threads import hold_quietly, start_thread, waker
 
 __all__ = ["ThreadHost"]
 

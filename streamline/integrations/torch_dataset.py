@@ -11,11 +11,11 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from streamline.core.options import check_int
 from streamline.envelope import is_sealed, sealed, unsealed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.shipping import dumps
 from streamline.opened import Openable
-from streamline.options import check_int
 from streamline.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream

@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streamline.durable import replace_file
+from streamline.core.atomic_file import replace_file
 from streamline.errors import PlanError, SnapshotError
 from streamline.integrations.views import LoaderView
 from streamline.loading.loader import Loader
+
+__all__ = ["LoaderTrainer"]
+
 
 try:
     import transformers
@@ -25,8 +28,6 @@ except ImportError as error:
     raise PlanError(
         "LoaderTrainer needs transformers and torch: pip install transformers 'streamline[torch]'"
     ) from error
-
-__all__ = ["LoaderTrainer"]
 
 
 class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types it

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
+from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
 from streamline.loading.ahead import Passes
 from streamline.loading.epochs import Epochs, Phase, Place
@@ -25,7 +26,6 @@ from streamline.loading.loader_state import Inside, LoaderState
 from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
 from streamline.opening import Opening
-from streamline.options import check_ago, check_int
 from streamline.resetting import reset_from, reset_kept
 from streamline.snapshot import Snapshot
 

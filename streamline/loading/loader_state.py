@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from streamline.core.state_types import Count, Unsigned
 from streamline.envelope import sealed, unsealed
 from streamline.errors import ResumeError, SnapshotError
 from streamline.snapshot import Snapshot
-from streamline.state_types import Count, Unsigned
 
 __all__ = ["Inside", "LoaderState"]
 

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from streamline.backends.base import Backend
-from streamline.cursor import PartIterator
+from streamline.core.cursor import PartIterator
+from streamline.core.options import check_int
 from streamline.ending.policy import EndsPolicy
 from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
-from streamline.options import check_int
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 
 __all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent", "check_begin"]
+
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from streamline.core.error_policy import ErrorReport
 from streamline.ending.policy import EndsReport
-from streamline.failing.failures import ErrorReport
 from streamline.loading.passes import Now
 from streamline.meters.stats import Stats
 

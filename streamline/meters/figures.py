@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from streamline.meters.details import Details, since
-from streamline.meters.names import Executor, HostKind, host_label, label
+from streamline.core.counters import Details, Executor, HostKind, host_label, label, since
 
 __all__ = ["ChannelStats", "Figures", "HostStats", "ReadStats", "StageStats", "WorkerStats", "between"]
 
@@ -48,7 +47,7 @@ class StageStats:
       workers: how many of it run on this rank: its figures in seconds are of all of them together.
       concurrency: calls that one of them may have at work at once.
       items: that came out of it.
-      bytes: of those, estimated from samples; `streamline.sizes.nbytes` says what is counted.
+      bytes: of those, estimated from samples; `streamline.core.tree.nbytes` says what is counted.
       busy_s: at its own work: in the user's function, in reading. Summed over workers and calls, so it may exceed the
         time that has passed; an awaited call counts from its start to its result.
       wait_input_s: waiting for an item from before it; of a concurrent stage, summed over the calls that it might make.

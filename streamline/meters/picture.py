@@ -6,15 +6,10 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from streamline.cpus import usable_cpus
-from streamline.meters.channel_meter import ChannelMeter
-from streamline.meters.details import together
+from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
+from streamline.core.cpus import usable_cpus
+from streamline.core.meters import Meters, Traffic
 from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats
-from streamline.meters.host_meter import HostMeter
-from streamline.meters.meter import Meters
-from streamline.meters.names import BORDER
-from streamline.meters.stage_meter import StageMeter
-from streamline.meters.traffic import Traffic
 
 __all__ = ["collect", "host_stats", "worker_stats"]
 

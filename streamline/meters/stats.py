@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html import escape
 
+from streamline.core.meters import Meters
 from streamline.meters.figures import Figures, between
-from streamline.meters.meter import Meters
 from streamline.meters.picture import collect
 from streamline.meters.tables import table
 from streamline.meters.verdict import Verdict, judge

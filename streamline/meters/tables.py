@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.meters.details import Detail
+from streamline.core.counters import BORDER, Detail
 from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
-from streamline.meters.names import BORDER
 
 __all__ = ["brief", "table"]
 

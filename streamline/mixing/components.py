@@ -14,21 +14,21 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
-from streamline.choices import Fork
 from streamline.compiling import compiled
+from streamline.core.choices import Branch
+from streamline.core.error_policy import counts_in
+from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
+from streamline.core.meters import Traffic
+from streamline.core.options import given
+from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state_types import FingerprintEntry, check_type
+from streamline.core.text import found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.failing.skipping import counts_in
-from streamline.failing.texts import found_otherwise, line_of
-from streamline.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
-from streamline.meters.traffic import Traffic
-from streamline.options import given
 from streamline.plan import Plan, Shard
 from streamline.resuming.fingerprint import fingerprint
 from streamline.resuming.sound import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live
-from streamline.state_types import Step, check_type
-from streamline.states import Json, Reference, State, Tally, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
@@ -36,7 +36,9 @@ from streamline.worker import worker_flow
 
 __all__ = ["Several", "SeveralState", "component", "grown", "known_of", "named"]
 
+
 T = TypeVar("T")
+
 
 GROW = ("length", "changed_files")
 """Changes of data behind which there may be more."""
@@ -110,7 +112,7 @@ class SeveralState(State):
     def where(self) -> str:
         return "; ".join(f"{name}: {part.get().where()}" for name, part in self.parts.items())
 
-    def forks(self) -> Iterator[Fork]:
+    def forks(self) -> Iterator[Branch]:
         for part in self.parts.values():
             yield from part.get().forks()
 
@@ -124,7 +126,7 @@ class Parts(msgspec.Struct):
 class Listed(msgspec.Struct):
     """What a snapshot lists of a component: its stages, its source first, and what it reads."""
 
-    plan: Annotated[list[Step], msgspec.Meta(min_length=1)]
+    plan: Annotated[list[FingerprintEntry], msgspec.Meta(min_length=1)]
     data: Any
 
 

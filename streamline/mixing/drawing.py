@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamline.core.flow import Chunk, Demand, Flow, Lists, Site
+from streamline.core.pace import Pace
+from streamline.core.state import Json, Reference
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Demand, Flow, Lists, Site
 from streamline.mixing.draws import BLOCK, Draws, Numbers, Span
 from streamline.mixing.hand import Hand
 from streamline.mixing.mix_states import Behind, Drawn, Ended, MixState, Pass, Picks
 from streamline.mixing.told import PassOf, Told
-from streamline.pace import Pace
-from streamline.states import Json, Reference
 
 __all__ = ["Drawing"]
+
 
 NOTHING: Picks = np.empty(0, np.intp)
 

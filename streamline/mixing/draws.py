@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from streamline.core.flow import Site
+from streamline.core.options import given
+from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError
-from streamline.flow import Site
-from streamline.options import given
-from streamline.states import Json
 
 __all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from streamline.flow import Flow
-from streamline.states import Joined, Reference, State, States
+from streamline.core.flow import Flow
+from streamline.core.state import Joined, Reference, State, States
 
 __all__ = ["Ground", "Hand", "part_of"]
+
 
 Ground: TypeAlias = tuple[int, Reference, States]
 """A number of items served, the component's state behind them, and the states behind the items that follow, by the

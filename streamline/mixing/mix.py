@@ -15,15 +15,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from streamline.flow import Flow, ListsFlow, Site
+from streamline.core.flow import Flow, ListsFlow, Site
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count, Unsigned
 from streamline.mixing.components import Several, grown
 from streamline.mixing.drawing import Drawing
 from streamline.mixing.draws import Draws
 from streamline.mixing.told import pass_of
 from streamline.plan import Plan
 from streamline.sources.base import Part
-from streamline.state_types import Count, Unsigned
-from streamline.states import Json, Tree
 
 __all__ = ["Mix", "Stop"]
 

@@ -9,15 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from streamline.core.state import Reference, State, Tree
 from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import Span
 from streamline.mixing.hand import Ground, Hand, part_of
-from streamline.states import Reference, State, Tree
 
 __all__ = ["Behind", "Drawn", "Ended", "MixState", "Pass", "Picks"]
 
+
 Picks: TypeAlias = "npt.NDArray[np.intp]"
 """For each of some items, the number of its component."""
+
 
 Ended: TypeAlias = tuple[str, ...]
 """Names of components that have ended, in order."""

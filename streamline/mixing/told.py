@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamline.flow import Site
-from streamline.meters.details import Detail, Details
+from streamline.core.counters import Detail, Details
+from streamline.core.flow import Site
+from streamline.core.state import Reference, State, Tally
 from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import Span
 from streamline.plan import Plan
 from streamline.sources.items import positions_of
-from streamline.states import Reference, State, Tally
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["PassOf", "Told", "pass_of"]
+
 
 PassOf = Callable[[State], int]
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.pace import Pace
+from streamline.core.state import Reference, State, States, Tree
 from streamline.errors import DataError, PlanError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.mixing.components import Several, SeveralState
-from streamline.pace import Pace
 from streamline.plan import Plan
 from streamline.sources.base import Mode, Part
-from streamline.states import Reference, State, States, Tree
 
 __all__ = ["Zip"]
 

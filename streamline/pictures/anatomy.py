@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamline.blame import stage_name
 from streamline.caching.regenerate import Regenerate
 from streamline.collate import as_list, stack, stack_tensors
-from streamline.failing.texts import in_bytes
+from streamline.core.blame import stage_name
+from streamline.core.text import in_bytes
 from streamline.merge import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
@@ -27,10 +27,13 @@ from streamline.transforms.repeat import Repeat
 
 __all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "merge_line", "sources", "written"]
 
+
 AnyStage = Stage[Any, Any]
+
 
 SHORT_CHARS = 24
 """A parameter of a custom stage or source is printed if it takes no more than these; else its type is."""
+
 
 PASSES_ON = (("passes items on", 0),)
 """What a task does that stands between two channels."""

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from streamline.failing.texts import in_bytes
-from streamline.flow import LIST_ITEMS
+from streamline.core.flow import LIST_ITEMS
+from streamline.core.text import in_bytes
 from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, merge_line, sources, written
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live

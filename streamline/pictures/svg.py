@@ -13,17 +13,32 @@ from unicodedata import east_asian_width
 
 __all__ = ["Arrow", "Box", "Group", "column"]
 
+
 WIDTH = 560
+
+
 MARGIN = 16
+
+
 LINE = 22
+
+
 TITLE = 20
+
+
 PAD = 12
+
+
 GAP = 30
+
+
 CHAR = 8.6
 """Width of a character of 14 px in px, as a wide sans-serif (DejaVu Sans) has it on average."""
 
+
 SMALL_CHAR = 7.2
 """The same of 12 px."""
+
 
 STYLE = """
 .sl-page{fill:#ffffff}.sl-box{fill:#f3f6fb;stroke:#5b7aa8}.sl-group{fill:#fafbfc;stroke:#9aa7b8;stroke-dasharray:5 4}

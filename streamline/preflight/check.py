@@ -15,9 +15,9 @@ from typing import Any
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
+from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError
 from streamline.opened import Begin, prepare
-from streamline.options import check_int, check_seconds
 from streamline.plan import Plan
 from streamline.preflight.balance import idle, loads_of, ranks_of, uneven
 from streamline.preflight.heads import Heads, look, spread
@@ -32,17 +32,22 @@ from streamline.storage.http_options import HttpOptions
 
 __all__ = ["check"]
 
+
 PATIENCE = 0.8
 """The part of the deadline after which a request gives up: what it says then tells more than that time is up."""
+
 
 HEADS = 8
 """Files whose first record is read, or items."""
 
+
 SIZES = 1000
 """Objects whose sizes are asked for, if no listing tells them: with 64 at once and 30 ms each, half a second."""
 
+
 SHOWN = 5
 """Problems of a kind that are told one by one."""
+
 
 TABLES = ("read_csv", "read_parquet", "read_arrow")
 """Formats whose files must have the same columns."""

@@ -11,20 +11,22 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks
+from streamline.core.threads import start_thread
 from streamline.fetching.sharing import Lease
-from streamline.flow import Site
-from streamline.session import Session
 from streamline.sources.base import Part, Source
 from streamline.sources.files import Files
 from streamline.storage.base import Found
 from streamline.storage.storages import Storages
-from streamline.tasks import Tasks
-from streamline.threads import start_thread
 
 __all__ = ["Heads", "look", "spread"]
 
+
 AT_ONCE = 64
 """Sizes that are asked for at once."""
+
 
 HANGS_S = 2.0
 """How much longer than its deadline a look may take before it hangs: in a function of the user that doesn't return."""

@@ -16,18 +16,20 @@ from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
 from streamline.caching.cache import Cache
 from streamline.caching.regenerate import Regenerate
+from streamline.core.session import Session
+from streamline.core.threads import start_thread
 from streamline.debug import DebugStream
 from streamline.opened import Begin, prepare
 from streamline.plan import Plan, Shard
-from streamline.session import Session
 from streamline.sources.items import Items
-from streamline.threads import start_thread
 from streamline.transforms.base import Stage
 
 __all__ = ["Rehearsed", "pickles", "rehearse"]
 
+
 MOST_OUTPUTS = 256
 """Items that are taken: a `.repeat()` has no end."""
+
 
 STAGE = re.compile(r"in (.+), shard \d+ of \d+ \(")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from streamline.core.text import in_bytes
 from streamline.errors import CheckError, printable
-from streamline.failing.texts import in_bytes
 
 __all__ = ["DEADLINE_S", "Load", "Problem", "Report"]
 

@@ -7,8 +7,10 @@ from typing import Any
 
 __all__ = ["Mixed", "mixed"]
 
+
 SHOWN = 5
 """Keys that a message names."""
+
 
 Mixed = tuple[str, bool]
 """What differs, and whether whoever reads one record's way fails on the other; else it may be meant."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,10 +76,10 @@ def _loaded(file: str, is_file: bool) -> ModuleType:
 
 
 def _called(file: str, name: str, function: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
+    if iscoroutinefunction(function):
         raise PlanError(f"{name} in {file} is an async function: give a plain one that returns the pipeline")
     try:
-        inspect.signature(function).bind()
+        signature(function).bind()
     except TypeError as error:
         raise PlanError(f"{name} in {file} can't be called without arguments: {error}") from error
     except ValueError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
+from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.formats.csv_files import MAX_RECORD_BYTES, CsvFormat, Header
 from streamline.formats.csv_rows import Dialect
-from streamline.options import check_int, given
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions

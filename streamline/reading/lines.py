@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, Unpack
 
+from streamline.core.options import check_int
 from streamline.formats.line_files import LineFormat
 from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
-from streamline.options import check_int
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions

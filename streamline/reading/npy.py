@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from streamline.core.options import given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.formats.npy import NpyFormat
-from streamline.options import given
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions

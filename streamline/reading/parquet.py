@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.formats.arrow_library import Predicate, require_pyarrow
 from streamline.formats.parquet import ParquetFormat
-from streamline.options import check_int, given
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions

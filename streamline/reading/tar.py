@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack, overload
 
+from streamline.core.options import check_int, given
 from streamline.errors import PlanTypeError
 from streamline.formats.tar import MAX_SAMPLE_BYTES, TarFormat
 from streamline.formats.tar_samples import Member
-from streamline.options import check_int, given
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.storage.access import AccessOptions

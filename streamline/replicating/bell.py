@@ -8,7 +8,7 @@ from threading import get_ident
 
 import anyio
 
-from streamline.threads import waker
+from streamline.core.threads import waker
 
 __all__ = ["Bell"]
 

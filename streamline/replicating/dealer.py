@@ -17,17 +17,18 @@ from collections.abc import Callable
 
 import anyio
 
-from streamline.blame import cancellation_requested, not_an_end
+from streamline.core.blame import cancellation_requested, not_an_end
+from streamline.core.flow import LIST_ITEMS
+from streamline.core.forks import belongs_elsewhere, disowned_in_copies
+from streamline.core.tasks import spawn
+from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError, HostError, ReplicaStalled
-from streamline.flow import LIST_ITEMS
-from streamline.forks import belongs_elsewhere, disowned_in_copies
 from streamline.replicating.bell import Bell
 from streamline.replicating.shares import Share, Shares
 from streamline.replicating.taps import Tap
-from streamline.tasks import spawn
-from streamline.threads import hold_quietly, start_thread, waker
 
 __all__ = ["Dealer", "End"]
+
 
 EXIT_S = 1.0
 """How long a close in plain code waits for a stream that is stuck in user code."""

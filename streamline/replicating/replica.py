@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from streamline.core.pace import Pace
+from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError, PlanError
-from streamline.pace import Pace
 from streamline.replicating.dealer import Dealer, End
 from streamline.replicating.shares import Share
-from streamline.tracebacks import hide_frames
 
 __all__ = ["Replica"]
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar, Unpack
 from weakref import finalize
 
+from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError, ResumeError
 from streamline.opened import Openable, RunOptions
-from streamline.options import check_int, check_seconds
 from streamline.replicating.dealer import Dealer
 from streamline.replicating.feed import ReplicaFeed
 from streamline.replicating.replica import Replica

@@ -18,7 +18,9 @@ from streamline.replicating.bell import Bell
 
 __all__ = ["ReplicaStats", "Share", "Shares"]
 
+
 MOST = sys.maxsize
+
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from streamline.core.state_types import Count
 from streamline.envelope import sealed, unsealed
 from streamline.errors import SnapshotError
-from streamline.state_types import Count
 
 __all__ = ["ReplicatorState"]
 

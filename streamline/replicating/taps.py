@@ -8,14 +8,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
+from streamline.core.gate import Gate
+from streamline.core.pace import SLICE_S
+from streamline.core.state import Reference, Since
 from streamline.errors import PlanError, PlanTypeError
-from streamline.gate import Gate
 from streamline.opened import Openable, RunOptions
-from streamline.pace import SLICE_S
 from streamline.replicating.shares import Shares
 from streamline.running import Running
 from streamline.snapshot import Snapshot
-from streamline.states import Reference, Since
 from streamline.stream import Stream
 from streamline.transforms.transfer import Transfer
 

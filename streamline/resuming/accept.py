@@ -12,8 +12,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Literal, get_args
 
+from streamline.core.options import given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import given
 from streamline.plan import Plan
 from streamline.snapshot import Snapshot
 

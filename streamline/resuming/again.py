@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from streamline.failing.texts import Entry
+from streamline.core.state import Json, Tree
+from streamline.core.text import Entry
 from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
-from streamline.states import Json, Tree
 
 __all__ = ["behind_merge", "of_worker", "section"]
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.caching.cache import Cache
-from streamline.failing.texts import Entry
+from streamline.core.state import Json
+from streamline.core.text import Entry
 from streamline.plan import Plan
 from streamline.resuming.fingerprint import fingerprint
-from streamline.states import Json
 from streamline.transforms.base import Stage
 
 __all__ = ["bound", "caches_of"]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from streamline.core.state import Json
 from streamline.errors import ResumeError
 from streamline.ranks import Rank
 from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
-from streamline.states import Json
 from streamline.transforms.base import Stage
 
 __all__ = ["regrouped"]

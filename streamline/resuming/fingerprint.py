@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from streamline.blame import function_name
-from streamline.failing.texts import Entry
+from streamline.core.blame import function_name
+from streamline.core.state import Json
+from streamline.core.text import Entry
 from streamline.plan import Plan
 from streamline.resuming.codehash import code_hash
-from streamline.states import Json
 
 __all__ = ["fingerprint"]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from streamline.failing.skipping import moved
-from streamline.failing.texts import Entry, found_otherwise, line_of
+from streamline.core.error_policy import moved
+from streamline.core.state import Json, Tree
+from streamline.core.text import Entry, found_otherwise, line_of
 from streamline.plan import Plan
 from streamline.resuming.codehash import changed
 from streamline.resuming.fingerprint import fingerprint
 from streamline.resuming.pairs import Pair, paired
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Change, Source, Split
-from streamline.states import Json, Tree
 from streamline.transforms.batch import Batch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle

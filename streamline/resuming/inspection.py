@@ -15,12 +15,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import check_type
 from streamline.errors import printable
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
 from streamline.sources.journal import Kept
-from streamline.state_types import check_type
-from streamline.states import Json, Tree
 
 __all__ = ["describe", "report"]
 

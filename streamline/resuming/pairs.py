@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from streamline.failing.texts import Entry
+from streamline.core.text import Entry
 from streamline.resuming.kinds import stage_class
 from streamline.transforms.base import Stage
 

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from streamline.core.state import Tree
+from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
+from streamline.core.text import Entry
 from streamline.ending.policy import NAME as ENDS
-from streamline.failing.texts import Entry
 from streamline.resuming.again import section
 from streamline.resuming.kinds import stage_class
 from streamline.snapshot import Snapshot
-from streamline.state_types import Count, Step, check_strict_to, check_type
-from streamline.states import Tree
 from streamline.transforms.stride import Stride
 
 __all__ = ["check_stages", "check_trees"]
@@ -56,7 +56,7 @@ def check_stages(snapshot: Snapshot) -> None:
     Raises:
       SnapshotError: a part is of another type or out of range; it says which.
     """
-    check_type(snapshot.fingerprint, list[Step], "the plan")
+    check_type(snapshot.fingerprint, list[FingerprintEntry], "the plan")
     worker, after = section(snapshot.fingerprint, 0, 1), section(snapshot.fingerprint, 2)
     for part in snapshot.parts or (snapshot,):
         whose = f" of rank {part.rank}" if part.world_size > 1 else ""

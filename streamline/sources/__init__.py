@@ -1,1 +1,1 @@
-"""Where items come from. A source is opened one shard at a time, at a state or at the beginning."""
+"""Where items come from: indexable data, iterables, files, live feeds, mixtures of pipelines."""

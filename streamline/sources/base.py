@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from streamline.flow import Demand, Flow, Site
+from streamline.core.flow import Demand, Flow, Site
+from streamline.core.meters import Traffic
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count, check_type
 from streamline.index import Index
-from streamline.meters.traffic import Traffic
-from streamline.state_types import Count, check_type
-from streamline.states import Json, Tree
 
 __all__ = ["Change", "Mode", "Part", "Source", "Split"]
 

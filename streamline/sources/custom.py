@@ -14,19 +14,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import anyio
 
-from streamline.beginnings import FirstItems
-from streamline.blame import blame, cancellation_requested, function_name, stage_name
-from streamline.declared import DeclaredFunction, jsonable, parameters_of
+from streamline.core.blame import blame, cancellation_requested, function_name, stage_name
+from streamline.core.counters import StageMeter, Working
+from streamline.core.duplicate_check import FirstItems
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.pace import Pace
+from streamline.core.state import At, Json, State, Tree
+from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
 from streamline.errors import PlanTypeError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
-from streamline.meters.stage_meter import StageMeter, Working
-from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import At, Json, State, Tree
 
 __all__ = ["EPOCH_PASSES", "CustomSource", "epoch_number"]
 
+
 T = TypeVar("T")
+
 
 EPOCH_PASSES = 2**32
 """Passes of a repeat that an epoch's number has room for."""

@@ -14,19 +14,22 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import anyio
 import msgspec
 
+from streamline.core.options import check_function, check_int, given
+from streamline.core.state_types import Count, check_type
+from streamline.core.tracebacks import TrimmedTraceback
 from streamline.envelope import digest
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError
-from streamline.options import check_function, check_int, given
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
-from streamline.state_types import Count, check_type
-from streamline.tracebacks import TrimmedTraceback
 
 __all__ = ["StreamDataset"]
 
+
 T = TypeVar("T")
 
+
 Factory = Callable[[], Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T] | AsyncIterable[T]]]
+
 
 STRATEGIES = ("replicated", "shared")
 

@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from streamline.durable import make_directory, open_own, sync_directory
+from streamline.core.atomic_file import make_directory, open_own, sync_directory
+from streamline.core.item_codec import EncodedItem
+from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
-from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, Places
 from streamline.sources.journal_files import (
     About,
@@ -31,7 +32,6 @@ from streamline.sources.journal_files import (
     segment_path,
 )
 from streamline.sources.segments import Header, Segment, record
-from streamline.states import Json, Tree
 
 __all__ = ["SEGMENT_BYTES", "DiskJournal"]
 
@@ -65,7 +65,7 @@ class DiskJournal(Journal):
         kept: Kept | None,
         entries: Sequence[Entry],
         state: Tree | None,
-        mark_of: Callable[[Written], Json] = lambda written: None,
+        mark_of: Callable[[EncodedItem], Json] = lambda written: None,
     ) -> None:
         self._directory = directory
         self._lock = Lock(directory)

@@ -14,16 +14,16 @@ from collections.abc import AsyncIterable, Iterable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import anyio
 import anyio.lowlevel
 
-from streamline.blame import cancellation_requested, not_an_end
+from streamline.core.blame import cancellation_requested, not_an_end
 from streamline.errors import ClosedError, PlanError, ResumeError
 from streamline.sources.single_use import Use
 from streamline.sources.stateful import Foreign, foreign
 from streamline.table_rows import check_not_table
 
 __all__ = ["AsyncDrawn", "Drawn", "SyncDrawn"]
+
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streamline.channel import Inbox
-from streamline.flow import Flow, Site
+from streamline.core.channel import Inbox
+from streamline.core.flow import Flow, Site
+from streamline.core.state import Tree
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import Tree
 
 __all__ = ["FedSource"]
 

@@ -20,25 +20,27 @@ from typing import Any
 
 import anyio
 
-from streamline.blame import cancellation_requested, not_an_end
-from streamline.channel import Inbox
+from streamline.core.blame import cancellation_requested, not_an_end
+from streamline.core.channel import Inbox
+from streamline.core.counters import Working
+from streamline.core.flow import Site
+from streamline.core.gate import resting
+from streamline.core.item_codec import EncodedItem
+from streamline.core.pace import HANDOVER_S, Pace
+from streamline.core.state import Json, Tree
+from streamline.core.tasks import Job
 from streamline.errors import JournalError, ResumeError
-from streamline.flow import Site
-from streamline.gate import resting
-from streamline.meters.stage_meter import Working
-from streamline.pace import HANDOVER_S, Pace
 from streamline.sources.directory import DiskJournal
-from streamline.sources.encoding import Written
 from streamline.sources.journal import Entry, Journal, Kept, MemoryJournal, Places, kept_of
 from streamline.sources.live import Live
 from streamline.sources.turns import Queue, Turns
-from streamline.states import Json, Tree
-from streamline.tasks import Job
 
 __all__ = ["Feed"]
 
+
 SYNC_S = 0.1
 """Seconds of items that a power cut may take from a journal on disk; a kill takes none."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +255,7 @@ class Feed:
             del item, written
             await pace.breathe(HANDOVER_S)
 
-    def _keep(self, written: Written, mark: Json) -> tuple[Queue, int] | None:
+    def _keep(self, written: EncodedItem, mark: Json) -> tuple[Queue, int] | None:
         """Keep an item; return whose it is, and its number there. None: there is nobody to hand it to."""
         queue = self.turns.next()
         if queue is None:

@@ -13,19 +13,19 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 import numpy as np
 
+from streamline.core.flow import Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.meters import Traffic
+from streamline.core.state import At, Json, Tree
+from streamline.core.state_types import Count, check_type
 from streamline.errors import PlanError, ResumeError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import FilePart
-from streamline.flow import Demand, Flow, Lists, ListsFlow, Site
 from streamline.formats.base import Format, Place
 from streamline.index import Bijection
-from streamline.meters.traffic import Traffic
 from streamline.sharding import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.interleave import Turns, in_turn
-from streamline.state_types import Count, check_type
-from streamline.states import At, Json, Tree
 from streamline.storage.access import Access
 from streamline.storage.base import Found
 from streamline.storage.finding import afind, find, is_afar

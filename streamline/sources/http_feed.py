@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from streamline.meters.traffic import Traffic
-from streamline.sources.encoding import Codec
+from streamline.core.item_codec import Codec
+from streamline.core.meters import Traffic
+from streamline.core.state import Json
 from streamline.sources.framing import Framing
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.live import MarkedStream
 from streamline.sources.sse import ServerSentEvent
-from streamline.states import Json
 
 __all__ = ["HttpFeed", "codec_of"]
 

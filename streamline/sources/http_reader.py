@@ -20,9 +20,9 @@ from typing import Any
 import aiohttp
 import anyio
 
+from streamline.core.meters import Traffic
+from streamline.core.pace import Pace
 from streamline.errors import DataError, ReadError, printable
-from streamline.meters.traffic import Traffic
-from streamline.pace import Pace
 from streamline.sources.framing import Framer, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.sse import MIME_TYPE
@@ -34,17 +34,22 @@ from streamline.storage.http_options import HttpOptions
 
 __all__ = ["read"]
 
+
 logger = logging.getLogger("streamline.reading")  # as the docs call it
+
 
 PAUSE_S = 0.5
 """The first pause before another connection, unless a `retry` field sets another one; each that brings nothing doubles
 it, and up to a half is added at random, so that the clients of a server that is back don't come all at once."""
 
+
 MAX_PAUSE_S = 30.0
 """The longest pause that we choose ourselves."""
 
+
 MAX_RETRY_AFTER_S = 3600.0
 """The longest pause that an answer's Retry-After sets."""
+
 
 PIECE_BYTES = 64 * 1024
 """Cut into items at once: some 0.2 ms of JSON."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import check_int, check_seconds, given
 from streamline.sources.framing import FRAMINGS, Framing
 from streamline.storage.http_options import HttpOptions
 from streamline.storage.paths import check_user, is_url

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from streamline.flow import LIST_ITEMS, Chunk, Lists
+from streamline.core.flow import LIST_ITEMS, Chunk, Lists
+from streamline.core.state import At, Json, Reference, State, States, Tally, Tree, trimmed
 from streamline.formats.base import Place
-from streamline.states import At, Json, Reference, State, States, Tally, Tree, trimmed
 
 __all__ = ["Turns", "in_turn"]
 
+
 T = TypeVar("T")
+
 
 Open = Callable[[Place], Lists[T]]
 """Opens a file at a place; the state behind its last item, where that is known, is that of no file."""

@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 import numpy as np
 
 from streamline import sharding
-from streamline.blame import blame
+from streamline.core.blame import blame
+from streamline.core.counters import HoldTimer, StageMeter
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.pace import Pace
+from streamline.core.replay import FailedCall
+from streamline.core.state import At, CountedStates, Json, Tree
+from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.failing.replay import Call
-from streamline.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.index import Index, Whole
-from streamline.meters.stage_meter import Holding, StageMeter
-from streamline.pace import Pace
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.state_types import Count
-from streamline.states import At, Counted, Json, Tree
 from streamline.table_rows import TableRows
 
 __all__ = ["Indexable", "Items"]
@@ -133,7 +133,7 @@ class Items(Source[T]):
                 at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                 failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
             if found:
-                yield Chunk(found, Counted(self.name, done + 1))
+                yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)
             if failure is not None:
                 behind = At(self.name, done + 1)
@@ -156,7 +156,7 @@ class Items(Source[T]):
     def _read_list(self, indices: Sequence[int], found: list[T], meter: StageMeter | None) -> None:
         read = cast(_TakesLists, self.items).__getitems__
         try:
-            with Holding(meter):
+            with HoldTimer(meter):
                 items = read(indices if isinstance(self.items, TableRows) else list(indices))  # type: ignore[arg-type]
         except Exception:
             for index in indices:  # which one is it? what is before it is delivered
@@ -164,12 +164,12 @@ class Items(Source[T]):
         else:
             found.extend(_list_of(items, indices))
 
-    def _call(self, indices: Sequence[int], error: BaseException) -> Call:
+    def _call(self, indices: Sequence[int], error: BaseException) -> FailedCall:
         """Return the call that failed, for `replay`: for the first of these, or for all of them."""
         if isinstance(self.items, _TakesLists):
             asked = list(indices) if isinstance(error, PlanError) else [indices[0]]  # see `_read_list`
-            return Call(self.items.__getitems__, asked)
-        return Call(self.items.__getitem__, indices[0])
+            return FailedCall(self.items.__getitems__, asked)
+        return FailedCall(self.items.__getitem__, indices[0])
 
 
 class _Slices:

@@ -16,20 +16,21 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 
-from streamline.blame import blame, cancellation_requested
+from streamline.core.blame import blame, cancellation_requested
+from streamline.core.counters import Working
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.pace import Pace
+from streamline.core.state import At, CountedStates, Json, Shifted, State, States, Tree
+from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
-from streamline.meters.stage_meter import Working
-from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.single_use import Use
 from streamline.sources.stateful import Foreign, Marks, as_text, foreign
-from streamline.state_types import Count
-from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 from streamline.table_rows import check_not_table
 
 __all__ = ["IterableSource"]
+
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class _Reader:
     def states(self) -> States:
         """Return the states behind the items that come next."""
         if self._marks is None:
-            return Counted(self._source.name, self.count + 1)
+            return CountedStates(self._source.name, self.count + 1)
         return _Behind(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
 
     async def read(self, found: list[Any]) -> bool:

@@ -15,15 +15,19 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from streamline.core.item_codec import EncodedItem, from_json, to_json
+from streamline.core.state import Json, Reference, Tree
 from streamline.errors import ResumeError, SnapshotError
-from streamline.sources.encoding import Written, from_json, to_json
-from streamline.states import Json, Reference, Tree
 
 __all__ = ["Entry", "Journal", "Kept", "MemoryJournal", "Places", "kept_of"]
 
+
 LEAST_ITEMS = 256
+
+
 LEAST_BYTES = 2**20
 """Below both, a journal is not worth looking at: reading a state costs some tens of microseconds."""
+
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -74,7 +78,7 @@ class Entry(NamedTuple):
 
     shard: int
     ordinal: int
-    written: Written
+    written: EncodedItem
     next: int
     mark: Json = None
 

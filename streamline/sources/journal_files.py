@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamline.durable import open_own, read_own, replace_file, try_lock
+from streamline.core.atomic_file import open_own, read_own, replace_file, try_lock
 from streamline.errors import JournalError
 from streamline.sources.segments import Segment, read_segment
 

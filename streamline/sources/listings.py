@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from streamline.core.state import Json
 from streamline.sources.base import Change
-from streamline.states import Json
 from streamline.storage.base import MODIFIED
 
 __all__ = ["CHANGES", "carried", "changes", "paths_of"]

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.core.flow import Flow, Site
+from streamline.core.item_codec import Codec, EncodedItem
+from streamline.core.meters import Traffic
+from streamline.core.options import check_function, check_int, is_async
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
-from streamline.flow import Flow, Site
-from streamline.meters.traffic import Traffic
-from streamline.options import check_function, check_int, is_async
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.encoding import Codec, Written
 from streamline.sources.single_use import check_not_over
-from streamline.state_types import Count
-from streamline.states import Json, Tree
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "Live", "MarkedStream", "live_of"]
 
@@ -159,7 +159,7 @@ class Live(Source[T]):
         """Return the mark of an item that was read, see `MarkedStream`."""
         return self.stream.mark(item) if isinstance(self.stream, MarkedStream) else None
 
-    def mark_of(self, written: Written) -> Json:
+    def mark_of(self, written: EncodedItem) -> Json:
         """Return the mark of an item that was written down."""
         return self.mark(self.codec.read(written)) if isinstance(self.stream, MarkedStream) else None
 

@@ -19,18 +19,26 @@ from zlib import crc32
 
 import msgspec
 
-from streamline.durable import read_own
+from streamline.core.atomic_file import read_own
+from streamline.core.item_codec import EncodedItem, from_bytes, to_bytes
 from streamline.errors import JournalError
-from streamline.sources.encoding import Written, from_bytes, to_bytes
 
 __all__ = ["MAGIC", "Header", "Segment", "frame", "read_segment", "record"]
 
+
 MAGIC = b"streamline journal 1\n"
+
+
 _FRAME = struct.Struct("<III")
+
+
 _HEAD = struct.Struct("<II")
+
+
 _SHARD = struct.Struct("<I")
 
-Record: TypeAlias = "tuple[int, Written]"
+
+Record: TypeAlias = "tuple[int, EncodedItem]"
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,7 +90,7 @@ class Segment(msgspec.Struct):
         return (self.header.read if self.header is not None else 0) + len(self.records)
 
 
-def record(shard: int, written: Written) -> bytes:
+def record(shard: int, written: EncodedItem) -> bytes:
     """Return an item's frame."""
     return frame(_SHARD.pack(shard) + to_bytes(written))
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from streamline.errors import DataError
+from streamline.formats.lines import BOM
 
 __all__ = ["MIME_TYPE", "EventParser", "ServerSentEvent", "too_long"]
 
 MIME_TYPE = "text/event-stream"
 
-BOM = b"\xef\xbb\xbf"
 
 MAX_RETRY_MS = 24 * 60 * 60 * 1000
 """The longest pause that a `retry` field sets: a day, so that no slip of the finger ends a feed."""

@@ -20,8 +20,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.states import Json
 
 __all__ = ["Foreign", "Marks", "as_text", "decoded", "encoded", "foreign"]
 

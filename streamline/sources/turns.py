@@ -13,13 +13,14 @@ from typing import Any
 
 import anyio
 
-from streamline.channel import Channel, Inbox
+from streamline.core.channel import Channel, Inbox
+from streamline.core.gate import resting
+from streamline.core.state import At, CountedStates
 from streamline.errors import WorkerStarved
-from streamline.gate import resting
 from streamline.sources.live import Live
-from streamline.states import At, Counted
 
 __all__ = ["Queue", "Turns"]
+
 
 SPARE_ITEMS = 64
 """Items that may be read once a worker was seen to starve, though it has some by then: else each would cost switches of
@@ -136,7 +137,7 @@ class Turns:
         """Hand out an item of `size` bytes, the worker's number `ordinal`, whatever the room."""
         if queue.closed:
             return  # it is kept for a resume all the same
-        queue.channel.admit(item, Counted(self._live.name, ordinal + 1), size)
+        queue.channel.admit(item, CountedStates(self._live.name, ordinal + 1), size)
         self.peak = max(self.peak, queue.channel.held)
 
     def end(self, failure: BaseException | None) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import check_int, given
 from streamline.storage.http_options import HttpOptions
 from streamline.storage.store_options import check_storage_options
 

@@ -15,8 +15,8 @@ from time import monotonic
 
 import anyio
 
+from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
-from streamline.meters.traffic import Traffic
 
 __all__ = ["Attempts", "TransientError"]
 

@@ -10,6 +10,7 @@ from streamline.errors import ReadError
 
 __all__ = ["MODIFIED", "Arrival", "Found", "Storage", "joined"]
 
+
 MODIFIED = "Last-Modified: "
 """How `Found.etag` begins where it is a date: no ETag does, which is in quotes."""
 

@@ -23,26 +23,31 @@ from time import monotonic
 
 import anyio
 
+from streamline.core.meters import Traffic
+from streamline.core.threads import OneThread
 from streamline.errors import ReadError, printable
-from streamline.meters.traffic import Traffic
 from streamline.storage.base import MODIFIED, Found, Storage, joined
 from streamline.storage.cache_folder import CacheFolder, Kept, digest
 from streamline.storage.cache_part import CachePart
-from streamline.storage.one_thread import OneThread
 
 __all__ = ["Cache", "CachedStorage"]
 
+
 logger = logging.getLogger(__name__)
+
 
 BLOCK_BYTES = 1024 * 1024
 """What is read from disk at once, as for local files."""
+
 
 VERSION_S = 5.0
 """Seconds for which a server's word on an object's ETag holds for more ranges of it: a file that is read in a hundred
 ranges asks once. Opening an object from its start asks anew."""
 
+
 IDLE_PARTS = 64
 """Parts that nobody is writing at the moment, and that are kept open for more ranges. Beyond, the oldest is dropped."""
+
 
 CLOSE_S = 2.0
 """Seconds that closing waits at the most for a disk that hangs; its thread ends whenever that does."""

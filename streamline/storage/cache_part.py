@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from streamline.core.threads import OneThread
 from streamline.storage.cache_folder import CacheFolder, Part
-from streamline.storage.one_thread import OneThread
 from streamline.storage.spans import Spans
 
 __all__ = ["CachePart"]

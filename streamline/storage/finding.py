@@ -14,12 +14,12 @@ from importlib import import_module
 
 from anyio.from_thread import start_blocking_portal
 
+from streamline.core.meters import Traffic
+from streamline.core.threads import OneThread
 from streamline.errors import ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage.access import Access
 from streamline.storage.base import Found
 from streamline.storage.globs import is_glob
-from streamline.storage.one_thread import OneThread
 from streamline.storage.paths import braces, check_once, is_object, is_url, local_files, size_of
 from streamline.storage.storages import Storages
 from streamline.storage.together import together

@@ -18,8 +18,8 @@ import aiohttp
 import anyio
 from aiohttp.http_exceptions import HttpProcessingError
 
+from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage.answers import Answer, Version, ask, refusal, understand
 from streamline.storage.attempts import Attempts, TransientError
 from streamline.storage.base import Arrival, Found, joined

@@ -28,22 +28,27 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
+from streamline.core.meters import Traffic
+from streamline.core.threads import OneThread
 from streamline.errors import ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage.attempts import TransientError
 from streamline.storage.http_errors import shown
 from streamline.storage.http_options import HttpOptions, check_proxy
-from streamline.storage.one_thread import OneThread
 
 __all__ = ["HttpClient", "more_of"]
+
 
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
 
+
 MAX_REDIRECTS = 10
 """More are a loop: browsers follow 20, and objects are one or two away."""
 
+
 PLAIN = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]*"
+
+
 ENCODED = re.compile(rf"{PLAIN}(?:%[0-9A-Fa-f]{{2}}{PLAIN})*")
 """A URL that needs no quoting: it is sent as it is, for a signature covers every character."""
 

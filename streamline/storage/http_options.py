@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
+from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError, PlanTypeError
-from streamline.options import check_int, check_seconds
 
 __all__ = ["HttpOptions", "check_proxy"]
 

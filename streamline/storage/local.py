@@ -17,35 +17,42 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-import anyio
 import anyio.lowlevel
 from aiofiles.threadpool import wrap
 
+from streamline.core.threads import OneThread
 from streamline.errors import ReadError
 from streamline.storage.base import Found, joined
-from streamline.storage.one_thread import OneThread
 from streamline.storage.paths import check_regular
 
 __all__ = ["LocalStorage"]
 
+
 R = TypeVar("R")
+
 
 FIRST_BLOCK_BYTES = 64 * 1024
 """The first block, so that a resume deep in a file doesn't wait for a large one."""
 
+
 BLOCK_BYTES = 1024 * 1024
 """Other blocks: at this size a hop to a thread and back, some 60 µs, costs less than the reading."""
+
 
 CACHED_BYTES = 256 * 1024
 """Blocks that are read at once: copying one takes some 20 us, and a buffer of this size stays in a core's own cache."""
 
+
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Makes a read fail rather than wait; None: this system has none."""
 
+
 preadv: Callable[..., int] = getattr(os, "preadv", lambda *_: 0)
+
 
 CALL_S = 0.001
 """Seconds that a call which reads several small files takes: a hop to the thread and back is a twentieth of it."""
+
 
 CLOSE_S = 0.5
 """Seconds that closing waits at the most for a read that hangs; the thread closes the file whenever that ends."""

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import anyio
 
+from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
-from streamline.meters.traffic import Traffic
 from streamline.storage.attempts import Attempts, TransientError
 from streamline.storage.base import Found, joined
 from streamline.storage.globs import Glob

@@ -27,16 +27,23 @@ __all__ = [
     "size_of",
 ]
 
+
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
 
 MAX_FILES = 1_000_000
 """Paths that braces may make at the most: beyond that a number is a slip of the finger."""
 
+
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
+
+
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
 
 STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 """Schemes of object stores: those of obstore."""
+
 
 NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 """Other names of theirs, which obstore doesn't know."""

@@ -6,8 +6,8 @@ import asyncio
 import os
 import re
 
+from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage.access import Access
 from streamline.storage.base import Storage
 from streamline.storage.cache import Cache, CachedStorage

@@ -21,13 +21,13 @@ from streamline.border.link import Link, LinkClosed
 from streamline.border.messages import Message
 from streamline.border.packed import Packed, PackingError
 from streamline.border.pipe import PipeLink
-from streamline.flow import Site
+from streamline.core.flow import Site
+from streamline.core.tasks import Tasks
 from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
 from streamline.plan import Plan
-from streamline.tasks import Tasks
 
 __all__ = ["CopyLink", "Copying", "Cut", "Cuts"]
 

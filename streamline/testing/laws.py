@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 
-from streamline.cursor import Reader
-from streamline.flow import Flow
-from streamline.tasks import Tasks
+from streamline.core.cursor import FlowReader
+from streamline.core.flow import Flow
+from streamline.core.tasks import Tasks
 from streamline.testing.running import Read, Subject, opened, read, settle
 from streamline.testing.sources import Script
 from streamline.testing.truth import Truth
@@ -170,7 +170,7 @@ async def _read(
     """Read a subject from a state on, and insist that it begins there: at the `same` text, if it has written that."""
     async with opened(tasks, subject, text) as flow:
         try:
-            found = await read(dice.choice((flow, Reader(flow))), subject.write, dice, limit)
+            found = await read(dice.choice((flow, FlowReader(flow))), subject.write, dice, limit)
         except TimeoutError:
             begin = "the beginning" if text is None else f"the state {text}"
             raise AssertionError(f"Liveness: nothing more came from {subject}, opened at {begin}") from None

@@ -22,7 +22,8 @@ from streamline.caching.cache import Cache
 from streamline.caching.cycle import order_of
 from streamline.caching.regenerate import Regenerate
 from streamline.collate import stack, unstack
-from streamline.flow import Flow, Site
+from streamline.core.flow import Flow, Site
+from streamline.core.tasks import Tasks
 from streamline.index import Bijection
 from streamline.mixing.components import Several
 from streamline.mixing.mix import Mix
@@ -30,7 +31,6 @@ from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
-from streamline.tasks import Tasks
 from streamline.testing.oracle_words import bucketed, mixed, packed
 from streamline.testing.sources import Abort, Script
 from streamline.transforms.base import Stage

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamline.flow import Site
+from streamline.core.flow import Site
 from streamline.mixing.draws import Numbers
 from streamline.mixing.mix import Mix
 from streamline.transforms.bucket import BucketByLength

@@ -17,19 +17,19 @@ import anyio.lowlevel
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.backends.threads import Threads
-from streamline.cursor import Reader
+from streamline.core.cursor import FlowReader
+from streamline.core.flow import Flow, Opener, Site
+from streamline.core.gate import Gate
+from streamline.core.session import Session
+from streamline.core.state import State
+from streamline.core.tasks import Tasks, supervise
 from streamline.envelope import one_line
 from streamline.errors import SnapshotError
-from streamline.flow import Flow, Opener, Site
-from streamline.gate import Gate
 from streamline.opened import Begin, prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
-from streamline.session import Session
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
-from streamline.states import State
-from streamline.tasks import Tasks, supervise
 from streamline.testing.changes import changed
 from streamline.transforms.base import Stage
 from streamline.worker import SourceOpener, StageOpener
@@ -150,7 +150,7 @@ class Read:
 
 
 async def read(
-    flow: Flow[Any] | Reader[Any], write: Callable[[State], str], pulls: Random, limit: int | None = None
+    flow: Flow[Any] | FlowReader[Any], write: Callable[[State], str], pulls: Random, limit: int | None = None
 ) -> Read:
     """Read to the end, the failure, or `limit` items; of a flow, now by item, now by list, as `pulls` says.
 
@@ -165,7 +165,7 @@ async def read(
 
     try:
         while limit is None or len(found.items) < limit:
-            if isinstance(flow, Reader) or pulls.random() < 0.5:
+            if isinstance(flow, FlowReader) or pulls.random() < 0.5:
                 with anyio.fail_after(TIMEOUT_S):
                     item = await anext(flow)
                 found.items.append(item)

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
-import anyio
 import anyio.lowlevel
 
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import At, Counted, Tree
 
 __all__ = ["PAUSE", "YIELD", "Abort", "Record", "Script", "scripted"]
 
@@ -41,6 +40,7 @@ class _Mark:
 
 PAUSE: Final = _Mark("PAUSE")
 """Between two items: the source waits until `Script.release` was called."""
+
 
 YIELD: Final = _Mark("YIELD")
 """Between two items: the source lets every other task run once."""
@@ -149,7 +149,7 @@ class Script(Source[Any]):
                     items.append(entries[at])
                     at += 1
                 self.record.asked += len(items)
-                yield Chunk(items, Counted(self.name, done + 1))
+                yield Chunk(items, CountedStates(self.name, done + 1))
                 done += len(items)
         finally:
             self.record.closed += 1

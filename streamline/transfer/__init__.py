@@ -1,1 +1,1 @@
-"""Bringing batches to where a model is: a host's memory (the reference), torch's devices, JAX's."""
+"""Devices, and what moves batches there."""

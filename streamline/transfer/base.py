@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from streamline.meters.details import Detail, Details, Tells
+from streamline.core.counters import Detail, Details, Tells
 
 __all__ = ["Copies", "Mover", "Target"]
 

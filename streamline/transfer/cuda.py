@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.tree import replaced
 from streamline.transfer.base import Mover, Target
-from streamline.transfer.nested import replaced
 from streamline.transfer.ring import Done, RingMover
 from streamline.transfer.tensors import as_tensor, dtype_of, is_plain
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.tree import replaced
 from streamline.errors import DataError
 from streamline.transfer.base import Copies, Mover, Target
-from streamline.transfer.nested import replaced
 from streamline.transfer.tensors import check_array
 
 __all__ = ["Jax"]

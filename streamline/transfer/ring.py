@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+from streamline.core.tree import replaced
 from streamline.errors import ClosedError
 from streamline.transfer.base import Copies, Mover
-from streamline.transfer.nested import replaced
 
 __all__ = ["Copier", "Done", "RingMover"]
 
+
 ALIGN_BYTES = 256
 """Where a part of a batch may begin in a buffer: as the device's own memory is aligned."""
+
 
 LEAST_BYTES = 4096
 

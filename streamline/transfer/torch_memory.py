@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.tree import replaced
 from streamline.transfer.base import Copies, Mover, Target
-from streamline.transfer.nested import replaced
 from streamline.transfer.tensors import as_tensor, is_plain
 
 __all__ = ["TorchMemory"]

@@ -1,1 +1,1 @@
-"""The stages: each turns a flow into a flow, and keeps the laws of `streamline.testing`."""
+"""The stages, one a file."""

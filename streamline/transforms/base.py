@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.state import Json, State, Tree
+from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError
-from streamline.flow import Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.index import Index
-from streamline.state_types import check_type
-from streamline.states import Json, State, Tree
 
 __all__ = ["Stage"]
 

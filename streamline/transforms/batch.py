@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, ClassVar, TypeVar
 
-from streamline.blame import blame
-from streamline.channel import Inbox
 from streamline.collate import as_list, stack, stack_tensors
-from streamline.driver import behind_channel
+from streamline.core.blame import blame, not_awaited
+from streamline.core.channel import Inbox
+from streamline.core.counters import HoldTimer
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.options import check_function, is_async
+from streamline.core.pace import Pace
+from streamline.core.replay import FailedCall
+from streamline.core.state import Json, Reference, State, Tree
 from streamline.errors import PlanError
-from streamline.failing.replay import Call
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.meters.stage_meter import Holding
-from streamline.options import check_function, is_async
-from streamline.pace import Pace
-from streamline.states import Json, Reference, State, Tree
 from streamline.transforms.base import Stage
 from streamline.transforms.batch_wait import Cuts, Sizes, Waiting
-from streamline.transforms.calls import not_awaited
 
 __all__ = ["NAMED", "TOGETHER_ITEMS", "Batch", "collate_of", "collated"]
 
@@ -164,13 +163,13 @@ def collated(
 ) -> list[Out]:
     """Return the batch that a stage makes of `held`, or none if it is left out; `last`: the upstream's state there."""
     try:
-        with Holding(run.meter):
+        with HoldTimer(run.meter):
             made = [collate(held)]
         if (problem := not_awaited(str(stage), made, "await it in a .map after .batch(collate=None)")) is not None:
             raise problem
         return made
     except BaseException as error:
-        run.judge(blame(error, str(stage), run.site, last, Call(collate, held)), held, last, len(held))
+        run.judge(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
         return []
 
 

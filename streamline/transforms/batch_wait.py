@@ -16,17 +16,20 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import anyio
 import msgspec
 
-from streamline.channel import Inbox
-from streamline.choices import Fork, Log
+from streamline.core.channel import Inbox
+from streamline.core.choices import Branch, Log
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.pace import Pace
+from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state_types import Size
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Lists, Run
-from streamline.pace import Pace
-from streamline.state_types import Size
-from streamline.states import Json, Reference, State, Tally, Tree
 
 __all__ = ["BatchState", "Batching", "Cuts", "Sizes", "Waiting"]
 
+
 In = TypeVar("In")
+
+
 Out = TypeVar("Out")
 
 
@@ -83,8 +86,8 @@ class BatchState(State):
         tree[self._name] = own
         return tree
 
-    def forks(self) -> Iterator[Fork]:
-        yield Fork(self._name, self._log, self._number, self._number)
+    def forks(self) -> Iterator[Branch]:
+        yield Branch(self._name, self._log, self._number, self._number)
         yield from self._upstream.forks()
 
     def tally(self, found: Tally) -> None:

@@ -14,14 +14,14 @@ from itertools import pairwise
 from operator import index
 from typing import Any, ClassVar, TypeVar
 
-from streamline.blame import blame
+from streamline.core.blame import blame
+from streamline.core.counters import HoldTimer
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.options import check_function, check_int, given, is_async
+from streamline.core.pace import Pace
+from streamline.core.replay import FailedCall
+from streamline.core.state import Json, Over, Reference, State
 from streamline.errors import PlanError, PlanTypeError
-from streamline.failing.replay import Call
-from streamline.flow import Chunk, Lists, Run
-from streamline.meters.stage_meter import Holding
-from streamline.options import check_function, check_int, given, is_async
-from streamline.pace import Pace
-from streamline.states import Json, Over, Reference, State
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import collate_of, collated
 from streamline.transforms.buckets import Buckets, Held, own_part
@@ -101,11 +101,11 @@ class BucketByLength(Stage[In, Out]):
             held.arrive(chunk)
             start = 0
             while start < len(chunk.items):
-                with Holding(run.meter):
+                with HoldTimer(run.meter):
                     start, full, error = held.take(chunk.items, start)
                 if error is not None:
                     item, now = chunk.items[start - 1], chunk.states[start - 1]
-                    run.judge(blame(error, str(self), run.site, now, Call(self.measured, item)), item, now)
+                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now)
                     yield Chunk((), (), held.states(Reference.to(now))[0])
                 elif full is not None:
                     batch = self._batch(held, full, run, Reference(chunk.states, start - 1))

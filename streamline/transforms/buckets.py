@@ -13,14 +13,15 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from streamline.core.flow import Chunk
+from streamline.core.state import Json, Over, Reference, Since, State, States
+from streamline.core.state_types import Count, Range, total
 from streamline.errors import ResumeError
-from streamline.flow import Chunk
-from streamline.state_types import Count, Range, total
-from streamline.states import Json, Over, Reference, Since, State, States
 from streamline.transforms.batch import TOGETHER_ITEMS
 from streamline.transforms.unordered import ranges
 
 __all__ = ["Buckets", "Held", "own_part"]
+
 
 In = TypeVar("In")
 

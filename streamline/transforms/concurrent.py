@@ -24,25 +24,27 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 
-from streamline.blame import blame, cancellation_requested
-from streamline.channel import Channel
-from streamline.driver import into
+from streamline.core.blame import blame, cancellation_requested, not_awaited
+from streamline.core.channel import Channel
+from streamline.core.counters import StageMeter, TimedCall
+from streamline.core.driver import into
+from streamline.core.error_policy import Failure, Skips
+from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.core.gate import resting
+from streamline.core.pace import Pace, call_all
+from streamline.core.replay import FailedCall
+from streamline.core.tasks import Starter
 from streamline.errors import ResumeError
-from streamline.failing.failures import Failure
-from streamline.failing.replay import Call
-from streamline.failing.skipping import Skips
-from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
-from streamline.gate import resting
-from streamline.meters.stage_meter import StageMeter, TimedCall
-from streamline.pace import Pace, call_all
-from streamline.tasks import Starter
-from streamline.transforms.calls import not_awaited
 from streamline.transforms.order import Delivery, LeftOut, Part
 
 __all__ = ["Pool", "TaskPool", "ThreadedPool"]
 
+
 In = TypeVar("In")
+
+
 Out = TypeVar("Out")
+
 
 LEAST_S = 0.001
 """Seconds of work in a thread from which on a call isn't made longer. One costs the event loop some 0.1 ms; but the
@@ -220,7 +222,7 @@ class Pool(ABC, Generic[In, Out]):
     def _fail(self, part: Part[In], index: int, error: BaseException) -> None:
         """Take note that an item failed: leave it out, or start nothing more. Of several, the first in order counts."""
         item, position = part.items[index], part.states[index]
-        error = blame(error, self._stage, self._site, position, Call(self._fn, item))
+        error = blame(error, self._stage, self._site, position, FailedCall(self._fn, item))
         if self._skips is not None:
             verdict = self._skips.judge(error, item, position)
             if isinstance(verdict, Failure):

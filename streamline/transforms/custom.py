@@ -22,24 +22,30 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from streamline.blame import blame, cancellation_requested, stage_name
-from streamline.channel import Channel
-from streamline.cursor import Reader
-from streamline.declared import DeclaredFunction, jsonable, parameters_of
-from streamline.driver import into, run_into
+from streamline.core.blame import blame, cancellation_requested, stage_name
+from streamline.core.channel import Channel
+from streamline.core.counters import StageMeter
+from streamline.core.cursor import FlowReader
+from streamline.core.driver import into, run_into
+from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
+from streamline.core.options import check_function, check_int, given
+from streamline.core.state import Json, Over, Since, State, Tree
+from streamline.core.state_types import Count
+from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
 from streamline.errors import PlanTypeError, ResumeError
-from streamline.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
-from streamline.meters.stage_meter import StageMeter
-from streamline.options import check_function, check_int, given
-from streamline.state_types import Count
-from streamline.states import Json, Over, Since, State, Tree
 from streamline.transforms.base import Stage
 
 __all__ = ["Declared", "Through", "check_through", "stage"]
 
+
 In = TypeVar("In")
+
+
 Out = TypeVar("Out")
+
+
 P = ParamSpec("P")
+
 
 CAPACITY = 64
 """Outputs of a custom stage that may wait for their reader."""
@@ -221,7 +227,7 @@ class _Clock:
             self._meter.count((item,))
 
 
-class _TimedReader(Reader[In]):
+class _TimedReader(FlowReader[In]):
     """The inputs; the clock stands while they are pulled."""
 
     def __init__(self, flow: Flow[In], clock: _Clock) -> None:

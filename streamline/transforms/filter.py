@@ -7,16 +7,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.blame import blame
-from streamline.failing.replay import Adapter, Call
-from streamline.flow import Chunk, Lists, Run
-from streamline.states import Picked
+from streamline.core.blame import blame, not_awaited, results
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.replay import Adapter, FailedCall
+from streamline.core.state import Picked
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import not_awaited, results
 
 __all__ = ["Filter"]
 
+
 ASYNC_VERDICT = "it would always be true; await it in a .map before, and filter by what that returns"
+
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class Filter(Stage[T, T]):
             except Exception as error:
                 error.add_note(f"expected true or false of {self}'s function, got {type(verdict).__name__}")
                 failure = blame(
-                    error, str(self), run.site, chunk.states[index], Call(_Truth(self.fn), chunk.items[index])
+                    error, str(self), run.site, chunk.states[index], FailedCall(_Truth(self.fn), chunk.items[index])
                 )
             if index > begin:
                 yield _kept(chunk.part(begin, index - begin), kept)

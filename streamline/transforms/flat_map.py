@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from streamline.blame import blame
+from streamline.core.blame import blame, not_awaited
+from streamline.core.counters import HoldTimer
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.pace import Pace
+from streamline.core.replay import FailedCall
+from streamline.core.state import Json, Over, Since, State
+from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError
-from streamline.failing.replay import Call
-from streamline.flow import Chunk, Lists, Run
-from streamline.meters.stage_meter import Holding
-from streamline.pace import Pace
-from streamline.state_types import Count
-from streamline.states import Json, Over, Since, State
 from streamline.table_rows import check_not_table
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import not_awaited
 
 __all__ = ["FlatMap", "Unbatch"]
 
@@ -97,7 +96,7 @@ class _Unfolding(Generic[In, Out]):
 
     def start(self, item: In) -> None:
         try:
-            with Holding(self._run.meter):
+            with HoldTimer(self._run.meter):
                 outputs = self._stage.fn(item)
             if (problem := not_awaited(str(self._stage), [outputs], "await it in a .map before")) is not None:
                 raise problem
@@ -130,7 +129,7 @@ class _Unfolding(Generic[In, Out]):
         return Chunk(out[passed_over:], _Unfolded(self._stage.name, first, self._mark, self._now), after)
 
     def _fail(self, error: BaseException, item: In) -> None:
-        call = Call(self._stage.fn, item, self._drawn)
+        call = FailedCall(self._stage.fn, item, self._drawn)
         self.failure = blame(error, str(self._stage), self._run.site, self._now, call)
 
 

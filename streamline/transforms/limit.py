@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.state import Json, NumberedStates, Over, Overlaid, State
+from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
-from streamline.flow import Chunk, Lists, Run
 from streamline.index import Index, Slice
-from streamline.state_types import Count, check_type
-from streamline.states import Json, Numbered, Over, Overlaid, State
 from streamline.transforms.base import Stage
 
 __all__ = ["Skip", "Take"]
@@ -47,7 +47,7 @@ class Take(Stage[T, T]):
             chunk = await run.upstream.pull(min(run.want, self.count - taken))
             if chunk is None:
                 return
-            states = Numbered(self.name, taken + 1, chunk.states)
+            states = NumberedStates(self.name, taken + 1, chunk.states)
             taken += len(chunk.items)
             last = taken == self.count  # what is behind it was not asked for, and has come or not by chance
             after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)

@@ -12,20 +12,19 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
-from streamline.blame import stage_name
-from streamline.channel import Channel
-from streamline.driver import run_into
+from streamline.core.blame import not_awaited, results, stage_name
+from streamline.core.channel import Channel
+from streamline.core.driver import run_into
+from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
+from streamline.core.options import check_int, is_async
+from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
+from streamline.core.replay import Adapter
+from streamline.core.state import Json, NumberedStates, Over, Skipped, State, Tree
+from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
-from streamline.failing.replay import Adapter
-from streamline.flow import Chunk, Flow, Lists, Opener, Run, Site
-from streamline.options import check_int, is_async
-from streamline.state_types import Count
-from streamline.states import Json, Numbered, Over, Skipped, State, Tree
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import not_awaited, results
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 from streamline.transforms.order import Delivery, InOrder
-from streamline.transforms.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.transforms.unordered import AsCompleted, Completed
 
 __all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
@@ -232,7 +231,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         generators = Generators(self.seed, self.stage, run.site)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]
-            states = Numbered(self.name, ordinal + 1, chunk.states)
+            states = NumberedStates(self.name, ordinal + 1, chunk.states)
             ordinal += len(pairs)
             yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
             del chunk, pairs

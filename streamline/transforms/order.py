@@ -7,14 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from streamline.failing.failures import Failure
-from streamline.flow import LIST_ITEMS, Chunk
-from streamline.states import Shifted, State, States
+from streamline.core.error_policy import Failure
+from streamline.core.flow import LIST_ITEMS, Chunk
+from streamline.core.state import Shifted, State, States
 
 __all__ = ["Delivery", "InOrder", "LeftOut", "Part"]
 
+
 In = TypeVar("In")
+
+
 Out = TypeVar("Out")
+
 
 PENDING: Any = object()
 

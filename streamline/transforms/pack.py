@@ -17,26 +17,30 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamline.blame import blame
+from streamline.core.blame import blame
+from streamline.core.counters import HoldTimer
+from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
+from streamline.core.options import check_int, given
+from streamline.core.pace import Pace
+from streamline.core.replay import FailedCall
+from streamline.core.state import Json, Over, Reference, Since, State
+from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
-from streamline.failing.replay import Call
-from streamline.flow import LIST_ITEMS, Chunk, Lists, Run
-from streamline.meters.stage_meter import Holding
-from streamline.options import check_int, given
-from streamline.pace import Pace
-from streamline.state_types import Count
-from streamline.states import Json, Over, Reference, Since, State
 from streamline.transforms.base import Stage
 
 __all__ = ["Block", "Pack", "pack_of"]
 
+
 Tokens: TypeAlias = npt.NDArray[Any]
+
 
 Block: TypeAlias = "dict[str, Tokens]"
 """One block: "tokens", "segment_ids" and "positions", of one length."""
 
+
 ITEM_TOKENS = 512
 """Tokens in a block that takes no more room than other items do: channels hold 4 MiB of blocks at the most."""
+
 
 TOGETHER_TOKENS = 65536
 """Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
@@ -103,7 +107,7 @@ class Pack(Stage[Any, Block]):
         while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:
             start = 0
             while start < len(chunk.items):
-                with Holding(run.meter):
+                with HoldTimer(run.meter):
                     taken, error = held.take(chunk, start, mark)
                 while held.blocks:
                     yield held.cut(min(held.blocks, held.together, run.want))
@@ -112,7 +116,7 @@ class Pack(Stage[Any, Block]):
                 mark = Reference(chunk.states, start - 1) if start else mark
                 if error is not None:
                     item, now = chunk.items[start], chunk.states[start]
-                    run.judge(blame(error, str(self), run.site, now, Call(self.tokens, item)), item, now)
+                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.tokens, item)), item, now)
                     held.pass_over()
                     start, mark = start + 1, Reference(chunk.states, start)
             mark = mark if chunk.after is None else Reference.to(chunk.after)

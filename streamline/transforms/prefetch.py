@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from streamline.driver import behind_channel
-from streamline.flow import Flow, Opener
-from streamline.states import Tree
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Flow, Opener
+from streamline.core.state import Tree
 from streamline.transforms.base import Stage
 
 __all__ = ["Prefetch"]

@@ -13,14 +13,15 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.state import Json, Over, State, States, Tally, Tree, trimmed
+from streamline.core.state_types import Count
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.index import Index, Repeated
-from streamline.state_types import Count
-from streamline.states import Json, Over, State, States, Tally, Tree, trimmed
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
+
 
 T = TypeVar("T")
 

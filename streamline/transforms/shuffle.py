@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from streamline.core.flow import Chunk, Lists, Run, Site
+from streamline.core.state import Json, Over, Since, State, Tally
+from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
-from streamline.flow import Chunk, Lists, Run, Site
 from streamline.index import Index, Shuffled
-from streamline.state_types import Count, Unsigned
-from streamline.states import Json, Over, Since, State, Tally
 from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
+
 
 T = TypeVar("T")
 

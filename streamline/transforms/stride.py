@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.flow import Chunk, Lists, Run
-from streamline.state_types import Count
-from streamline.states import Numbered, Over, Picked, State
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.state import NumberedStates, Over, Picked, State
+from streamline.core.state_types import Count
 from streamline.transforms.base import Stage
 
 __all__ = ["Stride"]
@@ -35,7 +35,7 @@ class Stride(Stage[T, T]):
         while (chunk := await run.upstream.pull(run.want * num_shards)) is not None:
             first = (shard - seen) % num_shards
             picked = range(first, len(chunk.items), num_shards)
-            states = Picked(Numbered(self.name, seen + 1, chunk.states), picked)
+            states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)
             seen += len(chunk.items)
             yield Chunk(chunk.items[first::num_shards], states, Over(self.name, seen, chunk.end))
             del chunk  # items are not kept while the next are made

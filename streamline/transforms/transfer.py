@@ -7,17 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from streamline.blame import blame, cancellation_requested
-from streamline.channel import Inbox
-from streamline.driver import behind_channel
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.meters.stage_meter import Working
-from streamline.states import Tree
-from streamline.threads import in_thread
+from streamline.core.blame import blame, cancellation_requested, results
+from streamline.core.channel import Inbox
+from streamline.core.counters import Working
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.state import Tree
+from streamline.core.threads import in_thread
 from streamline.transfer.base import Mover, Target
 from streamline.transfer.devices import IN_PLACE, found
 from streamline.transforms.base import Stage
-from streamline.transforms.calls import results
 
 __all__ = ["Transfer"]
 

@@ -18,16 +18,20 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from streamline.choices import Fork, Stretch
-from streamline.flow import Chunk
-from streamline.state_types import Count, Range, total
-from streamline.states import Json, State, States, Tally, Tree, trimmed
+from streamline.core.choices import Branch, LogSegment
+from streamline.core.flow import Chunk
+from streamline.core.state import Json, State, States, Tally, Tree, trimmed
+from streamline.core.state_types import Count, Range, total
 from streamline.transforms.order import Delivery, LeftOut, Part
 
 __all__ = ["AsCompleted", "Completed", "Segment", "UnorderedState"]
 
+
 In = TypeVar("In")
+
+
 Out = TypeVar("Out")
+
 
 SEGMENT_ITEMS = 1024
 """Deliveries between two points from which states are counted: reading a state costs time in proportion."""
@@ -72,7 +76,7 @@ class _Water:
         self.low = low
 
 
-class Segment(Stretch):
+class Segment(LogSegment):
     """A stretch of deliveries, and the inputs that its states may refer to."""
 
     __slots__ = ("done", "handed_out", "inputs", "low", "planned", "positions", "start", "state")
@@ -172,9 +176,9 @@ class UnorderedState(State):
     def where(self) -> str:
         return self._segment.behind(self._segment.water(self._count, self._seen).low, self._seen).where()
 
-    def forks(self) -> Iterator[Fork]:
+    def forks(self) -> Iterator[Branch]:
         low = self._segment.water(self._count, self._seen).low
-        yield Fork(self._name, self._segment, self._count, low)
+        yield Branch(self._name, self._segment, self._count, low)
         yield from self._segment.behind(low - 1, self._seen).forks()
 
     def _delivered_until(self, later: UnorderedState) -> list[int]:

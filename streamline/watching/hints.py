@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from streamline.core.counters import HOLD_S, StageMeter
 from streamline.meters.advice import way_out
-from streamline.meters.stage_meter import HOLD_S, StageMeter
 
 __all__ = ["HoldHint"]
+
 
 logger = logging.getLogger("streamline.hints")  # as the docs call it
 

@@ -30,24 +30,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "summary"]
 
+
 logger = logging.getLogger("streamline.progress")  # as the docs call it
 
+
 REFRESH_S = 0.25
+
+
 LOG_EVERY_S = 30.0
+
+
 NOW_S = 3.0
 """What "now" means, of a rate."""
+
 
 EXIT_S = 1.0
 """How long a close waits for a terminal that doesn't take what is written to it."""
 
+
 BARS = ((20, 8), (12, 5), (8, 3))
 """How long the name and the bar of a channel are, at most: the first that lets all of them stand in one line."""
+
 
 MOST_DETAILS = 2
 """Stages of which is drawn what only they count."""
 
+
 NOTEBOOK_CHARS = 110
 """Columns of a line in a notebook, which doesn't say how wide it is."""
+
 
 _on_screen = Lock()
 

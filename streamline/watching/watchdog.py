@@ -24,11 +24,10 @@ from types import FrameType
 
 import anyio
 
+from streamline.core.counters import HostMeter, StageMeter
+from streamline.core.gate import Phase
+from streamline.core.session import Awaited, Session
 from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.gate import Phase
-from streamline.meters.host_meter import HostMeter
-from streamline.meters.stage_meter import StageMeter
-from streamline.session import Awaited, Session
 
 __all__ = ["STALL_S", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import streamline as sl
 from streamline.backends.base import Backend, Workers
-from streamline.channel import Inbox
-from streamline.flow import Site
+from streamline.core.channel import Inbox
+from streamline.core.flow import Site
+from streamline.core.state import Tree
 from streamline.plan import Plan
-from streamline.states import Tree
 
 
 class Watching:

@@ -8,11 +8,11 @@ from typing import Any
 
 from streamline.border.columns import Columns
 from streamline.border.dumping import Dumper
-from streamline.channel import Inbox
-from streamline.driver import behind_channel
-from streamline.flow import Chunk, Flow, Site
+from streamline.core.channel import Inbox
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Chunk, Flow, Site
+from streamline.core.state import State, Tally, Tree
 from streamline.plan import Plan
-from streamline.states import State, Tally, Tree
 from streamline.worker import open_worker
 
 __all__ = ["Crossed", "Crossing", "chooses", "tally_of"]

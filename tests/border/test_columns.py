@@ -13,11 +13,11 @@ import pytest
 import streamline as sl
 from streamline.border.columns import Columns
 from streamline.border.dumping import Dumper
-from streamline.choices import Log, Stretch
+from streamline.core.choices import Log, LogSegment
+from streamline.core.flow import Chunk, Site
+from streamline.core.state import At, CountedStates, Over, Since, State, Tally, Tree
+from streamline.core.tasks import Tasks
 from streamline.errors import PlanTypeError, ResumeError
-from streamline.flow import Chunk, Site
-from streamline.states import At, Counted, Over, Since, State, Tally, Tree
-from streamline.tasks import Tasks
 from streamline.testing.running import run
 from streamline.testing.steps import erratic
 from streamline.transforms import unordered
@@ -28,7 +28,7 @@ from tests.border.crossing_kit import Crossing
 
 
 def far(columns: int = 3) -> Chunk[int]:
-    return Chunk(range(columns), Counted("items", 5), At("items", 9))
+    return Chunk(range(columns), CountedStates("items", 5), At("items", 9))
 
 
 def test_a_column_and_progress_arrive() -> None:
@@ -141,7 +141,7 @@ def test_lines_leave_their_bytes_behind(tmp_path: Path) -> None:
 
 def stretches() -> int:
     gc.collect()
-    return sum(isinstance(thing, Stretch) for thing in gc.get_objects())
+    return sum(isinstance(thing, LogSegment) for thing in gc.get_objects())
 
 
 ITEMS = sl.from_items(range(4000)).shard(1)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.border.columns import Columns
 from streamline.border.dumping import Dumper
-from streamline.flow import Site
-from streamline.states import State
-from streamline.tasks import Tasks
-from streamline.testing import check_resume
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.core.flow import Site
+from streamline.core.state import State
+from streamline.core.tasks import Tasks
+from streamline.testing.checks import check_resume
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.running import run
-from streamline.testing.steps import Step, customs, erratic, shuffles, steps
+from streamline.testing.steps import DICE, Step, customs, erratic, shuffles, steps
 from streamline.transforms.repeat import Repeat
 from streamline.worker import open_worker
 from tests.border.crossing_kit import Crossed, chooses, tally_of

@@ -21,10 +21,10 @@ import streamline as sl
 from streamline.border import parts
 from streamline.border.failures import carry, delivered
 from streamline.border.left_out import carry_left_out, left_out
+from streamline.core.error_policy import Failure, trace_of
+from streamline.core.replay import FailedCall
+from streamline.core.text import cut
 from streamline.errors import PlanError, StageError, StreamlineError
-from streamline.failing.failures import Failure, trace_of
-from streamline.failing.replay import Call
-from streamline.failing.texts import cut
 from tests.laws.profile import examples
 
 
@@ -318,7 +318,7 @@ def test_replay_calls_the_programs_own_function_on_the_item() -> None:
         sl.replay(found)
     assert sl.replay(found, fn=len) == 1
     call = vars(found)["_streamline_call"]
-    assert isinstance(call, Call)
+    assert isinstance(call, FailedCall)
     assert call.fn is fails
 
 

@@ -11,8 +11,8 @@ import pickle, sys
 from streamline.border.dumping import Dumper
 from streamline.border.failures import carry
 from streamline.border.left_out import carry_left_out
-from streamline.failing.failures import Failure, trace_of
-from streamline.failing.replay import Call
+from streamline.core.error_policy import Failure, trace_of
+from streamline.core.replay import FailedCall
 
 
 
@@ -44,7 +44,7 @@ import streamline as sl
 from streamline.border.columns import Columns
 from streamline.border.failures import delivered
 from streamline.border.left_out import left_out
-from streamline.states import At
+from streamline.core.state import At
 
 print("the script runs")
 calls = []

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from streamline.threads import waker
+from streamline.core.threads import waker
 
 __all__ = ["Live"]
 

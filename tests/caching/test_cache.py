@@ -10,7 +10,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import CacheFull, PlanError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.stages import erratic
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.caching import cache, disk
 from streamline.caching.files import Block, CacheFiles
+from streamline.core.tree import nbytes
 from streamline.errors import CacheFull
 from streamline.pipeline import Pipeline
-from streamline.sizes import nbytes
-from streamline.testing import scripted
+from streamline.testing.sources import scripted
 from tests.laws.profile import examples
 
 lengths = st.lists(st.sampled_from([0, 1, 7, 50, 400]), max_size=14)

@@ -23,7 +23,7 @@ import streamline as sl
 from streamline.caching.files import ROOT
 from streamline.errors import CacheFull, DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.stages import erratic
 
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("streamline.durable.os.write", full)
+    monkeypatch.setattr("streamline.core.atomic_file.os.write", full)
     with pytest.raises(ReadError, match=r"can't keep a pass in .*: No space left on device; .* with room for a pass"):
         list(sl.from_items(range(3)).cache(path=tmp_path))
     assert not files(tmp_path)

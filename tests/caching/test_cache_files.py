@@ -15,7 +15,7 @@ import pytest
 
 import streamline as sl
 from streamline.caching.files import ROOT, Block, CacheFiles, Found, Held
-from streamline.caching.packfile import DamagedError
+from streamline.core.record_file import DamagedError
 from streamline.errors import ReadError
 
 

@@ -19,9 +19,9 @@ import streamline as sl
 from streamline.caching import disk
 from streamline.caching.cache import Cache
 from streamline.caching.files import CacheFiles
+from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.tasks import Tasks
 from streamline.testing.running import ChainSubject, opened, run
 from tests.ending.kit import MemoryStore
 from tests.laws.stages import erratic

@@ -111,7 +111,7 @@ async def test_kept_cycles_are_as_few_and_so_are_those_that_a_resume_reads(
         made = empty(shape, *args, **more)
         return LIVE.note(made) if shape == [8] else made  # an item, as it is read from a file
 
-    monkeypatch.setattr("streamline.caching.packing.np.empty", noted)
+    monkeypatch.setattr("streamline.core.item_codec.np.empty", noted)
     pipe = numbers(6 * SIZE).map(array).regenerate(SIZE, overlap=overlap, spill=tmp_path).prefetch(READY)
     bound = cycles * SIZE + READY
     _, snapshots = await look_at_each(pipe, bound, stop=SIZE + SIZE // 2)
@@ -335,7 +335,7 @@ async def test_a_cache_on_disk_has_one_block_in_memory(tmp_path: Path, monkeypat
         return LIVE.note(made) if shape == [8] else made  # an item, as it is read from a file
 
     monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", block)
-    monkeypatch.setattr("streamline.caching.packing.np.empty", noted)
+    monkeypatch.setattr("streamline.core.item_codec.np.empty", noted)
     pipe = numbers(4 * block).map(array).cache(path=tmp_path).repeat(2).prefetch(READY)
     _, snapshots = await look_at_each(pipe, block + READY)
     LIVE.most = 0

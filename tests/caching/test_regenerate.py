@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.caching.packing import Buffer, bytes_of, pack, unpack
+from streamline.core.item_codec import Buffer, bytes_of, pack, unpack
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing import check_resume, check_stage
+from streamline.testing.checks import check_resume, check_stage
 from tests.laws.stages import erratic
 
 

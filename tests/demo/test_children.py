@@ -8,7 +8,7 @@ import pytest
 
 from streamline.demo import children
 from streamline.demo.children import DemoError, training
-from streamline.demo.report import Step
+from streamline.demo.report import TrainStep
 
 STEP = '{"step": {"step": 1, "items": 32, "loss": 1.5, "chain": "a", "items_per_s": 1, "limit": "model", "waiting": 0}}'
 END = '{"end": {"items_per_s": 1, "limit": "model", "waiting": 0, "weights": "b", "snapshot_bytes": 9}}'
@@ -40,7 +40,7 @@ Replace = Callable[[str], list[subprocess.Popen[str]]]
 
 def test_steps_are_passed_on_as_they_come_and_kept(trainer_does: Replace, tmp_path: Path) -> None:
     trainer_does(f"print('{STEP}'); print('{END}'); sys.stderr.write('a warning')")
-    seen: list[Step] = []
+    seen: list[TrainStep] = []
     run = training([], errors=tmp_path / "log", on_step=seen.append)
     assert [step.loss for step in seen] == [1.5]
     assert run.steps == tuple(seen)
@@ -70,7 +70,7 @@ def test_a_trainer_that_hangs_is_killed_and_named(
 def test_a_trainer_is_killed_when_its_reader_fails(trainer_does: Replace, tmp_path: Path, code: str) -> None:
     started = trainer_does(code)
 
-    def interrupt(step: Step) -> None:
+    def interrupt(step: TrainStep) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises((DemoError, KeyboardInterrupt)):

@@ -4,21 +4,26 @@ from typing import Any
 
 import pytest
 
-from streamline.demo.report import End, Step, difference, parse, send
+from streamline.demo.report import RunEnd, TrainStep, difference, parse, send
 
 NONE: Mapping[int, Any] = MappingProxyType({})
 
 
-def steps(first: int, last: int, *, chain: Mapping[int, str] = NONE, loss: Mapping[int, float] = NONE) -> list[Step]:
+def steps(
+    first: int, last: int, *, chain: Mapping[int, str] = NONE, loss: Mapping[int, float] = NONE
+) -> list[TrainStep]:
     """What a faultless run reports, but for the values given by step."""
     return [
-        Step(n, n * 32, loss.get(n, 1 / n), chain.get(n, f"chain {n}"), 10.0, "model", 0.1)
+        TrainStep(n, n * 32, loss.get(n, 1 / n), chain.get(n, f"chain {n}"), 10.0, "model", 0.1)
         for n in range(first, last + 1)
     ]
 
 
 def test_a_line_comes_back_as_it_was_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    lines: list[Step | End] = [Step(1, 32, 0.1 + 0.2, "ab", 1e6 / 3, "input", 0.5), End(5.0, "model", 0.1, "cd", 300)]
+    lines: list[TrainStep | RunEnd] = [
+        TrainStep(1, 32, 0.1 + 0.2, "ab", 1e6 / 3, "input", 0.5),
+        RunEnd(5.0, "model", 0.1, "cd", 300),
+    ]
     for line in lines:
         send(line)
     assert [parse(line) for line in capsys.readouterr().out.splitlines()] == lines
@@ -49,7 +54,7 @@ def test_a_resumed_run_that_repeats_some_batches_equals_the_whole_one() -> None:
         (steps(1, 10) + steps(12, 20), "batch 11 was never delivered"),
     ],
 )
-def test_the_first_difference_is_named(seen: list[Step], message: str) -> None:
+def test_the_first_difference_is_named(seen: list[TrainStep], message: str) -> None:
     found = difference(steps(1, 20), seen)
     assert found is not None
     assert message in found

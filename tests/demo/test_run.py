@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from streamline.demo import run
-from streamline.demo.children import DemoError, Run
+from streamline.demo.children import DemoError, TrainerRun
 from streamline.demo.feed import BATCH_SIZE
-from streamline.demo.report import End, Step
+from streamline.demo.report import RunEnd, TrainStep
 
-Change = Callable[[Run], Run]
+Change = Callable[[TrainerRun], TrainerRun]
 
 
 class FakeTrainers:
@@ -26,7 +26,7 @@ class FakeTrainers:
         self.change = change
         self.calls = 0
 
-    def __call__(self, arguments: list[str], *, errors: Path, on_step: Callable[[Step], None]) -> Run:
+    def __call__(self, arguments: list[str], *, errors: Path, on_step: Callable[[TrainStep], None]) -> TrainerRun:
         self.calls += 1
         folder = Path(arguments[1])
         self.records = count_records(folder.parent / "shards")
@@ -37,12 +37,12 @@ class FakeTrainers:
         steps = tuple(self.step(n) for n in range(first, (die_at or self.batches) + 1))
         for step in steps:
             on_step(step)
-        end = None if die_at else End(100.0, "model", 0.1, "weights", 500)
-        made = Run(steps, end, -signal.SIGKILL if die_at else 0, "the trainer's traceback")
+        end = None if die_at else RunEnd(100.0, "model", 0.1, "weights", 500)
+        made = TrainerRun(steps, end, -signal.SIGKILL if die_at else 0, "the trainer's traceback")
         return self.change[self.calls](made) if self.calls in self.change else made
 
-    def step(self, n: int) -> Step:
-        return Step(n, min(n * BATCH_SIZE, self.records), 5 / n, f"chain {n}", 100.0, "model", 0.1)
+    def step(self, n: int) -> TrainStep:
+        return TrainStep(n, min(n * BATCH_SIZE, self.records), 5 / n, f"chain {n}", 100.0, "model", 0.1)
 
 
 def count_records(folder: Path) -> int:
@@ -76,7 +76,7 @@ def test_equal_runs_succeed_and_are_shown_side_by_side(demo: Demo) -> None:
 
 
 def test_a_batch_that_differs_fails_and_is_named(demo: Demo) -> None:
-    def other(made: Run) -> Run:
+    def other(made: TrainerRun) -> TrainerRun:
         steps = tuple(replace(step, chain="other") if step.step >= 25 else step for step in made.steps)
         return replace(made, steps=steps)
 
@@ -87,7 +87,7 @@ def test_a_batch_that_differs_fails_and_is_named(demo: Demo) -> None:
 
 
 def test_a_model_that_differs_fails(demo: Demo) -> None:
-    code, out = demo({3: lambda made: replace(made, end=End(1.0, "model", 0.1, "others", 500))})
+    code, out = demo({3: lambda made: replace(made, end=RunEnd(1.0, "model", 0.1, "others", 500))})
     assert code == 1
     assert "FAILED: the digest of the model differs: others != weights" in out
 
@@ -117,7 +117,7 @@ def test_a_run_that_ends_otherwise_than_planned_fails_with_its_errors(
 
 
 def test_an_interrupt_is_told_apart_from_a_failure(demo: Demo) -> None:
-    def interrupt(made: Run) -> Run:
+    def interrupt(made: TrainerRun) -> TrainerRun:
         raise KeyboardInterrupt
 
     code, out = demo({2: interrupt})
@@ -128,7 +128,7 @@ def test_an_interrupt_is_told_apart_from_a_failure(demo: Demo) -> None:
 def test_sigterm_is_an_interrupt_too_and_its_handler_is_put_back(demo: Demo) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    def terminate(made: Run) -> Run:
+    def terminate(made: TrainerRun) -> TrainerRun:
         signal.raise_signal(signal.SIGTERM)
         return made
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.state import CountedStates, trimmed
 from streamline.ending.flow import _Leaving
 from streamline.ending.rounds import far
 from streamline.errors import PlanError, PlanTypeError, RanksError
-from streamline.states import Counted, trimmed
 from streamline.testing.devices import to_elsewhere
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples
@@ -518,7 +518,7 @@ def test_a_stream_that_one_rank_left_before_its_first_item_is_one_that_it_opened
 
 def test_a_part_of_the_states_behind_a_list_is_that_part() -> None:
     """▲ As a list is cut where it crosses to another process: what is left behind each item stays the same."""
-    column = _Leaving({"policy": "drop", "left": 9}, Counted("items", 1))
+    column = _Leaving({"policy": "drop", "left": 9}, CountedStates("items", 1))
     states = [column[index].json() for index in range(6)]
     assert [state["ends"]["left"] for state in states] == [8, 7, 6, 5, 4, 3]
     assert [trimmed(column, 2, 3)[index].json() for index in range(3)] == states[2:5]

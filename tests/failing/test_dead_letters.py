@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.text import REPR_BYTES, cut
 from streamline.errors import DeadLetterError
-from streamline.failing.texts import REPR_BYTES, cut
 from tests.laws.profile import examples
 
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}

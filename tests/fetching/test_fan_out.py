@@ -7,18 +7,18 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline import budget
+from streamline.core import byte_budget as budget
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks, supervise
 from streamline.errors import ReadError
 from streamline.fetching import requests
 from streamline.fetching.file import File, FilePart
 from streamline.fetching.line import Line, Reading
 from streamline.fetching.requests import Request
 from streamline.fetching.sharing import Lease
-from streamline.session import Session
 from streamline.storage import finding
 from streamline.storage.access import Access
 from streamline.storage.base import Found
-from streamline.tasks import Tasks, supervise
 
 Read = Callable[..., Awaitable[Any]]
 

@@ -13,12 +13,12 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline import budget
+from streamline.core import byte_budget as budget
 from streamline.errors import ReadError
 from streamline.fetching import requests
 from streamline.storage import finding
 from streamline.storage.http_client import HttpClient
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.servers.faults import Faults, silence
 from tests.servers.nginx import Nginx
 

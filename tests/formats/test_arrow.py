@@ -17,7 +17,7 @@ from pyarrow import ipc
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, ReadError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
 
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamline as sl
-from streamline.budget import PART_BYTES
-from streamline.flow import Site
+from streamline.core.byte_budget import PART_BYTES
+from streamline.core.flow import Site
+from streamline.core.tasks import Tasks
 from streamline.sources.base import Part
 from streamline.storage import local
 from streamline.storage.local import LocalStorage
-from streamline.tasks import Tasks
 from tests.formats.archives import archive
 from tests.serving import Server, named
 

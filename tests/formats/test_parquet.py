@@ -27,7 +27,7 @@ import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
 from streamline.formats import arrow_format, arrow_items
 from streamline.formats.arrow_spans import SparseFile
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
 
 NAME = pa.struct([("first", pa.string()), ("last", pa.string())])

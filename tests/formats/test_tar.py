@@ -21,7 +21,7 @@ from streamline.formats.tar_scanner import Scanner
 from streamline.sources.files import Files
 from streamline.storage import local
 from streamline.storage.base import Found
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.formats.archives import MEMBERS, SAMPLES, archive, edited, ends, special
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.flow import Site
+from streamline.core.session import Session
 from streamline.errors import DataError
-from streamline.flow import Site
-from streamline.session import Session
 from streamline.sources.base import Part
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
 from tests.laws.profile import examples
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import streamline as sl
-from streamline import budget
-from streamline.session import Session
+from streamline.core import byte_budget as budget
+from streamline.core.session import Session
 
 
 @pytest.mark.parametrize(("threads", "each"), [(1, 4096), (3, 1365), (4, 1024)])

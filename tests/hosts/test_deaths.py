@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.flow import Site
-from streamline.session import Session
-from streamline.tasks import Tasks, supervise
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks, supervise
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
+from streamline.testing.steps import DICE
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import FACTOR, examples

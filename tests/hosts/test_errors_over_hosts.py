@@ -13,8 +13,8 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.core.error_policy import Decision
 from streamline.errors import TooManyErrors
-from streamline.failing.failures import Decision
 from streamline.testing.copying import Copying
 
 

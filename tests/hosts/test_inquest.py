@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from streamline.border.messages import Calling, Culprit
+from streamline.core.flow import Site
 from streamline.errors import WorkerDied
-from streamline.flow import Site
 from streamline.hosts.deaths import CAREFUL_ITEMS, Care, Deaths, Inquest, at_fault
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.gate import Phase
+from streamline.core.gate import Phase
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
 from tests.hosts.disturbing import lanes

@@ -18,13 +18,13 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.border.link import Link
 from streamline.border.messages import Counts, Message
+from streamline.core.counters import HostMeter
+from streamline.core.meters import Meters
+from streamline.core.session import Session
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.telling import Telling
 from streamline.meters.figures import ReadStats
-from streamline.meters.host_meter import HostMeter
-from streamline.meters.meter import Meters
 from streamline.meters.stats import Stats, stats_of
-from streamline.session import Session
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
 from tests.hosts.kit import on_each

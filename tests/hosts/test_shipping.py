@@ -119,8 +119,8 @@ def test_a_host_imports_nothing_that_it_has_no_use_for() -> None:
         "streamline.rules",
         "streamline.meters.stats",
         "streamline.meters.figures",
-        "streamline.cpus",
-        "streamline.failing.letters",
+        "streamline.core.cpus",
+        "streamline.core.dead_letters",
         "statistics",
     )
     pipe = sl.from_items(range(4)).map(lambda n: [name for name in idle if name in sys.modules])

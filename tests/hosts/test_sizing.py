@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from streamline.cpus import cpu_quota, cpus_here, cpus_of, usable_cpus
+from streamline.core.cpus import cpu_quota, cpus_here, cpus_of, usable_cpus
 
 SLURM = {"SLURM_STEP_ID": "0"}
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
-from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.formats import arrow_groups, arrow_items, csv_files, lines, npy, parquet_table
 from streamline.formats.whole import WholeFile
 from streamline.index import Bijection
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode, Part, Source
-from streamline.states import At, Counted, Tree
 from streamline.storage import local
 from streamline.testing.compositions import Composition, continued
 from streamline.testing.steps import Step, steps_before
@@ -78,7 +78,7 @@ class Plain(Source[Any]):
 
         async def lists() -> Lists[Any]:
             if items := self._items(site, part):
-                yield Chunk(items, Counted(self.name, 1))
+                yield Chunk(items, CountedStates(self.name, 1))
 
         return ListsFlow(At(self.name, 0), lists(), demand)
 

@@ -20,10 +20,10 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.caching.cache import Cache
 from streamline.caching.files import ROOT
-from streamline.flow import Flow
+from streamline.core.flow import Flow
+from streamline.core.state import State
+from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
-from streamline.states import State
-from streamline.tasks import Tasks
 from streamline.testing.running import PipelineSubject, Subject
 
 __all__ = ["ANYHOW", "SOUND", "Folders", "Kept", "kept_in"]

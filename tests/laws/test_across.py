@@ -27,9 +27,9 @@ from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.resuming.inspection import report
 from streamline.testing.changes import changed
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying import Copying
-from streamline.testing.steps import Step, steps
+from streamline.testing.steps import DICE, Step, steps
 from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples

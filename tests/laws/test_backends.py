@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend, Workers
-from streamline.flow import Site
+from streamline.core.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
-from streamline.testing import Script, check_failure, check_resume, oracle
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing import oracle
+from streamline.testing.checks import check_failure, check_resume
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying import Copying
+from streamline.testing.sources import Script
+from streamline.testing.steps import DICE
 from tests.laws.profile import examples
 from tests.running.kit import AnyThreads
 

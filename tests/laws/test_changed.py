@@ -15,13 +15,13 @@ import pytest
 
 import streamline as sl
 import streamline.transforms.map
+from streamline.core.tasks import Tasks
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
-from streamline.tasks import Tasks
-from streamline.testing import YIELD, scripted
 from streamline.testing.changes import changed
 from streamline.testing.copying import Copying
 from streamline.testing.running import PipelineSubject, opened, read, run
+from streamline.testing.sources import YIELD, scripted
 from streamline.testing.truth import Truth
 from tests.laws.stages import erratic, fan, pairs
 from tests.laws.test_choosing import REWINDING, best_effort, unordered

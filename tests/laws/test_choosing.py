@@ -16,10 +16,11 @@ import pytest
 import streamline as sl
 import streamline.transforms.map
 import streamline.transforms.unordered
+from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
-from streamline.tasks import Tasks
-from streamline.testing import LOOPS, YIELD, Script, check_resume, scripted
-from streamline.testing.running import PipelineSubject, read, run
+from streamline.testing.checks import check_resume
+from streamline.testing.running import LOOPS, PipelineSubject, read, run
+from streamline.testing.sources import YIELD, Script, scripted
 from streamline.testing.truth import atoms
 from tests.laws.profile import SEEDS, seeded
 from tests.laws.stages import erratic, fan, odd, pairs, twice

@@ -15,17 +15,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import streamline.core.channel
 import streamline.handover
 import streamline.plan
-import streamline.room
 import streamline.transforms.concurrent
 import streamline.transforms.map
 import streamline.transforms.order
 import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
-from streamline.testing import check_failure, check_resume, oracle
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing import oracle
+from streamline.testing.checks import check_failure, check_resume
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.sources import Script
+from streamline.testing.steps import DICE
 from tests.laws.profile import examples
 
 seeds = st.integers(0, 1000)
@@ -36,9 +38,9 @@ lists = st.sampled_from([1, 2, 3, 256])
 def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
     places: dict[str, list[Any]] = {
-        "LIST_ITEMS": [streamline.room, streamline.transforms.concurrent, streamline.transforms.order],
-        "LONG_LIST_ITEMS": [streamline.room, streamline.handover],
-        "QUICK_ITEM_S": [streamline.room],
+        "LIST_ITEMS": [streamline.core.channel, streamline.transforms.concurrent, streamline.transforms.order],
+        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.handover],
+        "QUICK_ITEM_S": [streamline.core.channel],
         "READ_AHEAD_ITEMS": [streamline.plan],
         "SEGMENT_ITEMS": [streamline.transforms.unordered],
         "AHEAD": [streamline.transforms.map],

@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.state import At
 from streamline.formats import positions, steps
 from streamline.sources import interleave
-from streamline.states import At
-from streamline.testing import check_resume
-from streamline.testing.compositions import DICE
+from streamline.testing.checks import check_resume
 from streamline.testing.copying import Copying
+from streamline.testing.steps import DICE
 from tests.file_kit import PACK
 from tests.formats.archives import archive
 from tests.laws.files import Case, cases, number_of

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline import budget
 from streamline.backends.base import Backend
+from streamline.core import byte_budget as budget
+from streamline.core.flow import Demand, Lists
 from streamline.fetching import requests
 from streamline.fetching.requests import Request
-from streamline.flow import Demand, Lists
 from streamline.formats.base import Place
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files

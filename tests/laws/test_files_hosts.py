@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import streamline as sl
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
 from tests.laws.test_files_http import PATIENT, breaking
 from tests.serving import Server, serving

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline import budget
 from streamline.backends.base import Backend
+from streamline.core import byte_budget as budget
 from streamline.fetching import requests
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
 from streamline.storage import attempts
-from streamline.testing import check_resume
-from streamline.testing.compositions import DICE
+from streamline.testing.checks import check_resume
 from streamline.testing.copying import Copying
+from streamline.testing.steps import DICE
 from tests.laws.files import GRAINS, Case, cases
 from tests.laws.profile import examples
 from tests.serving import Behaviour, Request, Server, serving

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.caching import disk
+from streamline.core.tasks import Tasks
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
-from streamline.tasks import Tasks
-from streamline.testing import Oracle, Script, oracle
-from streamline.testing.compositions import DICE, Composition, continued
+from streamline.testing import oracle
+from streamline.testing.compositions import Composition, continued
 from streamline.testing.laws import close_law, failure_law, quiescence_law, resume_law
+from streamline.testing.oracle import Oracle
 from streamline.testing.running import Subject, opened, read, run
-from streamline.testing.steps import Step, steps
+from streamline.testing.sources import Script
+from streamline.testing.steps import DICE, Step, steps
 from streamline.testing.truth import Truth
 from tests.laws.folders import ANYHOW, SOUND, Folders, Kept
 from tests.laws.profile import examples

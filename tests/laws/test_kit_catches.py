@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.states import Numbered, Over, Shifted, Since, State, Tally, Tree
-from streamline.testing import LAWS, check_resume, check_stage, scripted
-from streamline.testing.checks import Fragment
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.state import NumberedStates, Over, Shifted, Since, State, Tally, Tree
+from streamline.testing.checks import LAWS, Fragment, check_resume, check_stage
+from streamline.testing.sources import scripted
 from streamline.transforms.base import Stage
 from streamline.transforms.shuffle import Shuffle
 
@@ -32,7 +32,7 @@ class Sound(AnyStage):
     async def lists(self, run: Run[Any]) -> Lists[Any]:
         done: int = run.own or 0
         while (chunk := await run.upstream.pull(run.want)) is not None:
-            yield Chunk(chunk.items, Numbered(self.name, done + 1, chunk.states))
+            yield Chunk(chunk.items, NumberedStates(self.name, done + 1, chunk.states))
             done += len(chunk.items)
 
 
@@ -42,7 +42,7 @@ class OffByOne(Sound):
     async def lists(self, run: Run[Any]) -> Lists[Any]:
         done: int = run.own or 0
         while done < 10 and (chunk := await run.upstream.pull(min(run.want, 10 - done))) is not None:
-            yield Chunk(chunk.items, Numbered(self.name, done, chunk.states))
+            yield Chunk(chunk.items, NumberedStates(self.name, done, chunk.states))
             done += len(chunk.items)
 
 
@@ -123,7 +123,7 @@ class ReadsAhead(Sound):
             chunks.append(chunk)
         done: int = run.own or 0
         for chunk in chunks:
-            yield Chunk(chunk.items, Numbered(self.name, done + 1, chunk.states))
+            yield Chunk(chunk.items, NumberedStates(self.name, done + 1, chunk.states))
             done += len(chunk.items)
 
 

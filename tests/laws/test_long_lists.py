@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import streamline as sl
-import streamline.pace
-import streamline.room
-from streamline.flow import LONG_LIST_ITEMS
+import streamline.core.channel
+import streamline.core.pace
+from streamline.core.flow import LONG_LIST_ITEMS
 from streamline.mixing.drawing import Drawing
 
 ITEMS = 6_000
@@ -47,8 +47,8 @@ PIPES: dict[str, Callable[[], Pipe]] = {
 @pytest.fixture(autouse=True)
 def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let items take no time, whatever the machine does beside: how long lists become depends on it."""
-    monkeypatch.setattr(streamline.room, "QUICK_ITEM_S", math.inf)
-    monkeypatch.setattr(streamline.pace, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", math.inf)
+    monkeypatch.setattr(streamline.core.pace, "perf_counter", lambda: 0.0)
 
 
 async def taken(pipe: Pipe, snapshot: Any = None, *, count: int, at: range = range(0)) -> tuple[list[Any], list[Any]]:

@@ -14,11 +14,12 @@ import pytest
 import streamline as sl
 import streamline.transforms.map
 import streamline.transforms.unordered
-from streamline.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.state import Picked
 from streamline.pipeline import Pipeline
-from streamline.states import Picked
-from streamline.testing import LOOPS, PAUSE, Script, check_failure, check_stage, scripted
-from streamline.testing.running import PipelineSubject, run, settle
+from streamline.testing.checks import check_failure, check_stage
+from streamline.testing.running import LOOPS, PipelineSubject, run, settle
+from streamline.testing.sources import PAUSE, Script, scripted
 from streamline.transforms.base import Stage
 from tests.laws.profile import FACTOR
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic

@@ -10,7 +10,7 @@ import pytest
 
 import streamline as sl
 from streamline.pipeline import Pipeline
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.stages import ORDERED, STAGES, noisy, packed, plus
 
 KEEPING = ("regenerate", "cache", "repeat of a cache", "pack", "bucket", "transfer")

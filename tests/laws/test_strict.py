@@ -8,9 +8,11 @@ from typing import Any, cast
 import pytest
 
 import streamline as sl
-from streamline.tasks import Tasks
-from streamline.testing import Script, check_resume, oracle, scripted
+from streamline.core.tasks import Tasks
+from streamline.testing import oracle
+from streamline.testing.checks import check_resume
 from streamline.testing.running import ChainSubject, PipelineSubject, read, run
+from streamline.testing.sources import Script, scripted
 from tests.laws.stages import erratic, fan, noisy, pairs
 
 

@@ -7,10 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from streamline.meters.details import Detail, Details, later, since, together
+from streamline.core.counters import Detail, Details, StageMeter, later, since, together
+from streamline.core.meters import Meters
 from streamline.meters.figures import StageStats
-from streamline.meters.meter import Meters
-from streamline.meters.stage_meter import StageMeter
 from streamline.meters.stats import Stats, stats_of
 from streamline.meters.tables import brief
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from streamline import cpus
-from streamline.meters import consumer_meter, picture, stage_meter
-from streamline.meters.consumer_meter import ConsumerMeter
-from streamline.meters.host_meter import HostMeter
-from streamline.meters.meter import Meters
+from streamline.core import counters as stage_meter
+from streamline.core import cpus
+from streamline.core import meters as consumer_meter
+from streamline.core.counters import HOLD_S, Doing, HoldTimer, HostMeter, StageMeter, Working
+from streamline.core.meters import ConsumerMeter, Meters
+from streamline.meters import picture
 from streamline.meters.picture import collect, host_stats, worker_stats
-from streamline.meters.stage_meter import HOLD_S, Doing, Holding, StageMeter, Working
 from streamline.meters.stats import Stats, stats_of
 
 
@@ -87,19 +87,19 @@ def test_a_stretch_of_work_is_counted_also_if_it_fails(clock: Clock) -> None:
         clock.now += 2
         raise ValueError("collate")
 
-    with pytest.raises(ValueError, match="collate"), Holding(meter):
+    with pytest.raises(ValueError, match="collate"), HoldTimer(meter):
         collate()
     with Working(meter):
         clock.now += 1
     assert (meter.busy_s, meter.held_s, meter.since) == (3, 2, None)
-    with Holding(None), Working(None):
+    with HoldTimer(None), Working(None):
         clock.now += 1
 
 
 def test_a_hold_that_lasts_counts_as_one(clock: Clock) -> None:
     meters = Meters(100.0)
     meter = meters.stage("decode", "map", 0)
-    with Holding(meter):
+    with HoldTimer(meter):
         clock.now = 105.0
         assert stats_of(meters).stages[0].held_s == 5
     with Working(meter):

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.mixing.draws import BLOCK, Numbers
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Part
-from streamline.tasks import Tasks
-from streamline.testing import check_resume, oracle
-from streamline.testing.compositions import DICE, Composition, continued
-from streamline.testing.steps import steps
+from streamline.testing import oracle
+from streamline.testing.checks import check_resume
+from streamline.testing.compositions import Composition, continued
+from streamline.testing.steps import DICE, steps
 from tests.laws.profile import examples
 
 AnyPipeline = Pipeline[Any]

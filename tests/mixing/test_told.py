@@ -11,15 +11,15 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.flow import Flow, Site
+from streamline.core.flow import Flow, Site
+from streamline.core.state import State
+from streamline.core.tasks import Tasks
 from streamline.meters.figures import StageStats
 from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import draws_of
 from streamline.mixing.told import Told, pass_of
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
-from streamline.states import State
-from streamline.tasks import Tasks
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import Read, Subject, opened, read, run
 from streamline.worker import worker_flow

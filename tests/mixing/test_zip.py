@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, TooManyErrors
 from streamline.pipeline import Pipeline
-from streamline.testing import check_resume
-from streamline.testing.compositions import DICE, Composition
-from streamline.testing.steps import steps
+from streamline.testing.checks import check_resume
+from streamline.testing.compositions import Composition
+from streamline.testing.steps import DICE, steps
 from tests.laws.profile import examples
 
 

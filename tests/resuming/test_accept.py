@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import streamline as sl
+from streamline.core.flow import Site
 from streamline.errors import CodeChangedWarning, PlanError, ResumeError
-from streamline.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.transforms.shuffle import permutation
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.core.state import Json
 from streamline.envelope import encode
 from streamline.errors import ResumeError, SnapshotError, StreamlineError
 from streamline.pipeline import Pipeline
 from streamline.rank_files import complete_set
 from streamline.resuming.inspection import report
-from streamline.states import Json
 from tests.resuming.functions import later, noisy, size_of, tokens, twice
 
 Place = tuple[Any, ...]

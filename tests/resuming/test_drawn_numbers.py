@@ -13,11 +13,11 @@ import numpy as np
 
 import streamline as sl
 from streamline.caching.cycle import order_of
-from streamline.flow import Site
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks
 from streamline.index import Bijection
 from streamline.mixing.draws import Numbers
-from streamline.session import Session
-from streamline.tasks import Tasks
 from streamline.transforms.shuffle import permutation
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8, epoch=(2,))  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import ResumeError
 from streamline.testing.changes import changed
-from streamline.testing.compositions import DICE, Composition
-from streamline.testing.steps import Step, steps
+from streamline.testing.compositions import Composition
+from streamline.testing.steps import DICE, Step, steps
 from streamline.testing.truth import atoms
 from tests.laws.profile import examples
 

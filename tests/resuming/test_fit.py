@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.flow import Site
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, SnapshotError
-from streamline.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.transforms.shuffle import permutation
 

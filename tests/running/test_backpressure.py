@@ -14,14 +14,14 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.channel import Channel
-from streamline.driver import drive
-from streamline.flow import Chunk, Site
-from streamline.gate import Gate
-from streamline.session import Session
-from streamline.sizes import nbytes
+from streamline.core.channel import Channel
+from streamline.core.driver import drive
+from streamline.core.flow import Chunk, Site
+from streamline.core.gate import Gate
+from streamline.core.session import Session
+from streamline.core.state import At, CountedStates
+from streamline.core.tree import nbytes
 from streamline.sources.base import Part
-from streamline.states import At, Counted
 from streamline.testing.copying import Copying
 from streamline.transforms.batch import Batch
 from tests.running.kit import AsyncTest, Counting, Pipe, later, stage
@@ -182,7 +182,7 @@ def test_a_channel_never_holds_more_bytes_than_its_budget_but_one_item_always(ru
         async def send() -> None:
             for at, size in enumerate(SIZES):
                 await channel.wait_room()
-                await channel.send(Chunk([bytes(size)], Counted("items", at + 1)))
+                await channel.send(Chunk([bytes(size)], CountedStates("items", at + 1)))
             channel.finish()
 
         async with anyio.create_task_group() as group:

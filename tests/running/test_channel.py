@@ -11,13 +11,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-import streamline.pace
-from streamline.channel import Channel, Inbox
-from streamline.driver import drive
+import streamline.core.pace
+from streamline.core.channel import Channel, Inbox
+from streamline.core.driver import drive
+from streamline.core.flow import Chunk, Flow
+from streamline.core.pace import HANDOVER_S
+from streamline.core.state import At, CountedStates
 from streamline.errors import ClosedError
-from streamline.flow import Chunk, Flow
-from streamline.pace import HANDOVER_S
-from streamline.states import At, Counted
 from tests.running.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
@@ -26,7 +26,7 @@ BEGIN = At("items", 0)
 
 
 def chunk_of(*items: Any, first: int = 1) -> Chunk[Any]:
-    return Chunk(list(items), Counted("items", first))
+    return Chunk(list(items), CountedStates("items", first))
 
 
 async def send(channel: Channel[Any], *items: Any, first: int = 1) -> None:
@@ -305,7 +305,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pace's clock goes on by most of a slice a pull; what gives way is taken down."""
     seen: list[str] = []
     real = anyio.lowlevel.checkpoint
-    monkeypatch.setattr(streamline.pace, "perf_counter", lambda: seen.count("pull") * 0.75 * HANDOVER_S)
+    monkeypatch.setattr(streamline.core.pace, "perf_counter", lambda: seen.count("pull") * 0.75 * HANDOVER_S)
 
     async def checkpoint() -> None:
         seen.append("gives way")
@@ -326,7 +326,7 @@ class Ticking(Flow[int]):
         if self._ticks.count("pull") == 10:
             return None
         self._ticks.append("pull")
-        return Chunk([1], Counted("items", self._ticks.count("pull")))
+        return Chunk([1], CountedStates("items", self._ticks.count("pull")))
 
 
 def test_a_driver_that_waited_for_room_has_given_way(run: Run, ticks: list[str]) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, TooManyErrors
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.compositions import Composition, compositions
+from streamline.testing.steps import DICE
 from tests.laws.profile import examples
 from tests.running.kit import Counting, Pipe, later, leaves, stage
 

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.failing.failures import Policy
-from streamline.failing.skipping import Errors
-from streamline.flow import Flow
-from streamline.tasks import Tasks
+from streamline.core.error_policy import Errors, Policy
+from streamline.core.flow import Flow
+from streamline.core.tasks import Tasks
 from streamline.testing.laws import quiescence_law, resume_law
 from streamline.testing.running import PipelineSubject, run
 from streamline.testing.truth import Truth

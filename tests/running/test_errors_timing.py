@@ -10,13 +10,13 @@ import anyio.lowlevel
 import pytest
 
 import streamline as sl
-from streamline.channel import Channel
-from streamline.failing.failures import Failure
-from streamline.flow import Chunk
+from streamline.core.channel import Channel
+from streamline.core.error_policy import Failure
+from streamline.core.flow import Chunk
+from streamline.core.state import At, CountedStates, Skipped, SkippedStates, State, Tally
 from streamline.merge_flow import StrictMerge
 from streamline.merge_state import Held
 from streamline.pipeline import Pipeline
-from streamline.states import At, Counted, Skipped, SkippedStates, State, Tally
 from tests.running.kit import run_on
 
 ORDER = [0, 1, 2, 7, 4, 6]
@@ -95,7 +95,7 @@ class Worker:
         self.at = self.skipped = 0
 
     def gives(self) -> None:
-        states = SkippedStates("check", self.shard, self.skipped, Counted("items", self.at + 1))
+        states = SkippedStates("check", self.shard, self.skipped, CountedStates("items", self.at + 1))
         self.at += 1
         self.channel.reserve(1)
         self.channel.post(Chunk([self.at], states))

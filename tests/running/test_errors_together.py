@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.failing.letters import Letters
+from streamline.core.dead_letters import DeadLetters
 from streamline.pipeline import Pipeline
 
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
@@ -93,9 +93,9 @@ def test_a_snapshot_taken_by_a_signals_handler_while_errors_are_counted_disturbs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler runs between any two steps of the consumer's thread; here it does in the middle of the writing."""
-    append, inside = Letters.append, list[sl.Snapshot]()
+    append, inside = DeadLetters.append, list[sl.Snapshot]()
 
-    def interrupted(self: Letters, letters: Any) -> None:
+    def interrupted(self: DeadLetters, letters: Any) -> None:
         written = list(letters)
         if written:
             inside.append(stream.snapshot())
@@ -104,7 +104,7 @@ def test_a_snapshot_taken_by_a_signals_handler_while_errors_are_counted_disturbs
 
     pipe = sl.from_items(range(100)).map(check)
     with pipe.open(**SKIP, dead_letters=tmp_path / "bad.jsonl") as stream:
-        monkeypatch.setattr(Letters, "append", interrupted)
+        monkeypatch.setattr(DeadLetters, "append", interrupted)
         delivered = list(stream)
         assert stream.errors.total == 20
     assert [letter[2] for letter in letters(tmp_path / "bad.jsonl")] == list(range(1, 21))
@@ -117,11 +117,11 @@ def test_a_snapshot_taken_by_a_signals_handler_while_errors_are_counted_disturbs
 
 
 def test_ctrl_c_while_errors_are_counted_loses_no_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = Letters.append
+    append = DeadLetters.append
 
-    def struck(self: Letters, letters: Any) -> None:
+    def struck(self: DeadLetters, letters: Any) -> None:
         if list(letters):
-            monkeypatch.setattr(Letters, "append", append)
+            monkeypatch.setattr(DeadLetters, "append", append)
             raise KeyboardInterrupt
 
     path = tmp_path / "bad.jsonl"
@@ -130,7 +130,7 @@ def test_ctrl_c_while_errors_are_counted_loses_no_dead_letter(tmp_path: Path, mo
         sl.from_items(range(10)).map(check).open(**SKIP, dead_letters=path) as stream,
     ):
         assert next(stream) == 0
-        monkeypatch.setattr(Letters, "append", struck)
+        monkeypatch.setattr(DeadLetters, "append", struck)
         list(stream)
     assert [letter[2] for letter in letters(path)] == list(range(1, 1 + stream.errors.total))
     assert stream.errors.total

@@ -13,15 +13,15 @@ import pytest
 
 import streamline as sl
 import streamline.handover
-from streamline.flow import LONG_LIST_ITEMS, Chunk
+from streamline.core.flow import LONG_LIST_ITEMS, Chunk
+from streamline.core.state import CountedStates
 from streamline.handover import PILE_S, SLOW_ITEM_S, TINY_ITEM_S, Handover
-from streamline.states import Counted
 
 MOST = 4 * LONG_LIST_ITEMS
 
 
 def chunk(items: int) -> Chunk[int]:
-    return Chunk(range(items), Counted("items", 1))
+    return Chunk(range(items), CountedStates("items", 1))
 
 
 @pytest.fixture

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.channel import Channel
+from streamline.core.channel import Channel
+from streamline.core.gate import Phase
+from streamline.core.session import Session
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
-from streamline.gate import Phase
-from streamline.session import Session
-from streamline.testing.compositions import DICE, Composition, compositions
+from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying import Copying
 from streamline.testing.running import settle
+from streamline.testing.steps import DICE
 from tests.laws.profile import examples
 from tests.running.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
 

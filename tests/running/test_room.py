@@ -10,13 +10,12 @@ import anyio
 import pytest
 
 import streamline as sl
-import streamline.room
-from streamline.channel import Channel
-from streamline.driver import drive
-from streamline.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
-from streamline.meters.channel_meter import ChannelMeter
-from streamline.room import QUICK_ITEM_S
-from streamline.states import At, Counted
+import streamline.core.channel
+from streamline.core.channel import QUICK_ITEM_S, Channel
+from streamline.core.counters import ChannelMeter
+from streamline.core.driver import drive
+from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
+from streamline.core.state import At, CountedStates
 from tests.running.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
@@ -38,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(streamline.room, "perf_counter", found)
+    monkeypatch.setattr(streamline.core.channel, "perf_counter", found)
     return found
 
 
@@ -53,7 +52,7 @@ class Source(Flow[int]):
     async def _next(self, limit: int) -> Chunk[int] | None:
         self.clock.now += limit * self.item_s
         first, self.given, self.longest = self.given, self.given + limit, max(self.longest, limit)
-        return Chunk(range(first, first + limit), Counted("items", first + 1))
+        return Chunk(range(first, first + limit), CountedStates("items", first + 1))
 
 
 async def filled(channel: Channel[int], source: Source, taken: int) -> None:
@@ -175,7 +174,7 @@ def test_a_consumer_that_stops_holds_no_more_than_is_declared(
 ) -> None:
     """On any machine, whatever the clock: each item takes no time at all, or every one its time."""
     for item_s in (math.inf, 0.0):
-        monkeypatch.setattr(streamline.room, "QUICK_ITEM_S", item_s)
+        monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", item_s)
         items = Counting()
         pipe: sl.Pipeline[Any] = sl.from_items(items).shard(shards)
         if stages == "map behind the merge":

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.session import Session
 from streamline.meters.figures import StageStats
 from streamline.meters.stats import Stats
-from streamline.session import Session
 from tests.running.kit import AsyncTest, Pipe, at_last, in_thread
 
 Run = Callable[[AsyncTest], None]

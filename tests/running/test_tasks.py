@@ -9,9 +9,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from streamline.gate import Phase
-from streamline.session import Session
-from streamline.tasks import Starter, Tasks, supervise
+from streamline.core.gate import Phase
+from streamline.core.session import Session
+from streamline.core.tasks import Starter, Tasks, supervise
 from tests.running.kit import LOOPS, AsyncTest, gone, streamline_tasks
 
 Run = Callable[[AsyncTest], None]

@@ -17,7 +17,7 @@ import numpy as np
 
 import streamline as sl
 from streamline.pipeline import Pipeline
-from streamline.testing import Jitter
+from streamline.testing.checks import Jitter
 from streamline.testing.devices import to_elsewhere
 
 Plan = Callable[[], Pipeline[Any]]

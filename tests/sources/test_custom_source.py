@@ -18,7 +18,8 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError, StageError
 from streamline.sources.custom import epoch_number
-from streamline.testing import LOOPS, check_failure, check_resume
+from streamline.testing.checks import check_failure, check_resume
+from streamline.testing.running import LOOPS
 
 
 @sl.source(state=dict)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.beginnings import DISTINCT, FIRST_ITEMS
-from streamline.digests import digest
+from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS
+from streamline.core.tree import digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from streamline.testing.copying import Copying
 from tests.hosts.conftest import pool
 from tests.laws.profile import examples
@@ -140,7 +140,7 @@ def test_what_says_nothing_does_not_warn(items: list[Any]) -> None:
 
 def test_one_shard_alone_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr("streamline.beginnings.digest", looked.append)
+    monkeypatch.setattr("streamline.core.duplicate_check.digest", looked.append)
     assert read(everything(20))[0] == [*range(20)]
     assert looked == []
 
@@ -152,7 +152,7 @@ def test_only_the_first_items_of_the_first_pass_are_looked_at(monkeypatch: pytes
         looked.append(item)
         return digest(item)
 
-    monkeypatch.setattr("streamline.beginnings.digest", look)
+    monkeypatch.setattr("streamline.core.duplicate_check.digest", look)
     pipe = source_of(lambda shard, num_shards: range(shard, 100, num_shards)).shard(2).repeat(3)
     assert len(read(pipe)[0]) == 300
     assert sorted(looked) == [*range(2 * FIRST_ITEMS)]

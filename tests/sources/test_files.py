@@ -17,14 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.flow import Site
+from streamline.core.session import Session
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
-from streamline.flow import Site
-from streamline.session import Session
 from streamline.sources.base import Part
 from streamline.sources.files import Files
 from streamline.storage.base import Found
 from streamline.storage.http_options import HttpOptions
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.file_kit import Read, check_every_resume
 from tests.serving import named
 

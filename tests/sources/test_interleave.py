@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.flow import Chunk
+from streamline.core.state import At, trimmed
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.fetching.file import File
-from streamline.flow import Chunk
 from streamline.formats import lines
 from streamline.sources.interleave import Turns, in_turn
-from streamline.states import At, trimmed
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.formats.archives import archive
 from tests.laws.files import turned
 

@@ -12,7 +12,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
-from streamline.testing import check_failure, check_resume
+from streamline.testing.checks import check_failure, check_resume
 
 
 class Table:

@@ -20,7 +20,8 @@ import streamline as sl
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.sources.stateful import decoded, encoded
-from streamline.testing import LOOPS, check_failure, check_resume
+from streamline.testing.checks import check_failure, check_resume
+from streamline.testing.running import LOOPS
 
 DRAWN: list[int] = []
 """What stand-ins were asked for, over all of them."""

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.item_codec import EncodedItem
 from streamline.resuming.inspection import report
 from streamline.sources import directory as directory_module
 from streamline.sources import segments as segments_module
 from streamline.sources.directory import DiskJournal
-from streamline.sources.encoding import Written
 from streamline.sources.journal import Places, kept_of
 from streamline.sources.segments import MAGIC, read_segment, record
 
@@ -335,7 +335,7 @@ async def test_cut_at_every_byte_it_has_every_whole_item_before_the_cut(tmp_path
     content = path.read_bytes()
     ends = [len(content)]
     for x in reversed(range(12)):
-        ends.append(ends[-1] - len(record(x % 2, Written("j", json.dumps(tape.item(x), separators=(",", ":"))))))
+        ends.append(ends[-1] - len(record(x % 2, EncodedItem("j", json.dumps(tape.item(x), separators=(",", ":"))))))
     ends.reverse()  # ends[k]: the file with k items
     for cut in range(len(content) + 1):
         items = sum(cut >= end for end in ends[1:])
@@ -478,7 +478,7 @@ async def test_cut_at_every_byte_a_journal_has_what_a_snapshot_needs_or_says_wha
     assert read == [0, 3, 4, 5, 6, 7, 7, 7]
     (path,) = segments(whole)
     about, content = (whole / "journal.json").read_bytes(), path.read_bytes()
-    size = len(record(0, Written("v", 0)))
+    size = len(record(0, EncodedItem("v", 0)))
     start = len(content) - count * size
     ends = list(range(start + size, len(content) + 1, size))
     (source,) = snapshots[0].worker_states[0]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.item_codec import from_json, read
 from streamline.resuming.inspection import report
-from streamline.sources.encoding import from_json, read
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 
 from .live_kit import Pipe, Tape, rest, some

@@ -10,7 +10,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, ReadError, ResumeError
 from streamline.storage.paths import given
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
 
 BACKENDS = {"inline": sl.Inline(), "threads": sl.Threads(2), "processes": sl.Processes(2)}

@@ -16,7 +16,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError
 from streamline.sources.single_use import USED
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 
 LENGTH = 6
 

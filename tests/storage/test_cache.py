@@ -26,7 +26,7 @@ from streamline.storage.access import Access
 from streamline.storage.base import Found
 from streamline.storage.cache import Cache, CachedStorage
 from streamline.storage.storages import Storages
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
 
 URL = "far://host/object"

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.meters import Traffic
 from streamline.errors import PlanError, ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage import finding
 from streamline.storage.http import HttpStorage
 from streamline.storage.http_options import HttpOptions

@@ -17,9 +17,9 @@ import pytest
 from aiohttp import web
 
 import streamline as sl
+from streamline.core.meters import Traffic
 from streamline.demo.server import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
-from streamline.meters.traffic import Traffic
 from streamline.sources import http_reader
 from streamline.storage import attempts, http
 from streamline.storage.answers import retry_after_s

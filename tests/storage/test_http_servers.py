@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import streamline as sl
+from streamline.core.meters import Traffic
 from streamline.errors import PlanError, ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage import attempts
 from streamline.storage.http import HttpStorage
 from streamline.storage.http_client import HttpClient

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from streamline.core.meters import Traffic
 from streamline.errors import PlanError, PlanTypeError, ReadError
-from streamline.meters.traffic import Traffic
 from streamline.storage import attempts
 from streamline.storage.access import Access
 from streamline.storage.http_options import HttpOptions

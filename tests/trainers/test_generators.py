@@ -11,7 +11,7 @@ import torch
 
 import streamline as sl
 from streamline.errors import PlanError, ResumeError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 
 
 def with_generator(item: int, generator: torch.Generator) -> tuple[int, float]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 
 ROWS = [{"n": n, "name": f"row {n}", "f": n / 2} for n in range(20)]
 FRAME = pd.DataFrame(ROWS, index=range(100, 80, -1))

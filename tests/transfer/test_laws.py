@@ -8,8 +8,10 @@ import pytest
 
 import streamline as sl
 from streamline.pipeline import Pipeline
-from streamline.testing import LOOPS, check_failure, check_resume, check_stage, scripted
+from streamline.testing.checks import check_failure, check_resume, check_stage
 from streamline.testing.devices import Elsewhere, to_elsewhere
+from streamline.testing.running import LOOPS
+from streamline.testing.sources import scripted
 from streamline.transforms.transfer import Transfer
 
 

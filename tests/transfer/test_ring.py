@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamline.core.tree import replaced
 from streamline.errors import ClosedError
 from streamline.transfer import ring
-from streamline.transfer.nested import replaced
 from streamline.transfer.ring import RingMover
 from tests.laws.profile import examples
 from tests.transfer.fake_device import Copy, FakeDevice

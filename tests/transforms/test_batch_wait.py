@@ -16,16 +16,16 @@ import pytest
 import trio.testing
 
 import streamline as sl
-from streamline.choices import Log
+from streamline.core.choices import Log
+from streamline.core.error_policy import Errors, Policy
+from streamline.core.state import Tally
+from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.failing.failures import Policy
-from streamline.failing.skipping import Errors
 from streamline.pipeline import Pipeline
-from streamline.states import Tally
-from streamline.tasks import Tasks
-from streamline.testing import LOOPS, PAUSE, Abort, Script, check_resume, check_stage, scripted
+from streamline.testing.checks import check_resume, check_stage
 from streamline.testing.laws import quiescence_law, resume_law
-from streamline.testing.running import PipelineSubject
+from streamline.testing.running import LOOPS, PipelineSubject
+from streamline.testing.sources import PAUSE, Abort, Script, scripted
 from streamline.testing.truth import Truth
 from streamline.transforms.batch import Batch
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing import Script, check_resume
+from streamline.testing.checks import check_resume
+from streamline.testing.sources import Script
 from tests.laws.profile import examples
 
 Item = tuple[int, int]

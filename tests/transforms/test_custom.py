@@ -10,7 +10,8 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
-from streamline.testing import check_resume, check_stage, steps
+from streamline.testing import steps
+from streamline.testing.checks import check_resume, check_stage
 
 
 @sl.stage(state=dict)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.core.flow import Site
+from streamline.core.process_random import Look
 from streamline.errors import PlanError
-from streamline.flow import Site
 from streamline.pipeline import Pipeline
 from streamline.transforms.map import Generators, Seeded
-from streamline.transforms.process_random import Look
 
 Drawn = tuple[int, int]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.testing import check_resume
+from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
 
 documents = st.lists(st.integers(0, 9).flatmap(lambda n: st.just(list(range(n)))), max_size=7)

@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 import streamline as sl
+from streamline.core.counters import Detail
 from streamline.errors import PlanTypeError
-from streamline.meters.details import Detail
 from streamline.meters.figures import ChannelStats, StageStats
 from streamline.meters.stats import Stats
 from streamline.watching import progress

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.counters import Doing
+from streamline.core.meters import Meters
 from streamline.errors import PlanError
-from streamline.meters.meter import Meters
-from streamline.meters.stage_meter import Doing
 from streamline.watching.trace import EVENTS_PER_S, LEAST_BYTES, MAX_BYTES, MOST_LANES, Trace
 from streamline.watching.trace_file import TraceFile
 

@@ -17,10 +17,10 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.gate import Event as GateEvent
+from streamline.core.session import Awaited, Session
+from streamline.core.state import At
 from streamline.errors import PlanError, PlanTypeError
-from streamline.gate import Event as GateEvent
-from streamline.session import Awaited, Session
-from streamline.states import At
 from streamline.watching.watchdog import Patience, Watched, user_frame, watch
 
 LONGEST_S = 200.0

@@ -1,0 +1,289 @@
+"""Files that are whole or not there, whatever happens while they are written.
+
+A temporary file in the same directory is written, synced and renamed over the old one, then the directory is synced: a
+kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary; its name starts
+with a dot and ends in ".tmp", and says for which file it was. Who writes it holds a lock on it that the kernel frees
+when the process ends, so the next one that writes this file removes it.
+
+Others may write to the directory, too (/tmp). So temporaries have names that can't be guessed, and files of known names
+are opened by `open_own`, which neither follows a link nor waits for a pipe, and takes no other user's file for its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from zlib import crc32
+
+__all__ = [
+    "UnsafeFileError",
+    "is_open_as",
+    "is_own",
+    "make_directory",
+    "open_own",
+    "open_regular",
+    "read_own",
+    "removed_if_abandoned",
+    "replace_file",
+    "sync_directory",
+    "try_lock",
+    "write_parts",
+]
+
+
+_CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
+
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a directory"),
+)
+
+
+_SAFELY = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+class UnsafeFileError(OSError):
+    """What has a file's name is something else, or another user's. `strerror` says what, and what to do."""
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file that a user has named, as `os.open`; a pipe, a socket or a device is refused, not waited for.
+
+    Raises:
+      UnsafeFileError: it is one of these.
+      OSError: as `os.open`.
+    """
+    with suppress(FileNotFoundError):
+        _check_kind(path.stat(), path)  # before it is opened: that may do something to a device
+    return _checked(path, flags, mode)
+
+
+def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False) -> int:
+    """Open a file of a known name in a directory that others may write to, as `os.open`: a link isn't followed.
+
+    Args:
+      strict: insist on a file of this user in every directory; else only in one where any user may have put it.
+
+    Raises:
+      UnsafeFileError: it is no regular file, or another user's.
+      OSError: as `os.open`.
+    """
+    with suppress(FileNotFoundError):
+        _check_kind(path.lstat(), path)
+    try:
+        descriptor = _checked(path, flags | _NO_LINK, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            _check_kind(path.lstat(), path)
+        raise
+    status = os.fstat(descriptor)
+    if (strict or _is_shared(path.parent)) and not is_own(status.st_uid, path.parent):
+        os.close(descriptor)
+        raise UnsafeFileError(
+            errno.EPERM,
+            f"{path.name} belongs to user {status.st_uid}, and this process is of user {os.geteuid()}: name a "
+            "directory of your own, that others can't write to",
+        )
+    return descriptor
+
+
+def read_own(path: Path) -> bytes:
+    """Return what is in a file, opened as `open_own` does."""
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def _checked(path: Path, flags: int, mode: int) -> int:
+    try:
+        descriptor = os.open(path, flags | _SAFELY, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+            _check_kind(path.stat(), path)
+        raise
+    try:
+        _check_kind(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_kind(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((kind for test, kind in _KINDS if test(status.st_mode)), "a device")
+        raise UnsafeFileError(
+            errno.EINVAL, f"{path.name} is {kind}, expected a regular file: remove it, or name another directory"
+        )
+
+
+def _is_shared(directory: Path) -> bool:
+    """Whether anybody but root and this user says who may write to a directory."""
+    if os.name == "nt":
+        return False
+    status = directory.stat()
+    return bool(status.st_mode & stat.S_IWOTH) or status.st_uid not in (0, os.geteuid())
+
+
+def is_own(uid: int, directory: Path) -> bool:
+    """Whether files that this process makes in a directory belong to this user: a server may give them to another one
+    (NFS's root_squash, say), so one is made to see."""
+    if os.name == "nt" or uid == os.geteuid():
+        return True
+    probe = directory / f".streamline-{os.urandom(8).hex()}.tmp"
+    with suppress(OSError):
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            return os.fstat(descriptor).st_uid == uid
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+    return False
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed; whether that could be done: nobody else has locked it.
+
+    Raises:
+      OSError: the file system has no locks.
+      ImportError: the system has none.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_open_as(descriptor: int, path: Path) -> bool:
+    """Whether `path` is the name of an open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def removed_if_abandoned(path: Path) -> bool:
+    """Remove a file whose writer, which held a lock on it, is gone; whether it was removed."""
+    try:
+        descriptor = open_own(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        with suppress(OSError, ImportError):
+            if try_lock(descriptor) and is_open_as(descriptor, path):
+                path.unlink()
+                return True
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Put `content` in the place of what `target` holds: all of it, or nothing; directories on the way are made.
+
+    Raises:
+      OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
+    """
+    write_parts(target, [content])
+
+
+def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str | None = None) -> None:
+    """As `replace_file`, of a content that comes in parts; what making them raises leaves `target` as it was, too.
+
+    Args:
+      family: temporaries that a kill has left are removed by the next write of the same family in this directory; None:
+        of the same file.
+    """
+    make_directory(target.parent)
+    begin = _begin(family or target.name)
+    _remove_abandoned(target.parent, begin)
+    temporary, descriptor, lock = _new(target.parent, begin)
+    try:
+        _write(descriptor, parts)
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+    sync_directory(target.parent)
+
+
+def _begin(family: str) -> str:
+    """Return how the names of a family's temporaries begin."""
+    return f".streamline-{crc32(os.fsencode(family)):08x}-"
+
+
+def _remove_abandoned(directory: Path, begin: str) -> None:
+    """Remove temporaries that a kill has left; those that somebody is writing are locked."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(begin) and entry.name.endswith(".tmp"):
+                removed_if_abandoned(Path(entry.path))
+
+
+def _new(directory: Path, begin: str) -> tuple[Path, int, int | None]:
+    """Return a new temporary, open, and what holds its lock until that is closed; None where there are no locks."""
+    while True:
+        path = directory / f"{begin}{os.urandom(8).hex()}.tmp"  # its own: two may save at once
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            if try_lock(descriptor) and is_open_as(descriptor, path):
+                return path, descriptor, os.dup(descriptor)
+        except (OSError, ImportError):
+            return path, descriptor, None  # nobody can lock it, so nobody removes it
+        except BaseException:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(descriptor)  # another process looked at it before it was locked, and removes it
+
+
+def _write(descriptor: int, parts: Iterable[bytes | memoryview]) -> None:
+    """Write and close a file."""
+    try:
+        for content in parts:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)  # may report what a network disk could not write
+
+
+def make_directory(directory: Path) -> None:
+    """Make `directory` and what is missing above it, durably."""
+    if directory.is_dir():
+        return
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable, where the system can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,485 @@
+"""Channels: where one task ends and another begins.
+
+A channel is an anyio memory object stream that carries lists of items with their states. It differs from a plain one
+in three ways:
+
+- The list that still waits in the buffer stays open: what is sent next is appended to it until it is received, so no
+  item waits for a list to fill, and a slow receiver gets few long lists.
+- It has room (`streamline.core.channel`) for so many items (and bytes, if asked to), including those that the receiver has
+  taken as a list but not dealt with yet.
+- It ends in three ways, never mistaken for one another: `finish`, `fail`, and `abandon`, when its driver is cancelled.
+
+What a channel carries: a list that takes more items until it is received.
+
+Room in a channel: how many items it may hold, how many bytes, and how many it holds.
+
+Inputs are throttled, outputs never: a sender asks for room *before* it pulls. What was received counts until its
+receiver has dealt with it.
+
+A channel may be wider for items that take no time to make, and lists longer: a list and its switches of tasks cost as
+much as making a hundred of these. What is made in half a microsecond takes little memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from streamline.core.counters import ChannelMeter, StageMeter
+from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
+from streamline.core.gate import Gate, resting
+from streamline.core.session import Session
+from streamline.core.state import Joined, Shifted, State, States
+from streamline.core.tree import nbytes
+from streamline.errors import ClosedError
+
+__all__ = ["Channel", "Feeder", "Inbox", "Packet", "Room"]
+
+
+T = TypeVar("T")
+
+
+class Room:
+    """What bounds a channel.
+
+    Args:
+      capacity: items between the sender's hands and the receiver's, at least 1.
+      capacity_bytes: likewise in bytes as `streamline.core.tree` counts them; one item is always admitted. None: no bound.
+      by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
+        `capacity_bytes`. Else nobody knows how much the next list would hold, and items are pulled one by one.
+      widest: the capacity for items that take no time to make. None: the same.
+
+    Attributes:
+      counts_bytes: whether there is a bound in bytes.
+      held: items that are in here, or with the receiver; `held_bytes` together.
+      meter: of this channel; None: nobody counts.
+      filler: of the stage whose items wait for room here; None: nobody is told of waits.
+      longest: items of a list that is to be pulled, at the most.
+      on_freed: called when the receiver has dealt with items.
+    """
+
+    meter: ChannelMeter | None = None
+    filler: StageMeter | None = None
+
+    def __init__(
+        self, capacity: int, capacity_bytes: int | None = None, *, by_list: bool = False, widest: int | None = None
+    ) -> None:
+        self.capacity = self._usual = capacity
+        self._widest = capacity if widest is None else widest
+        self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
+        self.counts_bytes = capacity_bytes is not None
+        self.by_list = by_list
+        self.held = self.held_bytes = 0
+        self.on_freed: Callable[[], None] | None = None
+        self._waiting: anyio.Event | None = None
+        self.longest = LIST_ITEMS
+        self._come = 0  # items since there was room
+        self._since = -math.inf
+
+    def bound(self, most: int) -> None:
+        """Hold `most` items at the most from now on; before anything is held."""
+        self.capacity, self._usual, self._widest = (
+            min(most, capacity) for capacity in (self.capacity, self._usual, self._widest)
+        )
+
+    @property
+    def room(self) -> int:
+        """Items that may be pulled now; under a byte budget one after the other: nobody knows how large the next is."""
+        room = self.capacity - self.held
+        if self.counts_bytes:
+            free = not self.held or self.held_bytes < self.capacity_bytes
+            room = min(room, (room if self.by_list else 1) if free else 0)
+        return room
+
+    @property
+    def room_at_once(self) -> int:
+        """The room, or 0 where `wait_room` waits: behind a whole list, a quarter of another one is worth a pull."""
+        few = self.held < LIST_ITEMS or self.held <= self.capacity * 3 // 4
+        return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
+        if room := self.room_at_once:
+            return room
+        if self._widest != self._usual:
+            self._fit()
+        while self.held > self.capacity * 3 // 4 or self.room < 1:
+            await self._wait_freed()
+        self._come, self._since = 0, perf_counter()
+        return self.room
+
+    def reserve(self, items: int) -> None:
+        """Count `items` as held from now on, before they are posted."""
+        self.held += items
+        self._come += items
+        meter = self.meter
+        if meter is not None:
+            meter.depth = self.held
+            if self.held > meter.peak:
+                meter.peak = self.held
+
+    def freed(self, items: int, size: int) -> None:
+        """Take note that the receiver has dealt with `items` items of `size` bytes together."""
+        self.held -= items
+        self.held_bytes -= size
+        if self.meter is not None:
+            self.meter.depth = self.held
+        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
+            self._waiting.set()
+            self._waiting = None
+        if self.on_freed is not None:
+            self.on_freed()
+
+    def _fit(self) -> None:
+        """Be as wide as suits the items that have filled it since there was room."""
+        quick = perf_counter() - self._since < QUICK_ITEM_S * self._come
+        self.capacity, self.longest = (self._widest, LONG_LIST_ITEMS) if quick else (self._usual, LIST_ITEMS)
+        if self.meter is not None:
+            self.meter.capacity = self.capacity
+
+    async def _wait_freed(self) -> None:
+        """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
+        self._waiting = anyio.Event()
+        if self.filler is not None:
+            self.filler.wait_begins("wait_output", ROOM)
+        try:
+            await resting(self._waiting.wait())
+        finally:
+            if self.filler is not None:
+                self.filler.wait_ends(ROOM)
+
+
+class Channel(Room, Generic[T]):
+    """The sending end; `inbox` is the receiving one.
+
+    Args:
+      begin: the state before the first item.
+      capacity, capacity_bytes, by_list, widest: as `Room` has them.
+
+    Attributes:
+      gate: of the running that it belongs to, once that is known.
+    """
+
+    def __init__(
+        self,
+        begin: State,
+        capacity: int,
+        capacity_bytes: int | None = None,
+        *,
+        by_list: bool = False,
+        widest: int | None = None,
+    ) -> None:
+        super().__init__(capacity, capacity_bytes, by_list=by_list, widest=widest)
+        self.finished = False
+        self.gate = Gate()
+        self.failed = False
+        self.open: Packet[T] | None = None
+        # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
+        streams = anyio.create_memory_object_stream[Packet[T]](1)
+        self._send: MemoryObjectSendStream[Packet[T]] = streams[0]
+        self.inbox = Inbox(self, streams[1], begin)
+
+    def join(self, session: Session) -> None:
+        """Take note of the running that this channel belongs to; before anything is sent."""
+        self.gate = session.gate
+        if session.most_ahead is not None:
+            self.bound(session.most_ahead)
+
+    async def send(self, chunk: Chunk[T]) -> None:
+        """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
+        if not self.counts_bytes:
+            self.reserve(len(chunk.items))
+            self.post(chunk)
+            return
+        one_by_one = not self.by_list and len(chunk.items) > 1
+        for part in [chunk.part(index, 1) for index in range(len(chunk.items))] if one_by_one else [chunk]:
+            if sizes := list(map(nbytes, part.items)):
+                if self.held and self.held_bytes + sum(sizes) > self.capacity_bytes:
+                    await self._wait_bytes(sum(sizes))
+                self.held_bytes += sum(sizes)
+                self.reserve(len(sizes))
+                self._packet().sizes.extend(sizes)
+            self.post(part)
+
+    def admit(self, item: T, states: States, size: int) -> None:
+        """Hand on one item of `size` bytes at once, whatever the room: whoever calls this minds the bounds."""
+        self.held_bytes += size
+        self.reserve(1)
+        self._packet().sizes.append(size)
+        self.post(Chunk([item], states))
+
+    def post(self, chunk: Chunk[T]) -> None:
+        """Hand on a chunk whose items have been reserved."""
+        if not chunk.items and chunk.after is None:
+            return
+        packet = self._packet()
+        if chunk.items:
+            packet.states.add(len(packet.items), chunk.states)
+            packet.items.extend(chunk.items)
+            if self.meter is not None:
+                self.meter.items += len(chunk.items)
+        packet.after = chunk.after  # supersedes an earlier one: at most one progress is pending
+        self.inbox.notify()
+
+    def finish(self) -> None:
+        """Say that this was all. Only a flow that has finished may."""
+        self.finished = True
+        self._send.close()
+        self.inbox.notify()
+        if self.inbox.on_end is not None:
+            self.inbox.on_end(self.failed)
+
+    def fail(self, failure: BaseException) -> None:
+        """Let the receiver have what was sent, then `failure`."""
+        self._packet().failure = failure
+        self.failed = True
+        self.finish()
+
+    def abandon(self) -> None:
+        """Close both ends: nobody is going to read what is left."""
+        self._send.close()
+        if self.open is not None:
+            self.open.items.clear()  # anyio keeps what is buffered, closed or not
+            self.open = None
+        self.inbox.shut()
+
+    async def _wait_bytes(self, size: int) -> None:
+        """Wait until an item of `size` bytes fits."""
+        while self.held and self.held_bytes + size > self.capacity_bytes:
+            await self._wait_freed()
+            await self.gate.passage()
+
+    def _packet(self) -> Packet[T]:
+        if self.open is None:
+            self.open = Packet()
+            self._send.send_nowait(self.open)
+        return self.open
+
+
+class Feeder(Protocol):
+    """What feeds an inbox: a task, or what stands for one elsewhere."""
+
+    def cancel(self) -> None:
+        """Ask it to end; do not wait."""
+
+
+class Inbox(Flow[T]):
+    """The receiving end: a flow whose state travelled with the last item received.
+
+    Cancel-safe: a cancelled pull has taken nothing. Its other face, for a merge that looks at several inboxes, is
+    `start`, `ready`, `take`, `over` and `wait`.
+    """
+
+    def __init__(self, channel: Channel[T], receive: MemoryObjectReceiveStream[Packet[T]], begin: State) -> None:
+        super().__init__(begin)
+        self._channel = channel
+        self._receive = receive
+        self._packet: Packet[T] = Packet()
+        self._position = self._unreleased = self._unreleased_bytes = 0
+        self._job: Feeder | None = None
+        self._shut = self._waiting = False
+        self.starter: Callable[[], Feeder] | None = None
+        self.stopper: Callable[[Any], Awaitable[None]] | None = None
+        self.on_ready: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        self.on_end: Callable[[bool], None] | None = None
+        self._keeps = False
+
+    @property
+    def capacity(self) -> int:
+        """Items that may be here, or be dealt with."""
+        return self._channel.capacity
+
+    def keep(self) -> int:
+        """Hold what was taken until `free` is called: asking for more says nothing. Return the capacity from now on."""
+        self._keeps = True
+        self._channel.bound(self.capacity)
+        return self.capacity
+
+    def start(self) -> None:
+        """Start the task that feeds this inbox, if it isn't running yet."""
+        if self.starter is not None:
+            starter, self.starter = self.starter, None
+            self._job = starter()
+
+    def notify(self) -> None:
+        """Called by the sender: there is something to see."""
+        if self.on_ready is not None:
+            self.on_ready()
+
+    @property
+    def ready(self) -> int:
+        """Items that `take` would return now, if it was asked for that many.
+
+        Half of the capacity at the most, so that the sender has room while a list is dealt with.
+        """
+        if not self._packet.items and self._channel.open is not None and self._packet.after is None:
+            with suppress(anyio.EndOfStream):  # Ctrl-C came before it was sent, and is in it
+                self._receive.receive_nowait()
+            self._adopt(self._channel.open)
+        return min((self._channel.capacity + 1) // 2, len(self._packet.items))
+
+    @property
+    def at_once(self) -> bool:
+        return self.ready > 0 or super().at_once
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to see: no item, no progress, no end."""
+        packet, channel = self._packet, self._channel
+        news = packet.items or packet.after is not None or packet.failure is not None or channel.open is not None
+        return not (news or channel.finished or self._shut)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether somebody waits here who has dealt with all that he took, and there is nothing to see."""
+        return self._waiting and not self._unreleased and self.idle
+
+    @property
+    def unreleased(self) -> tuple[int, int]:
+        """Items that were taken and not dealt with yet, and their bytes, where they are counted."""
+        return self._unreleased, self._unreleased_bytes
+
+    def take(self, limit: int) -> Chunk[T] | None:
+        """Return up to `limit` items that are here, or progress; None if there is neither."""
+        count = min(limit, self.ready)
+        packet, first = self._packet, self._position
+        items = packet.items[:count]
+        del packet.items[:count]  # what was taken is the taker's: nothing here refers to it any more
+        after = None if packet.items else packet.after
+        if not count and after is None:
+            return None
+        if after is not None:
+            packet.after = None
+        self._position += count
+        self._unreleased += count
+        if packet.sizes:
+            self._unreleased_bytes += sum(packet.sizes[first : first + count])
+        chunk = Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
+        self._behind = chunk.behind  # a merge takes and never pulls: the state where it began must not be kept for ever
+        return chunk
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was taken and no more will come.
+
+        Raises:
+          What the sender failed with, once all before it was taken.
+        """
+        if self.ready or self._packet.after is not None:
+            return False
+        if self._packet.failure is not None:
+            self._receive.close()
+            raise self._packet.failure
+        if self._shut:
+            raise ClosedError("the stream was closed while it was being read")
+        if self._channel.finished:
+            self._receive.close()
+        return self._channel.finished
+
+    async def wait(self) -> None:
+        """Wait until there is something to take, or it is over, and items may move."""
+        self._waiting = True
+        try:
+            if self.on_wait is not None:
+                self.on_wait()
+            self._adopt(await resting(self._receive.receive()))
+        except anyio.EndOfStream:
+            self._shut = self._shut or not self._channel.finished
+        except anyio.ClosedResourceError:
+            self._shut = True
+        except BaseException:
+            # asyncio's own cancellation (a timeout, say) may strike this task after it was handed the packet.
+            if self._channel.open is not None and not self._receive.statistics().current_buffer_used:
+                self._adopt(self._channel.open)
+            raise
+        finally:
+            self._waiting = False
+        await self.passage()
+
+    async def passage(self) -> None:
+        """Wait while items must not move."""
+        await self._channel.gate.passage()
+
+    def release(self) -> None:
+        if self._unreleased and not self._keeps:
+            self.free(self._unreleased, self._unreleased_bytes)
+
+    def free(self, items: int, size: int) -> None:
+        """Say that so many of the items that were taken have been dealt with."""
+        self._unreleased -= items
+        self._unreleased_bytes -= size
+        self._channel.freed(items, size)
+
+    def shut(self) -> None:
+        """Close the receiving end; what is buffered is dropped."""
+        self._shut = not self._channel.finished
+        self._receive.close()
+        self.notify()  # whoever waits in a merge learns of it
+
+    def cancel(self) -> None:
+        """Ask the task that feeds this inbox to end; do not wait."""
+        self.starter = None
+        if self._job is not None:
+            self._job.cancel()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.starter = None
+        if self._job is not None and self.stopper is not None:
+            await self.stopper(self._job)
+        self._channel.abandon()
+        self._packet.items.clear()
+        if self.on_closed is not None:
+            self.on_closed()
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        self.start()
+        self.release()
+        while (chunk := self.take(limit)) is None:
+            if self.over:
+                return None
+            if (reader := self.reader) is not None:
+                reader.wait_begins("wait_input")
+            try:
+                await self.wait()
+            finally:
+                if reader is not None:
+                    reader.wait_ends()
+        return chunk
+
+    def _adopt(self, packet: Packet[T]) -> None:
+        """Make `packet` the one that is taken from; its sender appends to it no more."""
+        self._packet = packet
+        self._position = 0
+        if packet is self._channel.open:
+            self._channel.open = None
+
+
+class Packet(Generic[T]):
+    """A list on its way: open for appends until it is received."""
+
+    __slots__ = ("after", "failure", "items", "sizes", "states")
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self.sizes: list[int] = []  # in bytes, where there is a byte budget
+        self.states = Joined()
+        self.after: State | None = None
+        self.failure: BaseException | None = None
+
+
+ROOM = -1
+"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
+
+
+QUICK_ITEM_S = 5e-7
+"""An item that takes less than this is made in no time: a list of the longest, in half of the time between two
+checkpoints."""

@@ -1,0 +1,531 @@
+"""What is counted of one stage in one worker while it runs.
+
+Each counter has one writer, the event loop's thread. They may be read in any thread: what is read is right but for the
+list that is being counted. Times are those of `time.perf_counter`.
+
+What is counted of one channel while it is in use.
+
+What only one kind of stage counts: the cycles of a cache, the components of a mixture, bytes copied to a device.
+
+A stage tells its meter how to find out (`StageMeter.tells`), and is asked when somebody wants to know: counting costs
+what it takes to keep a number. From then on all is the same for all stages: details cross from processes with the
+meter's other counts, are put together over workers here, and are drawn by their names.
+
+What is counted of one host: a thread or a process in which workers run, as the running sees it.
+
+What stages, channels and hosts are called, wherever figures and messages name them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from streamline.core.tree import nbytes
+
+__all__ = [
+    "BORDER",
+    "HOLD_S",
+    "ChannelMeter",
+    "Detail",
+    "Details",
+    "Doing",
+    "Executor",
+    "HoldTimer",
+    "HostKind",
+    "HostMeter",
+    "How",
+    "LoopMeter",
+    "Observer",
+    "StageCounts",
+    "StageMeter",
+    "Tells",
+    "TimedCall",
+    "Working",
+    "host_label",
+    "label",
+    "later",
+    "since",
+    "together",
+]
+
+
+class ChannelMeter:
+    """One channel: who fills it, and how full it was."""
+
+    __slots__ = ("capacity", "depth", "items", "name", "peak", "shard")
+
+    def __init__(self, name: str, shard: int, capacity: int) -> None:
+        self.name = name
+        self.shard = shard
+        self.capacity = capacity
+        self.items = 0
+        self.depth = 0
+        self.peak = 0
+
+
+How: TypeAlias = Literal["count", "total", "now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A number that only one kind of stage has.
+
+    Attributes:
+      name: what it is; the unit at its end, "_s" or "_bytes".
+      value: of all workers together: their sum, or of "now" the least.
+      part: which part of the stage it is of, the name of a component, say; "": all of it.
+      how: "count": since the stream was opened. "total": a sum that the state has, so that it goes on behind a resume.
+        "now": how it stands, each worker its own.
+    """
+
+    name: str
+    value: float
+    part: str = ""
+    how: How = "count"
+
+
+Details: TypeAlias = tuple[Detail, ...]
+
+
+Tells: TypeAlias = Callable[[], Details]
+"""Called in any thread; holds on to no items, for it stays as long as the meter."""
+
+
+def later(before: Details, now: Details) -> Details:
+    """Return the details of a stage that was opened again, in another pass or another process: counts go on."""
+    if not before:
+        return now
+    known = {(detail.part, detail.name): detail for detail in before}
+    for detail in now:
+        key = detail.part, detail.name
+        if detail.how == "count" and key in known:
+            detail = replace(detail, value=known[key].value + detail.value)
+        known[key] = detail
+    return tuple(known.values())
+
+
+def together(workers: Iterable[Details]) -> Details:
+    """Return the details of all workers of a stage."""
+    found: dict[tuple[str, str], Detail] = {}
+    for detail in (detail for details in workers for detail in details):
+        key = detail.part, detail.name
+        if key in found:
+            other = found[key].value
+            value = min(other, detail.value) if detail.how == "now" else other + detail.value
+            detail = replace(detail, value=value)
+        found[key] = detail
+    return tuple(found.values())
+
+
+def since(earlier: Details, now: Details) -> Details:
+    """Return what was added since `earlier`; what is no count is as it stands."""
+    were = {(detail.part, detail.name): detail.value for detail in earlier}
+    return tuple(
+        replace(detail, value=max(0, detail.value - were.get((detail.part, detail.name), 0)))
+        if detail.how == "count"
+        else detail
+        for detail in now
+    )
+
+
+class HostMeter:
+    """One host of one running. Its writer is the running's event loop.
+
+    Args:
+      pid: tells the process; None: there is none yet.
+      resident: tells how many bytes of memory it holds; 0: that can't be told.
+      stacks: tells what its threads are at, for a person; "": that can't be told.
+
+    Attributes:
+      shards: of its workers.
+      items: of theirs that have arrived, of `bytes` bytes.
+      arrival_s: that taking them in has held the event loop.
+      restarts: how many times another one has taken its place.
+      alive: it has been started, and hasn't ended.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        kind: HostKind,
+        pid: Callable[[], int | None],
+        resident: Callable[[], int] = lambda: 0,
+        stacks: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.number = number
+        self.kind: HostKind = kind
+        self.stacks = stacks
+        self.shards: set[int] = set()
+        self.items = 0
+        self.bytes = 0
+        self.arrival_s = 0.0
+        self.restarts = 0
+        self.alive = False
+        self._pid = pid
+        self._last_pid: int | None = None
+        self._resident = resident
+        self._seen_bytes = 0
+
+    def __str__(self) -> str:
+        return host_label(self.number, self.kind, self.pid)
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, the last one if it has ended; None: there was none yet."""
+        self._last_pid = self._pid() or self._last_pid
+        return self._last_pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it holds, or held when it was last seen. From any thread."""
+        if self.alive:
+            self._seen_bytes = self._resident() or self._seen_bytes
+        return self._seen_bytes
+
+    def gone(self) -> None:
+        """There is no host for now: its pid and its memory stay what they were at last."""
+        self._last_pid, self._seen_bytes = self.pid, self.resident_bytes
+        self.alive = False
+
+
+Executor: TypeAlias = Literal["inline", "task", "thread"]
+"""Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
+
+
+HostKind: TypeAlias = Literal["process", "thread"]
+
+
+BORDER = " (border)"
+"""Behind the name of a channel whose items come from a host; the stage may fill another channel there."""
+
+
+def label(name: str, kind: str) -> str:
+    """Return a stage as it is printed: "map(decode)"; where its name says no more than its kind, "read_jsonl"."""
+    if kind == "numbering":  # what makes the generators of .map(seed=)
+        return f"rng({name.removesuffix('.rng')})"
+    return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
+
+
+def host_label(number: int, kind: HostKind, pid: int | None) -> str:
+    """Return a host as it is printed: "process 2, pid 4711", "thread 0"."""
+    return f"{kind} {number}" + (f", pid {pid}" if kind == "process" and pid else "")
+
+
+R = TypeVar("R")
+
+
+Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
+
+
+Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
+"""Called with what a meter was told: meter, what was done, began, ended."""
+
+
+HOLD_S = 0.1
+"""A sync function that holds a consumer's own event loop for so long is worth a hint."""
+
+
+SAMPLE_LISTS = 64
+"""Lists between two looks at the size of an item; at first, after 1, 2, 4, 8 ... lists."""
+
+
+class LoopMeter:
+    """The event loop in which all inline functions run.
+
+    Attributes:
+      held_s: how long they held it, all together.
+    """
+
+    __slots__ = ("held_s",)
+
+    def __init__(self) -> None:
+        self.held_s = 0.0
+
+
+class StageCounts(NamedTuple):
+    """What a `StageMeter` has counted, and what goes on: enough to show it elsewhere. Pickles; `StageMeter.shows`."""
+
+    name: str
+    kind: str
+    shard: int
+    concurrency: int
+    executor: Executor
+    ordered: bool
+    items: int
+    bytes: int
+    worked_s: float
+    held_s: float
+    wait_input_s: float
+    wait_output_s: float
+    begun: float | None
+    slots: tuple[float, ...]
+    waits: tuple[tuple[int, tuple[Doing, float]], ...]
+    details: Details = ()
+
+
+class StageMeter:
+    """One stage in one worker.
+
+    Attributes:
+      shard: the worker's; behind the merge, the rank.
+      worked_s: that it was at its own work while others could run: it waited for a call, or was in a thread.
+      held_s: that it was at its own work while the event loop stood still.
+      begun: when the stretch of work that holds the loop now began; None: none does.
+      loop: in which its inline functions run, with those of the others.
+      slots: when each awaited or threaded call that is at work now began; 0.0: none.
+      observer: told of every stretch of work and of waiting; a trace, say. None: nobody listens, the usual case.
+      on_hold: told how long a stretch of at least `HOLD_S` held the event loop; None: nobody minds.
+      host: in which the worker runs; None: in the stream's own event loop.
+    """
+
+    __slots__ = (
+        "_details", "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits",
+        "begun", "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer",
+        "on_hold", "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
+    )  # fmt: skip
+
+    def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
+        self.name = name
+        self.kind = kind
+        self.shard = shard
+        self.concurrency = concurrency
+        self.executor: Executor = "inline"
+        self.ordered = True
+        self.items = 0
+        self.worked_s = 0.0
+        self.held_s = 0.0
+        self.wait_input_s = 0.0
+        self.wait_output_s = 0.0
+        self.errors = 0
+        self.slots: list[float] = []
+        self.loop = LoopMeter()
+        self.observer: Observer | None = None
+        self.on_hold: Callable[[StageMeter, float], None] | None = None
+        self.begun: float | None = None
+        self.host: HostMeter | None = None
+        self._waits: dict[int, tuple[Doing, float]] = {}
+        self._details: tuple[Details, Tells] = (), tuple
+        self._lists = 0
+        self._sample_at = 1
+        self._samples: list[int] = []
+        self._item_bytes = 0.0
+        self._sampled_bytes = 0
+        self._sampled_items = 0
+
+    def __str__(self) -> str:
+        return label(self.name, self.kind)
+
+    @property
+    def since(self) -> float | None:
+        """When the work that is going on now began, the oldest call's; None: it is at rest, or waits."""
+        if self.begun is not None:
+            return self.begun
+        return min(filter(None, list(self.slots)), default=None)
+
+    @since.setter
+    def since(self, began: float | None) -> None:
+        self.begun = began
+
+    @property
+    def busy_s(self) -> float:
+        """How long it was at its own work, all calls together."""
+        return self.worked_s + self.held_s
+
+    def worked(self, began: float, ended: float) -> None:
+        """Count a stretch of the stage's own work: in the user's function, in reading."""
+        self.worked_s += ended - began
+        if self.observer is not None:
+            self.observer(self, "work", began, ended)
+
+    def held(self, began: float, ended: float) -> None:
+        """Count a stretch of the stage's own work in which the event loop stood still."""
+        self.begun = None
+        spent = ended - began
+        self.held_s += spent
+        self.loop.held_s += spent
+        if self.observer is not None or spent >= HOLD_S:
+            self._tell_held(began, ended)
+
+    def _tell_held(self, began: float, ended: float) -> None:
+        if self.observer is not None:
+            self.observer(self, "work", began, ended)
+        if ended - began >= HOLD_S and self.on_hold is not None:
+            self.on_hold(self, ended - began)
+
+    def waited(self, doing: Doing, began: float, ended: float) -> None:
+        """Count a wait: for an item from before the stage ("wait_input"), or for room behind it ("wait_output")."""
+        if doing == "wait_input":
+            self.wait_input_s += ended - began
+        else:
+            self.wait_output_s += ended - began
+        if self.observer is not None:
+            self.observer(self, doing, began, ended)
+
+    def wait_begins(self, doing: Doing, slot: int = 0) -> None:
+        """Take note of a wait, so that it is seen while it lasts; of several at once, each has a slot."""
+        self._waits[slot] = doing, perf_counter()
+
+    def wait_ends(self, slot: int = 0) -> None:
+        """Count the wait that has begun in a slot."""
+        doing, began = self._waits.pop(slot)
+        self.waited(doing, began, perf_counter())
+
+    def count(self, items: Sequence[Any]) -> None:
+        """Count a list that came out of the stage; now and then, look at how large an item is."""
+        self.items += len(items)
+        self._lists += 1
+        if self._lists >= self._sample_at and items:
+            self._sample(items[0])
+
+    @property
+    def bytes(self) -> int:
+        """Of the items, estimated from the sizes of a few."""
+        return int(self._sampled_bytes + (self.items - self._sampled_items) * self._item_bytes)
+
+    def _sample(self, item: Any) -> None:
+        if not self._samples:
+            self._item_bytes = _size(item)
+        self._sampled_bytes, self._sampled_items = self.bytes, self.items
+        self._sample_at += min(self._lists, SAMPLE_LISTS)
+        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
+        self._item_bytes = sum(self._samples) / len(self._samples)
+
+    def tells(self, details: Tells) -> None:
+        """Ask `details` for what only this kind of stage counts; what it has told before goes on. At its first pull."""
+        self._details = self.details, details
+
+    @property
+    def details(self) -> Details:
+        """What only this kind of stage counts. From any thread."""
+        before, tells = self._details
+        return later(before, tells())
+
+    def held_until(self, now: float) -> float:
+        """Return how long the stage held the event loop up to `now`, with what is going on."""
+        begun = self.begun
+        return self.held_s + (0.0 if begun is None else max(0.0, now - begun))
+
+    def busy_until(self, now: float) -> float:
+        """Return how long it was at its own work up to `now`, with what is going on."""
+        calls = sum(max(0.0, now - began) for began in list(self.slots) if began)
+        return self.worked_s + calls + self.held_until(now)
+
+    def waited_until(self, doing: Doing, now: float) -> float:
+        """Return how long it waited up to `now`, with the waits that are going on."""
+        waited = self.wait_input_s if doing == "wait_input" else self.wait_output_s
+        return waited + sum(now - began for what, began in list(self._waits.values()) if what == doing)
+
+    def counted(self) -> StageCounts:
+        """Return what was counted, and what goes on. From any thread."""
+        return StageCounts(
+            self.name, self.kind, self.shard, self.concurrency, self.executor, self.ordered, self.items, self.bytes,
+            self.worked_s, self.held_s, self.wait_input_s, self.wait_output_s, self.begun, tuple(self.slots),
+            tuple(self._waits.items()), self.details,
+        )  # fmt: skip
+
+    def shows(self, counted: StageCounts, more: StageCounts | None = None) -> None:
+        """Show what a meter elsewhere has counted, and what goes on there, in place of what was here.
+
+        Args:
+          more: had been counted before it began; what went on then doesn't any more.
+        """
+        self.executor, self.ordered = counted.executor, counted.ordered
+        self.items, self._sampled_items = counted.items, counted.items
+        self._sampled_bytes = counted.bytes
+        self.worked_s, self.held_s = counted.worked_s, counted.held_s
+        self.wait_input_s, self.wait_output_s = counted.wait_input_s, counted.wait_output_s
+        self._details = later(() if more is None else more.details, counted.details), tuple
+        if more is not None:
+            self.items += more.items
+            self._sampled_items = self.items
+            self._sampled_bytes += more.bytes
+            self.worked_s += more.worked_s
+            self.held_s += more.held_s
+            self.wait_input_s += more.wait_input_s
+            self.wait_output_s += more.wait_output_s
+        self.begun, self.slots, self._waits = counted.begun, list(counted.slots), dict(counted.waits)
+
+    def stopped(self, now: float) -> StageCounts:
+        """Count what goes on up to `now`, as over; return what was counted then."""
+        held_s = self.held_until(now)
+        counted = self.counted()._replace(
+            worked_s=self.busy_until(now) - held_s,
+            held_s=held_s,
+            wait_input_s=self.waited_until("wait_input", now),
+            wait_output_s=self.waited_until("wait_output", now),
+            begun=None,
+            slots=(),
+            waits=(),
+        )
+        self.shows(counted)
+        return counted
+
+
+class HoldTimer:
+    """`with Holding(meter):` counts a stretch of work in which the event loop stands still."""
+
+    __slots__ = ("_began", "_meter")
+
+    def __init__(self, meter: StageMeter | None) -> None:
+        self._meter = meter
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._meter is not None:
+            self._meter.begun = self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        meter = self._meter
+        if meter is not None:
+            meter.held(self._began, perf_counter())
+
+
+class Working:
+    """`with Working(meter):` counts a stretch of work that is awaited; a stage does one at a time."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: StageMeter | None) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        if self._meter is not None:
+            self._meter.slots = [perf_counter()]
+
+    def __exit__(self, *_: object) -> None:
+        meter = self._meter
+        if meter is not None:
+            (began,), meter.slots = meter.slots, []
+            meter.worked(began, perf_counter())
+
+
+def _size(item: Any) -> int:
+    """Return the size of an item in bytes; whatever it is, being measured must not end a run."""
+    try:
+        return nbytes(item)
+    except Exception:  # an attribute of the user's, a container that holds itself
+        return sys.getsizeof(item)
+
+
+class TimedCall(Generic[R]):
+    """A call that is timed in its thread: not counted while it waits for a thread, or for the event loop."""
+
+    __slots__ = ("_fn", "_slot", "_slots", "began", "ended")
+
+    def __init__(self, fn: Callable[[], R], slots: list[float], slot: int) -> None:
+        self._fn = fn
+        self._slots = slots
+        self._slot = slot
+        self.began = self.ended = 0.0
+
+    def __call__(self) -> R:
+        self.began = self._slots[self._slot] = perf_counter()
+        try:
+            return self._fn()
+        finally:
+            self.ended = perf_counter()
+            self._slots[self._slot] = 0.0

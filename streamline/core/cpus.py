@@ -1,0 +1,115 @@
+"""How many cores there are for a process, and for a rank.
+
+Cores are those that this process may run on, and that its control group has time for. The ranks of a job on one machine
+share them, unless the launcher has given each its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+__all__ = ["cpu_quota", "cpus_here", "cpus_of", "usable_cpus"]
+
+
+Read = Callable[[str], str | None]
+
+
+LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Where launchers say how many ranks there are on this machine: torchrun, Open MPI, Intel MPI and MPICH."""
+
+
+TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def cpus_here() -> int:
+    """Return how many cores this rank may keep busy, at least 1."""
+    return cpus_of(usable_cpus(), os.environ)
+
+
+def usable_cpus() -> int:
+    """Return how many cores this process may keep busy, whoever shares them; at least 1."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        cpus = os.cpu_count() or 1
+    quota = _quota()
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+@cache  # a dozen files, which `stream.stats()` may ask for after every step
+def _quota() -> float | None:
+    return cpu_quota(_read)
+
+
+def cpus_of(cpus: int, environ: Mapping[str, str]) -> int:
+    """Return how many of the cores that a process may use are its rank's, as the launcher's variables say; at least 1.
+
+    Pure. A SLURM task that was given cores of its own (`--cpus-per-task`) shares them with the ranks that it has
+    launched itself, and with no other task, whether or not SLURM binds it to them.
+    """
+    ranks = next((ranks for name in LOCAL_RANKS if (ranks := _number(environ.get(name)))), None)
+    if "SLURM_STEP_ID" in environ:
+        own = _number(environ.get("SLURM_CPUS_PER_TASK"))
+        if own:
+            cpus, ranks = min(cpus, own), ranks or 1
+        ranks = ranks or _tasks_here(environ)
+    return max(1, cpus // (ranks or 1))
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Return how many tasks of a SLURM step run on this node: "2(x3),1" is 2 on each of three nodes, 1 on a fourth."""
+    tasks, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(environ.get("SLURM_NODEID"))
+    counts: list[int] = []
+    for part in tasks.split(","):
+        found = TASKS.fullmatch(part.strip())
+        if found is None:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts[node or 0] if (node or 0) < len(counts) else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def cpu_quota(read: Read) -> float | None:
+    """Return how many cores' time the control groups of this process let it have; None: as much as there is.
+
+    Args:
+      read: returns a file's text; None if it isn't there or can't be read.
+    """
+    found = [quota for line in (read("/proc/self/cgroup") or "").splitlines() for quota in _quotas(line, read)]
+    return min(found, default=None)
+
+
+def _quotas(line: str, read: Read) -> Iterator[float]:
+    """Yield what a control group and those around it allow. In a container, a group's path may be the host's, which
+    isn't there: then the root of what is mounted is the container's own."""
+    _, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if not path.startswith("/"):
+        return
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+        inside = str(group).strip("/")
+        if not controllers:
+            quota, _, period = (read(str(PurePosixPath("/sys/fs/cgroup", inside, "cpu.max"))) or "").partition(" ")
+        else:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = (read(str(PurePosixPath("/sys/fs/cgroup/cpu", inside, file))) or "" for file in files)
+        time, of = _number(quota.strip()), _number(period.strip())  # "max" and -1 are no bound
+        if time and of:
+            yield time / of
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None

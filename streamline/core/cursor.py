@@ -1,0 +1,251 @@
+"""Item by item through lists: the face of a flow that users see, and the state that goes with each item.
+
+Ctrl-C may come between any two bytecodes, and an item must be either in the loop's hands and counted, or neither. What
+says how many items were taken is the length of the list at hand, and the step that shortens it and the one that hands
+out the item are one call in C: a `for` loop over an iterator in C, in which Python handles no signal. So whatever has
+to be done for an item in Python is done before it is taken, and may be done twice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, repeat, starmap
+from operator import call
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
+from weakref import ref
+
+from streamline.core.flow import Chunk, Flow
+from streamline.core.state import Reference, State
+from streamline.core.tracebacks import TrimmedTraceback
+
+__all__ = ["AsyncCursor", "CurrentChunk", "Cursor", "FlowReader", "PartIterator"]
+
+
+T = TypeVar("T")
+
+
+class PartIterator(chain[T], Generic[T]):
+    """An iterator that gives its items in C, a part after the other; a subclass fetches the parts in Python.
+
+    What is raised while it fetches ends no iterator: the next `next` fetches again. It doesn't refer to itself, so that
+    one that is dropped is gone at once.
+    """
+
+    _turns: list[Iterator[T] | None]
+    _fetching: Iterator[Any]
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        turns = list[Iterator[Any] | None]([None])  # the last is next; None is the end
+        made = cast(Self, cls.from_iterable(iter(turns.pop, None)))
+        made._turns = turns
+        fetch: Callable[[Any], NoReturn] = cls._fetch_trimmed
+        made._fetching = map(fetch, map(call, repeat(ref(made))))
+        turns.append(made._fetching)
+        return made
+
+    @abstractmethod
+    def _fetch_part(self) -> NoReturn:
+        """Fetch a part, and go on with it: end in `_go_on`. May be interrupted anywhere, and is called again then."""
+
+    def _fetch_trimmed(self) -> NoReturn:
+        """`_fetch_part`, with tracebacks that have no frames of ours."""
+        with TrimmedTraceback():
+            self._fetch_part()
+
+    def _go_on(self, part: Iterator[T] | None) -> NoReturn:
+        """Give the items of `part`, an iterator in C, before the next one is fetched; None: that was all."""
+        self._turns[1:] = () if part is None else (self._fetching, part)
+        raise StopIteration
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is at work, and can't be pickled or copied")
+
+
+class CurrentChunk(Generic[T]):
+    """A list that is handed out item by item. One object, so that going on to another list is one step: a signal's
+    handler, or another thread, that asks for a state meanwhile finds either this list or that.
+
+    An item that was taken is the taker's: nothing here refers to it any more.
+
+    Attributes:
+      rest: what was not taken yet.
+      many: all but the last one, popped off `rest` without a line of Python. Whoever takes items takes them here, so
+        that nobody else's is ever out of step.
+      last: likewise the last one.
+      size: how many there were.
+      received: items of all lists up to this one, also of those that were dropped.
+      coming: what was fetched to come next, until that is at hand. It goes with this list, in one step.
+    """
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_earlier",
+        "_passed",
+        "_states",
+        "coming",
+        "last",
+        "many",
+        "received",
+        "rest",
+        "size",
+    )
+
+    def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference, received: int = 0) -> None:
+        self.rest = rest = deque(chunk.items)
+        self.size = size = len(rest)
+        self.many: Iterator[T] = starmap(rest.popleft, repeat((), size - 1))
+        self.last: Iterator[T] = starmap(rest.popleft, repeat((), size and 1))
+        self.received = received + size
+        self.coming: list[Chunk[T] | BaseException | None] = []
+        self._states, self._after = chunk.states, chunk.after
+        self._passed, self._before, self._earlier = passed, before, earlier
+
+    @property
+    def count(self) -> int:
+        """How many items have been taken, those of earlier lists included."""
+        return self._passed + self.size - len(self.rest)
+
+    @property
+    def behind(self) -> Reference:
+        """The state right behind the last item taken."""
+        left = len(self.rest)
+        if not left and self._after is not None:
+            return Reference.to(self._after)
+        return Reference(self._states, self.size - left - 1) if left < self.size else self._before
+
+    @property
+    def before(self) -> Reference:
+        """The state right before the last item taken."""
+        taken = self.size - len(self.rest)
+        if taken > 1:
+            return Reference(self._states, taken - 2)
+        return self._before if taken else self._earlier
+
+    def then(self, chunk: Chunk[T]) -> CurrentChunk[T]:
+        """Return the list that comes next."""
+        return CurrentChunk(chunk, self.count, self.behind, self.before, self.received)
+
+    def drop(self) -> None:
+        """Let nobody take anything from it any more, not even who was about to."""
+        deque(self.many, 0)
+        deque(self.last, 0)
+        self.rest.clear()
+
+
+class Cursor(ABC, Generic[T]):
+    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
+
+    def __init__(self, begin: State) -> None:
+        before = Reference.to(begin)
+        self._hand: CurrentChunk[T] = CurrentChunk(Chunk((), ()), 0, before, before)
+
+    @property
+    def count(self) -> int:
+        """How many items have been taken so far."""
+        return self._hand.count
+
+    @property
+    def state(self) -> State:
+        """The state right after the last item returned. It changes only while a pull is in progress."""
+        return self.behind.get()
+
+    @property
+    def at_hand(self) -> int:
+        """Items of the list at hand that were not returned yet."""
+        return len(self._hand.rest)
+
+    @property
+    def behind(self) -> Reference:
+        """The same as `state`, not made yet."""
+        return self._hand.behind
+
+    @property
+    def before(self) -> Reference:
+        """The state right before the last item returned; before any was, that of the beginning."""
+        return self._hand.before
+
+    def _begin_at(self, begin: State) -> None:
+        """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
+        before = Reference.to(begin)
+        self._hand = CurrentChunk(Chunk((), ()), self.count, before, before, self._hand.received)
+
+    def _load(self, chunk: Chunk[T]) -> None:
+        """Go to the beginning of the next list."""
+        self._hand = self._hand.then(chunk)
+
+    def _forget(self) -> None:
+        """Drop the items at hand; the state stays behind the last one returned."""
+        hand = self._hand
+        self._load(Chunk((), ()))
+        hand.drop()
+
+    def _part_at_hand(self) -> Iterator[T]:
+        """Return what gives all of the list at hand but its last item, or that one, once it may be taken."""
+        hand = self._hand
+        if len(hand.rest) > 1:
+            return hand.many
+        self._prepare_last(hand)
+        self._dealt_with(hand)
+        return hand.last
+
+    def _prepare_last(self, hand: CurrentChunk[T]) -> None:
+        """Do what an item needs before it is taken, where lists are of one. Idempotent; if it raises, none is taken."""
+
+    @abstractmethod
+    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+        """The last item of a list is about to be taken. Idempotent."""
+
+
+class AsyncCursor(Cursor[T]):
+    """An async iterator over lists that a subclass pulls."""
+
+    def __aiter__(self) -> AsyncCursor[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        for item in self._hand.many:
+            return item
+        with TrimmedTraceback():
+            part = await self.part()
+        [item] = islice(part, 1)
+        return item
+
+    async def part(self) -> Iterator[T]:
+        """Return what gives the items at hand, as `_part_at_hand`; pull a list first, if there is none.
+
+        Raises:
+          StopAsyncIteration: at the end.
+        """
+        while not self._hand.rest:
+            if (chunk := await self._pull()) is None:
+                raise StopAsyncIteration
+            self._load(chunk)
+        return self._part_at_hand()
+
+    def take_rest(self) -> list[T]:
+        """Return the items of the list at hand, as if each had been asked for."""
+        found = list(self._hand.many)
+        if self._hand.rest:
+            found.extend(self._part_at_hand())
+        return found
+
+    @abstractmethod
+    async def _pull(self) -> Chunk[T] | None:
+        """Return the next list; None at the end."""
+
+
+class FlowReader(AsyncCursor[T]):
+    """The items of a flow, one by one."""
+
+    def __init__(self, flow: Flow[T]) -> None:
+        super().__init__(flow.state)
+        self._flow = flow
+
+    async def _pull(self) -> Chunk[T] | None:
+        return await self._flow.pull()
+
+    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+        self._flow.release()

@@ -1,0 +1,176 @@
+"""Dead letters: a JSONL file that says of each skipped item what happened.
+
+A line is written when its item counts as consumed, and says which one it is: the n-th that the stage skipped in the
+shard and epoch. So at a resume the lines beyond the snapshot's counts are dropped, since those items come again, and no
+item is there twice.
+
+Lines are handed to the operating system before the consumer gets its next list, so a kill loses none of them; they are
+not synced, so a power cut may.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from streamline.core.atomic_file import open_regular, replace_file
+from streamline.core.error_policy import Failure, Letter
+from streamline.core.text import clean, cut, said
+from streamline.errors import DeadLetterError, printable
+
+__all__ = ["DeadLetters"]
+
+
+logger = logging.getLogger(__name__)
+
+
+PREFIX = b'{"dead_letter":1,'
+"""How each line begins; 1 is the version of the format."""
+
+
+class DeadLetters:
+    """The file of one rank. Nothing is kept open between two writes.
+
+    Args:
+      path: as the user gave it; of several ranks, each has a file of its own: "bad-rank-00003-of-00008.jsonl".
+      counts: of the state that the run begins at: skipped items by (shard, stage).
+      process: of the job, if several are this rank: each has a file of its own, "bad-rank-…-process-00005.jsonl".
+
+    Raises:
+      DeadLetterError: it can't be read or written, or holds something else.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rank: int,
+        world_size: int,
+        epoch: int,
+        counts: Mapping[tuple[int, str], int],
+        process: int | None = None,
+    ) -> None:
+        given = Path(path).absolute()  # a later chdir changes nothing
+        if world_size > 1:
+            given = given.with_name(f"{given.stem}-rank-{rank:05}-of-{world_size:05}{given.suffix}")
+        if process is not None:
+            given = given.with_name(f"{given.stem}-process-{process:05}{given.suffix}")
+        self.path = given
+        self._rank = rank
+        self._epoch = epoch
+        try:
+            self._begin(counts)
+        except DeadLetterError:
+            raise
+        except OSError as error:
+            raise _failed(self.path, error) from error
+
+    def written(self, failure: Failure, epoch: tuple[int, ...]) -> Letter:
+        """Return the line of a failure, but for its number; the item is looked at now."""
+        return {
+            "dead_letter": 1,
+            "epoch": epoch[0],
+            "passes": list(epoch[1:]),
+            "rank": self._rank,
+            "shard": failure.shard,
+            "stage": failure.stage,
+            "n": 0,
+            "kind": failure.kind,
+            "items": failure.items,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "position": clean(failure.position),
+            "error": type(failure.error).__qualname__,
+            "message": clean(said(failure.error, str)),
+            "item": cut(said(failure.item, repr)),
+            "traceback": clean(failure.traceback),
+        }
+
+    def append(self, letters: Iterable[Letter]) -> None:
+        """Write lines behind those that are there.
+
+        Raises:
+          DeadLetterError: the disk is full, say; a part of a line may be there, and is removed at the next opening.
+        """
+        try:
+            self._append(letters)
+        except OSError as error:
+            raise _failed(self.path, error) from error
+
+    def _append(self, letters: Iterable[Letter]) -> None:
+        rest = memoryview(b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters))
+        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+
+    def _begin(self, counts: Mapping[tuple[int, str], int]) -> None:
+        """Keep the lines of what the state has counted, and of earlier epochs."""
+        if not self.path.exists():
+            self._append(())  # so that a place where nothing can be written is found out now
+            self._warn_of_missing(counts, [])
+            return
+        with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
+            lines = list(self._checked(file))
+        kept = [line for line, letter in lines if letter is not None and self._keeps(letter, counts)]
+        self._warn_of_missing(counts, [letter for _, letter in lines if letter is not None])
+        if len(kept) < len(lines):
+            replace_file(self.path, b"".join(kept))
+        else:
+            self._append(())
+
+    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], letters: Iterable[Letter]) -> None:
+        """Log which items the state counts as skipped that have no line after the last one of their stage and shard."""
+        there: dict[tuple[int, str], int] = {}
+        for letter in letters:
+            if letter["epoch"] == self._epoch:
+                key = letter["shard"], letter["stage"]
+                there[key] = max(there.get(key, 0), letter["n"])
+        for (shard, stage), count in counts.items():
+            if there.get((shard, stage), 0) < count:
+                logger.warning(
+                    "%s ends before the snapshot: %s has skipped %d items in shard %d, and the file has lines up to "
+                    "number %d. The others were skipped, too: use a copy of the file that is as new as the snapshot",
+                    printable(str(self.path)), stage, count, shard, there.get((shard, stage), 0),
+                )  # fmt: skip
+
+    def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Letter | None]]:
+        """Yield each line with what it says; None for a last one that a kill has cut off."""
+        for number, line in enumerate(lines, 1):
+            whole = line.endswith(b"\n")
+            if not line.startswith(PREFIX) and (whole or not PREFIX.startswith(line)):
+                raise DeadLetterError(
+                    f"{self.path} is not a file of dead letters: line {number} is {line[:40]!r}; give dead_letters= "
+                    "another path"
+                )
+            try:
+                yield line, _letter(line) if whole else None
+            except msgspec.MsgspecError as error:
+                raise DeadLetterError(f"{self.path} line {number} is damaged: {error}; move the file away") from error
+
+    def _keeps(self, letter: Letter, counts: Mapping[tuple[int, str], int]) -> bool:
+        if letter["epoch"] != self._epoch:
+            return bool(letter["epoch"] < self._epoch)
+        return bool(letter["n"] <= counts.get((letter["shard"], letter["stage"]), 0))
+
+
+class _LetterKey(msgspec.Struct):
+    """What a line must have for its place in a run to be known."""
+
+    epoch: int
+    shard: int
+    stage: str
+    n: int
+
+
+def _letter(line: bytes) -> Letter:
+    return msgspec.structs.asdict(msgspec.json.decode(line, type=_LetterKey))
+
+
+def _failed(path: Path, error: OSError) -> DeadLetterError:
+    return DeadLetterError(error.errno, f"can't write dead letters: {error.strerror or error}", str(path))

@@ -1,0 +1,140 @@
+"""The driver: the one place that moves items between tasks.
+
+Success: every list is sent, the flow is closed, then the channel says that this was all. Stage failure: what came
+before has been sent; the flow is closed, then the channel fails with the user's exception. Cancellation: the flow is
+closed under a shield, and the channel is abandoned. Snapshot, pause: before and behind each list the driver passes the
+gate; the states travel with the items, so that is all it has to do.
+
+A driver never raises: its exception would cancel its siblings and strand what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import anyio
+
+from streamline.core.blame import cancellation_requested
+from streamline.core.channel import Channel, Inbox
+from streamline.core.flow import Chunk, Flow, Site
+from streamline.core.gate import Gate
+from streamline.core.pace import HANDOVER_S, Pace
+
+__all__ = ["Sink", "behind_channel", "drive", "into", "run_into"]
+
+
+T = TypeVar("T")
+
+
+class Sink(Protocol[T]):
+    """Where items leave a task: a channel, or what stands for one whose other end is elsewhere.
+
+    Attributes:
+      longest: items of a list that is to be pulled for it, at the most.
+    """
+
+    longest: int
+
+    @property
+    def room_at_once(self) -> int:
+        """How many items may be sent without waiting; 0 where that is too few to be worth a pull."""
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return how many items it is for."""
+
+    async def send(self, chunk: Chunk[T], /) -> None:
+        """Hand on a chunk."""
+
+    def finish(self) -> None:
+        """Say that this was all."""
+
+    def fail(self, failure: BaseException, /) -> None:
+        """Let the receiver have what was sent, then the failure."""
+
+    def abandon(self) -> None:
+        """Nobody is going to read what is left."""
+
+
+def behind_channel(
+    flow: Flow[T],
+    site: Site,
+    name: str,
+    capacity: int,
+    capacity_bytes: int | None = None,
+    *,
+    by_list: bool = False,
+    widest: int | None = None,
+) -> Inbox[T]:
+    """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
+    channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list, widest=widest)
+    channel.filler = flow.meter
+    filled_by = name if flow.meter is None else flow.meter.name
+    return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
+
+
+def run_into(
+    channel: Channel[T], work: Callable[[], Awaitable[None]], site: Site, name: str, filled_by: str
+) -> Inbox[T]:
+    """Return the inbox of `channel`, whose first pull starts `work`.
+
+    Args:
+      channel: filled by `work`.
+      work: as `Tasks.start` takes it.
+      site: where it runs.
+      name: of the task.
+      filled_by: the name of the stage whose items go through the channel, for what is counted of it.
+    """
+    full_name = f"{name} of shard {site.shard}"
+    moving = partial(site.tasks.gate.moves, full_name, work)
+    channel.inbox.starter = lambda: site.tasks.start(moving, full_name, channel.abandon)
+    channel.join(site.tasks.session)
+    meters = site.tasks.session.meters
+    if meters.on:
+        channel.meter = meters.channel(filled_by, site.shard, channel.capacity)
+    channel.inbox.stopper = site.tasks.stop
+    channel.inbox.on_closed = lambda: site.tasks.disown(channel.abandon)
+    site.tasks.own(channel.abandon)
+    return channel.inbox
+
+
+async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
+    """Pull `flow` to its end into `channel`, or what stands for one."""
+
+    async def pump() -> None:
+        pace = Pace()
+        while True:
+            room = channel.room_at_once
+            if room < 1:
+                room = await channel.wait_room()
+                pace.begin()  # its reader had a turn
+            if gate.holding:
+                await gate.passage()
+            chunk = await flow.pull(min(room, channel.longest))
+            if gate.holding:
+                await gate.passage()  # behind a read that ended when nothing was to move any more
+            if chunk is None:
+                return
+            await channel.send(chunk)
+            del chunk
+            await pace.breathe(HANDOVER_S)
+
+    await into(channel, flow, pump)
+
+
+async def into(channel: Sink[Any], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work that fills `channel`, close the `flow` that it read, and tell the channel how it ended."""
+    try:
+        try:
+            await work()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await flow.aclose()
+    except BaseException as failure:
+        if cancellation_requested(failure):
+            channel.abandon()
+            raise
+        channel.fail(failure)
+    else:
+        channel.finish()

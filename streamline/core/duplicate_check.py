@@ -1,0 +1,127 @@
+"""Whether two shards of a source that splits itself begin alike: then both read the same, and each item comes twice.
+
+Only the source's function knows what a shard is. So the first items of each worker are digested where they are read,
+before a shuffle or a map makes others of them, and the digests of a rank's workers are compared. Behind these first
+items it costs nothing.
+
+The finding comes out at the consumer's next edge (`streamline.core.session`): as a warning in its thread, at its line. Where
+a filter makes an error of it, the stream fails with it there, as with any other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from streamline.core.tree import digest
+from streamline.errors import DuplicateWarning, printable, users_level
+
+__all__ = ["Beginning", "DuplicateCheck", "FirstItems"]
+
+
+FIRST_ITEMS = 8
+"""Items of a worker that are looked at. A shard that has fewer is not compared."""
+
+
+DISTINCT = 4
+"""Different ones among them, or they say nothing: labels, constants. Of four equally frequent values, two shards begin
+alike, and with all four, once in 100,000 times; of any others, more seldom."""
+
+
+class Beginning(NamedTuple):
+    """How a shard begins.
+
+    Attributes:
+      source: its name.
+      epoch: as in a `Site`.
+      where: what reads it, "process 2"; "": the running itself.
+      digests: of its first items.
+    """
+
+    source: str
+    shard: int
+    epoch: tuple[int, ...]
+    where: str
+    digests: tuple[bytes, ...]
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} ({self.where})" if self.where else f"shard {self.shard}"
+
+
+class DuplicateCheck:
+    """The beginnings of one running's shards. Told in its event loop's thread.
+
+    Args:
+      at_edges: as of a `Session`.
+
+    Attributes:
+      tell: told of each beginning; in a host, this sends it to the running.
+    """
+
+    def __init__(self, at_edges: Callable[[Callable[[Any], None]], None]) -> None:
+        self.tell: Callable[[Beginning], object] = self.compare
+        self._at_edges = at_edges
+        self._seen: set[tuple[str, int]] = set()
+        self._known: dict[tuple[str, tuple[int, ...], tuple[bytes, ...]], Beginning] = {}
+        self._found: tuple[Beginning, Beginning] | None = None
+        self._warned = False
+
+    def first_items(self, source: str, shard: int, epoch: tuple[int, ...], where: str) -> FirstItems | None:
+        """Return what looks at a shard that begins here; None: it has begun before, in an earlier pass."""
+        if (source, shard) in self._seen:
+            return None
+        self._seen.add((source, shard))
+        return FirstItems(self.tell, source, shard, epoch, where)
+
+    def compare(self, beginning: Beginning) -> None:
+        """Take note of a beginning; if another shard begins alike, warn at the next edge, once."""
+        key = (beginning.source, beginning.epoch, beginning.digests)
+        other = self._known.setdefault(key, beginning)
+        if other.shard != beginning.shard and self._found is None:
+            self._found = (other, beginning)
+            self._at_edges(self._warn)
+
+    def _warn(self, _: object) -> None:
+        if self._found is None or self._warned:
+            return
+        self._warned = True
+        one, other = sorted(self._found, key=lambda beginning: beginning.shard)
+        warnings.warn(
+            f"{printable(one.source)}: the first {FIRST_ITEMS} items of {one} and of {other} are the same. Where each "
+            "shard reads everything, every item comes as often as there are shards. A source splits itself: use its "
+            "shard and num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these "
+            'data are right, warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
+            DuplicateWarning,
+            stacklevel=users_level(),
+        )
+
+
+class FirstItems:
+    """Looks at the first items of a shard.
+
+    Args:
+      tell: told of them when there are enough.
+    """
+
+    def __init__(
+        self, tell: Callable[[Beginning], object], source: str, shard: int, epoch: tuple[int, ...], where: str
+    ) -> None:
+        self._tell = tell
+        self._source = source
+        self._shard = shard
+        self._epoch = epoch
+        self._where = where
+        self._digests: list[bytes] = []
+
+    def look(self, items: Sequence[object]) -> bool:
+        """Look at the next items, as far as they are wanted; return whether more are."""
+        for item in items[: FIRST_ITEMS - len(self._digests)]:
+            if (found := digest(item)) is None:
+                return False  # nothing can be said of this source
+            self._digests.append(found)
+        if len(self._digests) < FIRST_ITEMS:
+            return True
+        if len(set(self._digests)) >= DISTINCT:
+            self._tell(Beginning(self._source, self._shard, self._epoch, self._where, tuple(self._digests)))
+        return False

@@ -1,0 +1,562 @@
+"""Leaving out items on which user code fails: decided in the stage, counted at consumption.
+
+A stage that skips an item adds one to its count, which its states carry from there on, and leaves what happened with
+the run's `Errors`. When the consumer asks for another list, the count in its state says which of these failures are
+consumed: those are written down, reported, and compared with `max_errors`. So a resume goes on with the count of its
+snapshot, and what is read again is counted again.
+
+What is called in the event loop and what in the consumer's thread share one queue per stage and shard, filled by one
+and emptied by the other.
+
+What is said of an item that is left out because user code failed on it, and when a run may leave items out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from streamline.core.counters import label
+from streamline.core.meters import Meters
+from streamline.core.options import check_int, is_async
+from streamline.core.replay import KEY, Adapter, FailedCall
+from streamline.core.state import Reference, State, Tally, Tree
+from streamline.core.tracebacks import OURS, outside, traced_in_full
+from streamline.errors import (
+    DeadLetterError,
+    PlanError,
+    PlanTypeError,
+    StageError,
+    StreamlineError,
+    TooManyErrors,
+    printable,
+)
+
+__all__ = [
+    "MAX_ERRORS",
+    "DeadLetterSink",
+    "Decision",
+    "ErrorReport",
+    "Errors",
+    "Failure",
+    "Letter",
+    "OnError",
+    "Policy",
+    "Skips",
+    "counting_in",
+    "counts_in",
+    "moved",
+    "trace_of",
+]
+
+
+MAX_ERRORS = 0.01
+"""Skipped items that a run bears unless it says otherwise: one in a hundred."""
+
+
+FREE_ERRORS = 10
+"""Errors that a rate allows in any case: of fewer, no rate can be told."""
+
+
+RATE_ITEMS = 1000
+"""A rate is of at least so many items: of the first ones, many may be held by stages when the first errors count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """User code, or a record, that failed: what an `on_error` handler gets.
+
+    Attributes:
+      stage: the stage's name.
+      kind: "map", "filter", "batch", "read_jsonl".
+      shard: where it ran; behind the merge, the rank.
+      position: of the item in the source, for a person; "" where it isn't known.
+      item: what the stage was given: of a batch the list, of `from_items` the index, of a line file the line's bytes.
+      error: what was raised. Behind the handler it has no `__traceback__`: frames hold on to items.
+      items: how many items it counts as: of a batch, all that are in it.
+    """
+
+    stage: str
+    kind: str
+    shard: int
+    position: str
+    item: Any = field(repr=False)
+    error: Exception
+    items: int = 1
+    trace: traceback.TracebackException = field(repr=False)
+
+    @property
+    def traceback(self) -> str:
+        """The traceback as text, from the user's own frames on."""
+        return "".join(self.trace.format())
+
+
+Letter: TypeAlias = dict[str, Any]
+"""The line of a dead letter, of which `Letters` knows what stands in it."""
+
+
+Decision: TypeAlias = Literal["skip", "raise"]
+
+
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Failure], Decision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorReport:
+    """The items that a stream has left out so far, as far as they are consumed.
+
+    Attributes:
+      total: items.
+      stages: items by stage.
+      last: the last few, oldest first; of the run at hand, not of what it resumed.
+      dead_letters: the file that says of each what happened; None: nobody asked for one.
+    """
+
+    total: int = 0
+    stages: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    last: tuple[Failure, ...] = ()
+    dead_letters: Path | None = None
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "no items were skipped"
+        stages = ", ".join(f"{name} {count:,}" for name, count in self.stages.items())
+        what = "1 item was skipped" if self.total == 1 else f"{self.total:,} items were skipped"
+        return f"{what}: {stages}" + (
+            f"; see {printable(str(self.dead_letters))}" if self.dead_letters is not None else ""
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a run does with items on which user code fails.
+
+    Attributes:
+      on_error: "raise", "skip", or a function that decides.
+      max_errors: an int is a count, a float a rate; None: no limit.
+      dead_letters: where skipped items are written down; None: nowhere.
+
+    Raises:
+      PlanError: an option out of range, or one that has no meaning without another.
+      PlanTypeError: an option of the wrong type.
+    """
+
+    on_error: OnError = "raise"
+    max_errors: int | float | None = MAX_ERRORS
+    dead_letters: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        _check_on_error(self.on_error)
+        _check_max_errors(self.max_errors)
+        letters = self.dead_letters
+        if letters is not None and (not isinstance(letters, str | os.PathLike) or not os.fspath(letters)):
+            raise PlanTypeError(f".open(dead_letters=) is a path that isn't empty, got {letters!r}")
+        if self.skips:
+            return
+        if letters is not None:
+            raise PlanError('.open(dead_letters=) says what was skipped: add on_error="skip", or leave it out')
+        if self.max_errors != MAX_ERRORS:
+            raise PlanError(
+                '.open(max_errors=) bounds how many items are skipped: add on_error="skip", or leave it out'
+            )
+
+    @property
+    def skips(self) -> bool:
+        """Whether items may be left out at all."""
+        return self.on_error != "raise"
+
+    def too_many(self, errors: int, consumed: int) -> bool:
+        """Whether `errors` skipped items beside `consumed` others are more than the run bears."""
+        if self.max_errors is None:
+            return False
+        if isinstance(self.max_errors, int):
+            return errors > self.max_errors
+        return errors > max(FREE_ERRORS, self.max_errors * max(RATE_ITEMS, errors + consumed))
+
+
+def _check_on_error(on_error: object) -> None:
+    if isinstance(on_error, str):
+        if on_error not in ("raise", "skip"):
+            raise PlanError(f".open(on_error=) is 'raise', 'skip' or a function of a Failure, got {on_error!r}")
+    elif not callable(on_error):
+        given = f"{type(on_error).__name__} {on_error!r}"
+        raise PlanTypeError(f".open(on_error=) is 'raise', 'skip' or a function of a Failure, got {given}")
+    elif is_async(on_error):
+        raise PlanError(".open(on_error=) takes a sync function: nothing waits for an async one")
+
+
+def _check_max_errors(limit: object) -> None:
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        given = f"{type(limit).__name__} {limit!r}"
+        raise PlanTypeError(f".open(max_errors=) is an integer (a count), a float (a rate) or None, got {given}")
+    if isinstance(limit, int):
+        check_int(".open(max_errors=)", limit, 0)
+    elif not 0 < limit < 1:
+        raise PlanError(
+            f".open(max_errors=) as a float is a rate between 0 and 1, got {limit}: an int is a count, None is no limit"
+        )
+
+
+def trace_of(error: BaseException) -> traceback.TracebackException:
+    """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
+    full = traced_in_full()
+    trace = error.__traceback__ if full else outside(error, error.__traceback__)
+    found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
+    chain = [] if full else [found.__cause__, found.__context__]
+    for other in chain:  # it grows meanwhile
+        if other is not None:
+            ours = [frame.filename.startswith(OURS) for frame in other.stack]
+            first = ours.index(False) if False in ours else 0
+            del other.stack[:first]
+            chain += [other.__cause__, other.__context__]
+    return found
+
+
+logger = logging.getLogger("streamline.skipping")  # as the docs call it
+
+
+LAST = 5
+"""Failures that a report shows."""
+
+
+Key = tuple[int, str]
+
+
+class DeadLetterSink(Protocol):
+    """Where skipped items are written down: `Letters`, of which a host that is a process needs nothing."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    def written(self, failure: Failure, epoch: tuple[int, ...], /) -> Letter:
+        """Return the line of a failure, but for its number; the item is looked at now."""
+
+    def append(self, letters: Iterable[Letter], /) -> None:
+        """Write lines after those that are there.
+
+        Raises:
+          DeadLetterError: they can't be written.
+        """
+
+
+class Errors:
+    """The skipped items of one running.
+
+    Args:
+      policy: what may be skipped.
+      before: of the state that the run begins at: skipped items by (shard, stage).
+      letters: where they are written down.
+      size: items of the source in one that the merge takes: more than one where workers make batches.
+      meters: told of every item that is skipped; None: nobody is.
+
+    Attributes:
+      goes_on: items were skipped before the state that the run begins at.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        before: Mapping[Key, int] | None = None,
+        letters: DeadLetterSink | None = None,
+        size: int = 1,
+        meters: Meters | None = None,
+        *,
+        told: bool = False,
+    ) -> None:
+        self.policy = policy or Policy()
+        self._letters = letters
+        self._size = size
+        self._meters = meters
+        self._totals: dict[Key, int] = dict(before or {})
+        self._waiting: dict[Key, deque[_PendingSkip]] = {}
+        self._counting = False
+        self._happened = 0  # written by the event loop's thread only
+        self._counted = 0  # written by the consumer's only
+        self.goes_on = bool(self._totals)
+        self._unjudged = self.goes_on or told
+        self._told = told
+        self._last: deque[Failure] = deque(maxlen=LAST)
+        self._failure: StreamlineError | None = None
+        self._reported = False
+        self._deciding = threading.RLock()
+
+    def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+        """Take note of an item that was skipped, before the state that counts it is handed on.
+
+        Args:
+          number: items that the stage has skipped so far in this shard, with this one.
+        """
+        letter = None
+        if self._letters is not None:
+            letter = {**self._letters.written(failure, epoch), "n": number}
+        waiting = self._waiting.setdefault(key, deque())
+        more = failure.items - _forget(waiting, number)
+        self._happened += more
+        waiting.append(_PendingSkip(number, failure, letter))
+        if self._meters is not None:
+            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
+
+    def decide(self, failure: Failure) -> object:
+        """Return what is to be done: "skip" or "raise"; or what else a handler answers. One call at a time.
+
+        Raises:
+          What the handler raises.
+        """
+        on_error = self.policy.on_error
+        if isinstance(on_error, str):
+            return on_error
+        with self._deciding:
+            return on_error(failure)
+
+    def count(self, state: State) -> None:
+        """Count what was skipped up to `state`, which the consumer has reached, and write it down.
+
+        Raises:
+          DeadLetterError: it can't be written down.
+        """
+        if self._happened == self._counted and not self._unjudged:
+            return
+        self._count(state)
+
+    def judge(self, behind: Reference) -> None:
+        """Count, and fail the run if it was too much: then for ever.
+
+        Raises:
+          TooManyErrors: as `max_errors` says.
+          DeadLetterError: as `count`.
+        """
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)  # else it would grow with every raise
+        if self._happened == self._counted and not self._unjudged:
+            return
+        try:
+            tally = self._count(behind.get())
+            self._unjudged = self._told
+            if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
+                raise self._too_many()
+        except StreamlineError as failure:
+            self._failure = failure
+            raise
+
+    def _count(self, state: State) -> Tally:
+        tally = Tally()
+        state.tally(tally)
+        if self._counting:  # a signal's handler takes a snapshot in the middle of this: what it interrupts goes on
+            return tally
+        self._counting = True
+        try:
+            self._take(tally.skipped)
+        finally:
+            self._counting = False
+        return tally
+
+    def _take(self, totals: Mapping[Key, int]) -> None:
+        """Write down what is counted now, and only then take it away: an interrupt between loses nothing."""
+        counts = {key: self._counted_in(key, total) for key, total in totals.items()}
+        counted = [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
+        unwritten: DeadLetterError | None = None
+        if self._letters is not None and counted:
+            try:
+                self._letters.append(left.letter for left in counted if left.letter is not None)
+            except DeadLetterError as error:
+                unwritten = error
+        for key, count in counts.items():
+            for _ in range(count):
+                self._counted += self._waiting[key].popleft().failure.items
+        self._last.extend(left.failure for left in counted[-LAST:])
+        self._totals.update(totals)
+        if unwritten is not None:
+            raise unwritten
+
+    def _counted_in(self, key: Key, total: int) -> int:
+        """Return how many of those that wait `total` counts."""
+        count = 0
+        waiting = self._waiting.get(key, ())
+        while count < len(waiting) and waiting[count].number <= total:
+            count += 1
+        return count
+
+    def report(self) -> ErrorReport:
+        """Return what was counted so far."""
+        stages: dict[str, int] = {}
+        for (_, stage), count in self._totals.items():
+            stages[stage] = stages.get(stage, 0) + count
+        most_first = dict(sorted(stages.items(), key=lambda entry: -entry[1]))
+        path = None if self._letters is None else self._letters.path
+        return ErrorReport(
+            total=sum(stages.values()), stages=MappingProxyType(most_first), last=tuple(self._last), dead_letters=path
+        )
+
+    def close(self, state: State | None) -> None:
+        """The run is over: count for the last time, and say in the log what was skipped. Idempotent, never raises.
+
+        Args:
+          state: right after the last item that the consumer got; None: it is gone.
+        """
+        if self._reported or not self.policy.skips:
+            return
+        self._reported = True
+        try:
+            if state is not None:
+                self.count(state)
+        except DeadLetterError as error:
+            logger.error("%s", error)
+        report = self.report()
+        if report.total:
+            logger.warning("%s", report)
+
+    def _too_many(self) -> TooManyErrors:
+        limit = self.policy.max_errors
+        allowed = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}, a rate,"
+        last = self._last[-1] if self._last else None
+        error = TooManyErrors(
+            f"{self.report()}; max_errors={allowed} allows no more"
+            + (f". The last, in {label(last.stage, last.kind)}: {last.error!r}" if last else " (all before the resume)")
+            + ". Mend the cause (it resumes where it stands), or raise max_errors; None is no limit"
+        )
+        if last is not None:
+            last.error.add_note(last.traceback)
+            error.__cause__ = last.error
+        return error
+
+
+class _PendingSkip(NamedTuple):
+    """An item that was left out, and waits to be consumed; `number` is what its stage had skipped by then."""
+
+    number: int
+    failure: Failure
+    letter: Letter | None
+
+
+def _forget(waiting: deque[_PendingSkip], number: int) -> int:
+    """Drop what waits from `number` on, and return how many items that are.
+
+    A stage that is at `number` again has been opened anew, in another pass of a repeat: what an earlier one skipped
+    ahead of the last item that was taken of it is never consumed.
+    """
+    items = 0
+    while True:
+        try:
+            last = waiting[-1]
+        except IndexError:  # empty, or the consumer's thread has just taken the last one
+            return items
+        if last.number < number:
+            return items
+        items += waiting.pop().failure.items
+
+
+class Skips:
+    """What one stage's run in one shard leaves out.
+
+    Args:
+      name: the stage's.
+      kind: likewise.
+      count: of the state that it was opened at.
+
+    Attributes:
+      count: items that it has skipped so far.
+    """
+
+    __slots__ = ("_epoch", "_errors", "_kind", "count", "name", "shard")
+
+    def __init__(self, errors: Errors, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> None:
+        self._errors = errors
+        self._kind = kind
+        self._epoch = epoch
+        self.name = name
+        self.shard = shard
+        self.count = count
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may be skipped."""
+        return self._errors.policy.skips
+
+    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
+        """Return a failure that is to be left out, or what the stream is to fail with.
+
+        Args:
+          error: as it would reach the consumer. If its item is left out, its traceback becomes text: frames hold on to
+            items.
+          position: the state right after the item.
+          items: how many it counts as.
+        """
+        if not self.active or not isinstance(error, Exception) or isinstance(error.__cause__, GeneratorExit):
+            return error
+        call = vars(error).get(KEY)
+        failure = Failure(
+            stage=self.name,
+            kind=self._kind,
+            shard=self.shard,
+            position=position.where(),
+            item=call.fn.item(item) if isinstance(call, FailedCall) and isinstance(call.fn, Adapter) else item,
+            error=error,
+            items=items,
+            trace=trace_of(error),
+        )
+        refusal = self._decided(failure)
+        if refusal is None:
+            error.__traceback__ = None
+            return failure
+        return refusal
+
+    def add(self, failure: Failure) -> None:
+        """Count a failure; states that are handed on from now on have to be behind it."""
+        self.count += failure.items
+        self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
+
+    def _decided(self, failure: Failure) -> BaseException | None:
+        """Ask the handler; return what the stream is to fail with, or None."""
+        try:
+            decision = self._errors.decide(failure)
+        except BaseException as error:
+            error.add_note(f"in the on_error handler, for a failure of {label(failure.stage, failure.kind)}")
+            if isinstance(error, Exception):
+                error.__cause__ = error.__cause__ or failure.error
+                return error if not isinstance(error, StopIteration | StopAsyncIteration) else _not_an_end(error)
+            return error
+        if isinstance(decision, str) and decision == "skip":  # an array has no truth value
+            return None
+        if isinstance(decision, str) and decision == "raise":
+            return failure.error
+        refusal = PlanTypeError(f"the on_error handler returns 'skip' or 'raise', got {decision!r}")
+        refusal.__cause__ = failure.error
+        return refusal
+
+
+def _not_an_end(error: Exception) -> StageError:
+    wrapped = StageError(f"the on_error handler raised {type(error).__name__}, which Python would read as an end")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def counts_in(tree: Mapping[str, object]) -> dict[str, int]:
+    """Return the counts in a state as JSON, by stage; those of a merge's workers are in their own trees."""
+    found = tree.get("errors")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def counting_in(tree: Tree, counts: Mapping[str, int]) -> Tree:
+    """Return a state as JSON with more counts in it: of stages that it has none of."""
+    return {**tree, "errors": {**counts, **counts_in(tree)}} if counts else tree
+
+
+def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
+    """Return two states as JSON with the counts of stages of these names moved from the first to the second."""
+    counts = counts_in(tree)
+    going = {name: count for name, count in counts.items() if name in names}
+    if not going:
+        return tree, to
+    staying = {name: count for name, count in counts.items() if name not in names}
+    return counting_in({key: own for key, own in tree.items() if key != "errors"}, staying), counting_in(to, going)

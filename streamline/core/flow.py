@@ -1,0 +1,314 @@
+"""The one idea: a flow is an async iterator that knows its state.
+
+A stage (`streamline.transforms.base`) is opened over an *opener* of its upstream, at a state or at the beginning, and
+returns a flow. It may open its upstream again (repeat, cache), and closes what it opened. Inside, flows move lists:
+`pull` returns a `Chunk`, some items and a column of their states. Users see items: `async for`, and `state`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import anyio
+
+from streamline.core.counters import StageMeter
+from streamline.core.error_policy import Failure, Skips, counts_in
+from streamline.core.state import Reference, Shifted, Since, Skipped, SkippedStates, State, States, Tree
+from streamline.core.tasks import Tasks
+from streamline.errors import ClosedError
+
+__all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
+
+
+T = TypeVar("T")
+
+
+In = TypeVar("In")
+
+
+LIST_ITEMS = 256
+"""Items in a list at the most, and so between two checkpoints."""
+
+
+LONG_LIST_ITEMS = 1024
+"""Likewise, where items take no time: each list costs as much as making a hundred of these."""
+
+
+class Chunk(Generic[T]):
+    """Some items in order, the state after each, and perhaps *progress*: a later state behind them all.
+
+    A chunk without items carries progress alone: what was read since the last item was dropped.
+    """
+
+    __slots__ = ("after", "items", "states")
+
+    def __init__(self, items: Sequence[T], states: States, after: State | None = None) -> None:
+        self.items = items
+        self.states = states
+        self.after = after
+
+    @property
+    def behind(self) -> Reference:
+        """The state behind everything in this chunk, not made yet."""
+        return Reference(self.states, len(self.items) - 1) if self.after is None else Reference.to(self.after)
+
+    @property
+    def end(self) -> State:
+        """The state behind everything in this chunk."""
+        return self.behind.get()
+
+    def part(self, start: int, count: int) -> Chunk[T]:
+        """Return items start … start + count - 1; the last part keeps the progress."""
+        stop = start + count
+        after = self.after if stop >= len(self.items) else None
+        return Chunk(self.items[start:stop], Shifted(self.states, start) if start else self.states, after)
+
+    def counting(self, skips: Skips | None) -> Chunk[T]:
+        """Return this chunk with states that say what the stage has skipped so far."""
+        if skips is None or not skips.count:
+            return self
+        name, shard, count = skips.name, skips.shard, skips.count
+        after = None if self.after is None else Skipped(name, shard, count, self.after)
+        return Chunk(self.items, SkippedStates(name, shard, count, self.states), after)
+
+
+class Flow(ABC, Generic[T]):
+    """An async iterator that knows its state; made without I/O, which begins at the first pull.
+
+    A subclass produces chunks in `_next`. This class remembers failure and end: a failed flow raises the same
+    exception for ever, and a finished one stays finished. It holds on to no item that it has returned.
+
+    Attributes:
+      meter: of the stage that this is the flow of; counts the lists that are pulled. None: nobody counts, or the stage
+        counts itself.
+      reader: of the stage that pulls this flow; told of waits. None: nobody is.
+    """
+
+    meter: StageMeter | None = None
+    reader: StageMeter | None = None
+
+    def __init__(self, begin: State) -> None:
+        self._behind = Reference.to(begin)
+        self._rest: Chunk[T] | None = None
+        self._failure: BaseException | None = None
+        self._trace: TracebackType | None = None
+        self._ended = False
+
+    @property
+    def state(self) -> State:
+        """The state right after the last item returned. It changes only while a pull is in progress."""
+        return self._behind.get()
+
+    def since(self, mark: State) -> State:
+        """Return `mark`, an earlier state of this flow, plus the choices made since."""
+        return Since(mark, self.state)
+
+    async def pull(self, limit: int = LIST_ITEMS) -> Chunk[T] | None:
+        """Return the next 1 to `limit` items, or none and progress; None at the end.
+
+        Asking again says that the items of the last list have been dealt with.
+        """
+        chunk, self._rest = self._rest, None
+        if chunk is None:
+            if self._failure is not None:
+                raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
+            if self._ended:
+                return None
+            try:
+                chunk = await self._next(limit)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as failure:
+                self._failure, self._trace = failure, failure.__traceback__
+                raise
+            if chunk is None:
+                self._ended = True
+                return None
+        if len(chunk.items) > limit:
+            self._rest = chunk.part(limit, len(chunk.items))
+            chunk = chunk.part(0, limit)
+        after = chunk.after
+        self._behind = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
+        if self.meter is not None:
+            self.meter.count(chunk.items)
+        return chunk
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the next pull neither waits nor calls anybody's function, so that no item need be handed on first."""
+        return self._rest is not None
+
+    def release(self) -> None:
+        """Say that the items returned so far have been dealt with, without asking for more."""
+
+    async def aclose(self) -> None:
+        """Close what this flow opened, and keep no item. Idempotent; asking for more is an error, not an end."""
+        self._rest = None
+        if self._failure is None and not self._ended:
+            self._failure = ClosedError("the stream is closed")
+
+    def __aiter__(self) -> Flow[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while (chunk := await self.pull(1)) is not None:
+            if chunk.items:
+                return chunk.items[0]
+        raise StopAsyncIteration
+
+    @abstractmethod
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        """Produce the next chunk; about `limit` items, None at the end. Never called again after a failure."""
+
+
+class Opener(Protocol[T]):
+    """Opens a flow anew: at a state, or with None at the beginning. Opening does no I/O."""
+
+    @property
+    def site(self) -> Site:
+        """Where the flow will run."""
+
+    def __call__(self, state: Tree | None = None) -> Flow[T]: ...
+
+    def at(self, site: Site) -> Opener[T]:
+        """Return the opener of the same flow at another site: another pass, say."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a chain of stages runs: what order and randomness may depend on, and who owns its tasks.
+
+    Attributes:
+      tasks: the supervisor's; whatever a stage starts, it starts there.
+      shard: 0-based among `num_shards` of the whole job; for stages after the merge, the rank.
+      num_shards: shards in the whole job; after the merge, ranks.
+      epoch: (loader epoch, pass of each enclosing repeat, outermost first).
+      skipped: items left out in earlier passes, by (shard, stage): counts go on where a stage is opened again.
+    """
+
+    tasks: Tasks
+    shard: int = 0
+    num_shards: int = 1
+    epoch: tuple[int, ...] = (0,)
+    skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
+
+    def meter(self, name: str, kind: str, concurrency: int = 1) -> StageMeter | None:
+        """Return the meter of a stage that runs here; None: nothing is counted."""
+        meters = self.tasks.session.meters
+        return meters.stage(name, kind, self.shard, concurrency) if meters.on else None
+
+    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], int] | None = None) -> Site:
+        """Return this site as what is upstream of a repeat sees it in pass `number`."""
+        return replace(self, epoch=(*self.epoch, number), skipped={**self.skipped, **(skipped or {})})
+
+    def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
+        """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
+        errors = self.tasks.session.errors
+        count = self.skipped.get((self.shard, name), 0) if state is None else counts_in(state).get(name, 0)
+        if not count and not errors.policy.skips:
+            return None
+        return Skips(errors, name, kind, self.shard, self.epoch, count)
+
+
+class Demand:
+    """What a generator of chunks knows of its reader, and of where it runs.
+
+    Attributes:
+      site: where it runs.
+      want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
+      meter: of the stage; None: nothing is counted.
+      skips: what it leaves out because of errors; None: nothing.
+      kept: what it keeps from one file to the next.
+    """
+
+    __slots__ = ("kept", "meter", "site", "skips", "want")
+
+    def __init__(self, site: Site, meter: StageMeter | None = None, skips: Skips | None = None) -> None:
+        self.site = site
+        self.skips = skips
+        self.want = LIST_ITEMS
+        self.meter = meter
+        self.kept: dict[str, Any] = {}
+
+    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
+        """Return the failure if its item is to be left out; then it is counted, and states have to be behind it.
+
+        Raises:
+          What the stream is to fail with, otherwise.
+        """
+        failure = error if self.skips is None else self.skips.judge(error, item, position, items)
+        if isinstance(failure, BaseException):
+            raise failure
+        assert self.skips is not None
+        self.skips.add(failure)
+        return failure
+
+
+class Run(Demand, Generic[In]):
+    """One running of a stage, as its generator sees it.
+
+    Attributes:
+      upstream: the flow that the stage reads.
+      own: the stage's own part of the state that it was opened at; None at the beginning.
+    """
+
+    __slots__ = ("own", "upstream")
+
+    def __init__(
+        self, upstream: Flow[In], own: Any, site: Site, meter: StageMeter | None = None, skips: Skips | None = None
+    ) -> None:
+        super().__init__(site, meter, skips)
+        self.upstream = upstream
+        self.own = own
+        upstream.reader = meter
+
+
+Lists = AsyncGenerator[Chunk[T], None]
+
+
+class ListsFlow(Flow[T]):
+    """A flow that is written as an async generator of chunks.
+
+    Args:
+      begin: the state before the first item.
+      lists: the generator, not started.
+      demand: where the generator reads how many items are wanted.
+      opened: flows to close behind it.
+
+    Attributes:
+      instant: nothing in here waits or calls anybody's function, ever.
+    """
+
+    instant = False
+
+    def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
+        skips = demand.skips
+        super().__init__(Skipped(skips.name, skips.shard, skips.count, begin) if skips and skips.count else begin)
+        self._lists = lists
+        self._demand = demand
+        self._opened = opened
+        self.meter = demand.meter
+
+    @property
+    def at_once(self) -> bool:
+        return self.instant or super().at_once
+
+    async def _next(self, limit: int) -> Chunk[T] | None:
+        self._demand.want = limit
+        try:
+            chunk = await anext(self._lists, None)
+        except anyio.get_cancelled_exc_class():
+            # The generator is dead now: without this, the next pull would look like an end.
+            self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
+            raise
+        return chunk if self._demand.skips is None or chunk is None else chunk.counting(self._demand.skips)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._lists.aclose()
+        for flow in self._opened:
+            await flow.aclose()

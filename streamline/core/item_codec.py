@@ -1,0 +1,290 @@
+"""Raw items of a live source, written down as they were when they were read: the user may change them in place later.
+
+What is immutable is kept; another JSON value becomes its text, an array the bytes of an npy file. What would come back
+as something else (a tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is
+written. Never pickle: loading can't run code.
+
+Items as a form in JSON and the bytes of their arrays: what is kept in files. Never pickle.
+
+A form is a value of JSON as it is, or a list that begins with its kind: an array, a NumPy number, bytes, and
+containers. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from streamline.core.state import Json
+from streamline.errors import DataError, JournalError, PlanTypeError
+
+__all__ = [
+    "Buffer",
+    "Codec",
+    "EncodedItem",
+    "Read",
+    "bytes_of",
+    "from_bytes",
+    "from_json",
+    "pack",
+    "read",
+    "to_bytes",
+    "to_json",
+    "unpack",
+    "unpack_all",
+    "write",
+]
+
+
+Read = Callable[[memoryview], None]
+
+
+Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"
+"""What has the bytes that are written: the items' own, so that a million of them cost a reference each."""
+
+
+def bytes_of(buffer: Buffer) -> memoryview:
+    """Return the bytes of a buffer, C-ordered: a copy of those that aren't, for as long as they are being written."""
+    if isinstance(buffer, bytes):
+        return memoryview(buffer)
+    array = np.ascontiguousarray(buffer).reshape(-1)
+    return array.view(np.uint8).data if array.dtype.itemsize else memoryview(b"")
+
+
+def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
+    """Return the form of `value`, and add what has its bytes to `buffers`.
+
+    Args:
+      writer: who writes it down, as the user wrote it: ".cache(path=)".
+
+    Raises:
+      DataError: it is, or holds, something else than JSON's values, tuples, bytes and NumPy's arrays and numbers.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        buffers.append(value)
+        descr = np.lib.format.dtype_to_descr(value.dtype)
+        return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
+    if kind is bytes:
+        buffers.append(value)
+        return ["b", len(value)]
+    if kind is list or kind is tuple:
+        return ["l" if kind is list else "t", [pack(part, buffers, writer) for part in value]]
+    if kind is dict and all(key is None or type(key) in (bool, int, float, str) for key in value):
+        return ["d", list(value), [pack(part, buffers, writer) for part in value.values()]]
+    what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else kind.__name__
+    raise DataError(
+        f"{writer} writes down numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of them; got {what}: "
+        f"turn it into one of them in a .map before {writer.partition('(')[0]}, and back behind it"
+    )
+
+
+def unpack(form: Json, read: Read) -> Any:
+    """Return what `pack` was given; `read` fills a buffer with the next bytes."""
+    if not isinstance(form, list):
+        return form
+    kind, *rest = form
+    if kind in ("a", "n"):
+        dtype = np.lib.format.descr_to_dtype(_descr(rest[0]))
+        array: np.ndarray[Any, Any] = np.empty(rest[1], dtype)
+        if array.nbytes:
+            read(array.reshape(-1).view(np.uint8).data)
+        return array if kind == "a" else array[()]
+    if kind == "b":
+        content = bytearray(rest[0])
+        read(memoryview(content))
+        return bytes(content)
+    if kind == "d":
+        return dict(zip(rest[0], (unpack(part, read) for part in rest[1]), strict=True))
+    parts = [unpack(part, read) for part in rest[0]]
+    return parts if kind == "l" else tuple(parts)
+
+
+def unpack_all(forms: list[Json], read: Read) -> list[Any]:
+    """Return what all of these forms are of; none is left in the list, as each is let go of when its item is there."""
+    forms[:] = forms[::-1]
+    return [unpack(forms.pop(), read) for _ in range(len(forms))]
+
+
+def _descr(descr: Json) -> Any:
+    """Return a structured type's description as NumPy wants it: its fields are tuples."""
+    if isinstance(descr, str):
+        return descr
+    return [tuple(_descr(part) if isinstance(part, list) and at == 1 else tuple(part) if at == 2 else part
+                  for at, part in enumerate(field)) for field in descr]  # fmt: skip
+
+
+WAY_OUT = "give from_stream encode= (item -> JSON value, bytes or array) and decode= (the inverse)"
+
+
+KEPT_BITS = 64
+"""Integers of up to so many bits are kept; the digits of larger ones are computed at once, not at each snapshot."""
+
+
+SMALL_BYTES = 16
+"""What a number, a bool or None counts as."""
+
+
+class EncodedItem(NamedTuple):
+    """An item, written down.
+
+    Attributes:
+      kind: "v": a str, int, float, bool or None as it is; "j": JSON text; "b": bytes; "a": an npy file.
+    """
+
+    kind: str
+    value: Any
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        return len(self.value) if isinstance(self.value, str | bytes) else SMALL_BYTES
+
+
+class Codec(NamedTuple):
+    """How items are written down and read again: the user's functions, if there are any."""
+
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+
+    def write(self, item: Any) -> EncodedItem:
+        """Return `item`, written down.
+
+        Raises:
+          PlanTypeError: it can't be, as it is; the message says what to do.
+        """
+        if self.encode is None:
+            return write(item)
+        form = self.encode(item)
+        try:
+            return write(form)
+        except PlanTypeError as error:
+            raise PlanTypeError(
+                f"what from_stream's encode= made of {type(item).__name__} can't be kept: {error}"
+            ) from None
+
+    def read(self, written: EncodedItem) -> Any:
+        """Return the item that was written."""
+        form = read(written)
+        return form if self.decode is None else self.decode(form)
+
+
+def write(item: Any) -> EncodedItem:
+    """Return a JSON value, bytes or an array, written down.
+
+    Raises:
+      PlanTypeError: it is something else.
+    """
+    kind = type(item)
+    if item is None or kind is str or kind is bool or (kind is float and math.isfinite(item)):
+        return EncodedItem("v", item)
+    if kind is int and item.bit_length() < KEPT_BITS:
+        return EncodedItem("v", item)
+    if kind is bytes:
+        return EncodedItem("b", item)
+    if kind is np.ndarray:
+        return EncodedItem("a", _npy(item))
+    try:
+        found = _not_json(item)
+        text = "" if found else json.dumps(item, separators=(",", ":"))
+    except RecursionError:
+        found = ": it is nested too deeply, or in itself"
+    except ValueError as error:  # an integer of more than 4,300 digits
+        found = f": {error}"
+    if found:
+        raise PlanTypeError(
+            f"a live item must be written down in case that it is needed again, and this one of type {kind.__name__} "
+            f"can't be{found}; {WAY_OUT}"
+        )
+    return EncodedItem("j", text)
+
+
+def read(written: EncodedItem) -> Any:
+    """Return what `write` was given."""
+    if written.kind == "j":
+        return json.loads(written.value)
+    if written.kind == "a":
+        return np.load(BytesIO(written.value), allow_pickle=False)
+    return written.value
+
+
+def to_json(written: EncodedItem) -> Json:
+    """Return an item as it stands in a snapshot: a scalar as itself, anything else as [kind, text]."""
+    kind, value = written
+    if kind == "v":
+        return value
+    return [kind, value if kind == "j" else base64.b64encode(value).decode("ascii")]
+
+
+def from_json(form: Json) -> EncodedItem:
+    """Return what `to_json` was given.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    if not isinstance(form, list | dict):
+        return EncodedItem("v", form)
+    if isinstance(form, list) and len(form) == 2 and isinstance(form[1], str) and form[0] in ("j", "b", "a"):
+        kind, text = form
+        return EncodedItem(kind, text if kind == "j" else base64.b64decode(text, validate=True))
+    raise ValueError(f"expected an item or [kind, text], got {str(form)[:60]}")
+
+
+def to_bytes(written: EncodedItem) -> bytes:
+    """Return an item as it stands in a journal on disk: its kind, a byte, and what it is."""
+    kind, value = written
+    if kind == "v":
+        kind, value = "j", json.dumps(value)
+    content: bytes = value.encode() if kind == "j" else value
+    return kind.encode() + content
+
+
+def from_bytes(content: bytes) -> EncodedItem:
+    """Return what `to_bytes` was given; a scalar as its JSON text.
+
+    Raises:
+      JournalError: it is of a kind that this code doesn't know.
+    """
+    kind, value = content[:1].decode("latin-1"), content[1:]
+    if kind not in ("j", "b", "a"):
+        raise JournalError(f"an item of kind {kind!r}, which this streamline doesn't know: upgrade streamline")
+    return EncodedItem(kind, value.decode() if kind == "j" else value)
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    content = BytesIO()
+    try:
+        np.save(content, array, allow_pickle=False)
+    except ValueError as error:  # objects
+        raise PlanTypeError(
+            f"a live item, an array of {array.dtype}, can't be written down: {error}; {WAY_OUT}"
+        ) from None
+    return content.getvalue()
+
+
+def _not_json(value: Any) -> str:
+    """Say what in a value JSON would lose or change, and where; "" if nothing."""
+    kind = type(value)
+    if value is None or kind is str or kind is int or kind is float or kind is bool:
+        return ""
+    if kind is dict:
+        for key, child in value.items():
+            if type(key) is not str:
+                return f": it has the key {key!r}, which would come back as a string"
+            if found := _not_json(child):
+                return f", [{key!r}]{found}"
+        return ""
+    if kind is list:
+        for index, child in enumerate(value):
+            if found := _not_json(child):
+                return f", [{index}]{found}"
+        return ""
+    return f": expected JSON's types, bytes or a NumPy array, got {kind.__name__}"

@@ -1,0 +1,243 @@
+"""What is counted while a pipeline runs.
+
+A stage's run in one worker counts in a `StageMeter`, a channel in a `ChannelMeter`, the consumer in a `ConsumerMeter`:
+once a list, or once an awaited call, never once an item. `collect` in `streamline.meters.picture` puts
+together what they say at one moment.
+
+Each counter has one writer, the event loop's thread or the consumer's. They may be read in any thread: what is read is
+right but for the list that is being counted.
+
+Times are those of `time.perf_counter`.
+
+What is counted of the training loop: how long it waits, and what its body takes of a shared event loop.
+
+What a source's reading costs: requests, tries again, bytes; and what a cache saves of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from streamline.core.counters import ChannelMeter, HostMeter, LoopMeter, Observer, StageMeter
+
+__all__ = ["ConsumerMeter", "Meters", "Traffic"]
+
+
+QUICK_S = 0.001
+"""A body of the consumer's loop that takes less is timed now and then only."""
+
+
+BODIES = 8
+"""One in so many."""
+
+
+class ConsumerMeter:
+    """The training loop, as seen from the pipeline.
+
+    Attributes:
+      items: that it was given, in whole lists: up to a list more than it has seen.
+      waiting_since: when the wait that is going on began; None: the consumer has what it asked for.
+      held_s: how long its loop's body is known to have held the event loop that it shares with the pipeline.
+      closed_at: when the stream ended or was closed; None: it is open.
+    """
+
+    __slots__ = (
+        "_body",
+        "_quick",
+        "_unseen",
+        "closed_at",
+        "held_s",
+        "items",
+        "loop",
+        "opened_at",
+        "wait_s",
+        "waiting_since",
+    )
+
+    def __init__(self, opened_at: float, loop: LoopMeter | None = None) -> None:
+        self.opened_at = opened_at
+        self.items = 0
+        self.wait_s = 0.0
+        self.waiting_since: float | None = None
+        self.held_s = 0.0
+        self.closed_at: float | None = None
+        self.loop = loop or LoopMeter()
+        self._body: tuple[float, float] | None = None
+        self._quick = False
+        self._unseen = 0
+
+    def asks(self, now: float) -> None:
+        """It asks for a list, and has none."""
+        self.waiting_since = now
+
+    def gets(self, now: float) -> None:
+        """It has what it asked for, or gives up."""
+        if self.waiting_since is not None:
+            self.wait_s += now - self.waiting_since
+            self.waiting_since = None
+
+    def waited_until(self, now: float) -> float:
+        """Return how long it has waited up to `now`, with the wait that is going on."""
+        since = self.waiting_since
+        return self.wait_s + (0.0 if since is None else max(0.0, now - since))
+
+    def body_begins(self, now: float) -> bool:
+        """Its loop's body begins, in the event loop of the pipeline; say whether this one is to be timed.
+
+        Of quick ones, one in `BODIES` is, and stands for the others: timing one costs as much as it takes.
+        """
+        self._unseen += 1
+        if self._quick and self._unseen < BODIES:
+            return False
+        self._body = now, self.loop.held_s
+        return True
+
+    def body_ends(self) -> None:
+        """The body asks for more, or the event loop has turned; what else ran there meanwhile doesn't count."""
+        if self._body is not None:
+            (began, held_s), self._body = self._body, None
+            spent = max(0.0, perf_counter() - began - (self.loop.held_s - held_s))
+            self.held_s += spent * self._unseen
+            self._unseen = 0
+            self._quick = spent < QUICK_S
+
+    def close(self, unseen: int = 0) -> None:
+        """Stop the clock, and take back what it will never see. Idempotent."""
+        self.items -= unseen
+        if self.closed_at is None:
+            self.closed_at = perf_counter()
+
+
+class Meters:
+    """All meters of one running. A stage that is opened again (by a repeat, say) goes on with its meter.
+
+    Attributes:
+      order: names of the stages as they stand in the plan; others come behind them.
+      on: False: nothing is counted of stages and channels; for measuring what that costs.
+      on_hold: given to every meter made from now on.
+      hosts: in which workers run.
+      on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: nobody asks.
+      first: what it has made: where the warm-up ended. None: the consumer has no list yet.
+      on_observed: called, in the thread of whoever traces, when a trace begins and when it ends.
+    """
+
+    def __init__(self, opened_at: float, *, on: bool = True) -> None:
+        self.stages: dict[tuple[str, int], StageMeter] = {}
+        self.channels: dict[tuple[str, int], ChannelMeter] = {}
+        self.traffics: dict[tuple[str, int | None], Traffic] = {}
+        self.loop = LoopMeter()
+        self.consumer = ConsumerMeter(opened_at, self.loop)
+        self.order: list[str] = []
+        self.on = on
+        self.observer: Observer | None = None
+        self.on_hold: Callable[[StageMeter, float], None] | None = None
+        self.hosts: list[HostMeter] = []
+        self.on_observed: list[Callable[[], None]] = []
+        self._host: HostMeter | None = None
+        self._whole = self
+        self.on_first_list: Callable[[Meters], Any] | None = None
+        self.first: Any = None
+
+    def within(self, host: HostMeter) -> Meters:
+        """Return what counts, into these meters, what runs in a host that is a thread of this process.
+
+        Each stage in each worker has a meter of its own, so each still has one writer.
+        """
+        part = Meters(self.consumer.opened_at, on=self.on)
+        part.stages, part.channels, part.traffics = self.stages, self.channels, self.traffics
+        part._host, part._whole = host, self
+        return part
+
+    def observe(self, observer: Observer | None) -> None:
+        """Let `observer` be told of every stretch of work and of waiting; None: nobody."""
+        self.observer = observer
+        for meter in list(self.stages.values()):
+            meter.observer = observer
+        for told in list(self.on_observed):
+            told()
+
+    def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
+        """Return the meter of a stage in a worker."""
+        meter = self.stages.get((name, shard))
+        if meter is None:
+            meter = self.stages[name, shard] = StageMeter(name, kind, shard, concurrency)
+            meter.loop = self.loop
+            meter.host = self._host
+            meter.on_hold = self.on_hold
+            meter.observer = self._whole.observer  # once it is among the stages: a trace that begins now misses none
+        return meter
+
+    def channel(self, name: str, shard: int, capacity: int) -> ChannelMeter:
+        """Return the meter of the channel that the stage `name` of a worker fills."""
+        meter = self.channels.get((name, shard))
+        if meter is None:
+            meter = self.channels[name, shard] = ChannelMeter(name, shard, capacity)
+        return meter
+
+    def traffic(self, name: str) -> Traffic:
+        """Return the counter of what the source `name` asks of servers, in this host."""
+        return self.traffics.setdefault((name, None if self._host is None else self._host.number), Traffic())
+
+    def began(self) -> None:
+        """The consumer gets its first list: what was before was the warm-up."""
+        self.first = None if self.on_first_list is None else self.on_first_list(self)
+
+    def gave(self, items: int) -> None:
+        """The consumer gets a list."""
+        if items and not self.consumer.items:
+            self.began()
+        self.consumer.items += items
+
+
+class Traffic:
+    """What one source has asked of servers, in one event loop, its only writer. May be read in any thread.
+
+    Attributes:
+      requests: that were sent, tries again and redirects among them.
+      retries: tries again, each behind a failure.
+      bytes: that arrived of objects; what arrived twice counts twice.
+      hits: objects, or ranges of one, that were read from the cache on disk.
+      misses: those that weren't there.
+      kept_bytes: that were read from it.
+      hedged: requests that were sent again because their answer was late.
+    """
+
+    __slots__ = ("bytes", "hedged", "hits", "kept_bytes", "misses", "requests", "retries")
+
+    def __init__(
+        self,
+        requests: int = 0,
+        retries: int = 0,
+        bytes: int = 0,
+        hits: int = 0,
+        misses: int = 0,
+        kept_bytes: int = 0,
+        hedged: int = 0,
+    ) -> None:
+        self.requests = requests
+        self.retries = retries
+        self.bytes = bytes
+        self.hits = hits
+        self.misses = misses
+        self.kept_bytes = kept_bytes
+        self.hedged = hedged
+
+    def add(self, other: Traffic) -> None:
+        """Count what another has counted, too."""
+        self.requests += other.requests
+        self.retries += other.retries
+        self.bytes += other.bytes
+        self.hits += other.hits
+        self.misses += other.misses
+        self.kept_bytes += other.kept_bytes
+        self.hedged += other.hedged
+
+    def hedge(self) -> None:
+        """A request is sent again, for its answer is late."""
+        self.hedged += 1
+
+    def counts(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return requests, retries and bytes; hits, misses and bytes of the cache; requests that were hedged."""
+        return self.requests, self.retries, self.bytes, self.hits, self.misses, self.kept_bytes, self.hedged

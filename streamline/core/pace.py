@@ -1,0 +1,141 @@
+"""Keeping a chain from holding the event loop: user code runs in slices of about a millisecond.
+
+A stage that calls a sync function on a list looks at the clock now and then and hands on what it has when its slice
+is over, so that the first result of a slow function is not late; and it gives way before the next slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter
+from typing import TypeVar
+
+import anyio.lowlevel
+
+from streamline.core.counters import StageMeter
+from streamline.core.gate import passage
+
+__all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all"]
+
+
+In = TypeVar("In")
+
+
+Out = TypeVar("Out")
+
+
+SLICE_S = 0.001
+"""Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
+
+
+HANDOVER_S = 0.0002
+"""Seconds of work behind a channel after which its reader gets a turn: a switch of tasks costs a twentieth of this, and
+large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
+
+
+LIST_S = 0.004
+"""Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
+
+
+CALLS = 64
+"""Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that
+suddenly takes 200 µs is noticed after 13 ms."""
+
+
+def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
+    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises.
+
+    It returns early when the items take long, so that no result waits for many others, nor whoever wants to leave.
+    """
+    results: list[Out] = []
+    stop = perf_counter() + LIST_S
+    try:
+        for item in items:
+            results.append(fn(item))
+            if perf_counter() > stop:
+                break
+    except BaseException as error:
+        return results, error
+    return results, None
+
+
+class Pace:
+    """The clock of one stage.
+
+    Args:
+      meter: told of the time spent in the stage's function; None: nobody counts.
+    """
+
+    __slots__ = ("_calls", "_meter", "_since")
+
+    def __init__(self, meter: StageMeter | None = None) -> None:
+        self._calls = 1
+        self._meter = meter
+        self._since = perf_counter()
+
+    def begin(self) -> None:
+        """Begin a slice: whoever waited has given way."""
+        self._since = perf_counter()
+
+    async def breathe(self, after_s: float = SLICE_S) -> None:
+        """Give way if the last time is a slice ago, and wait while items must not move."""
+        if perf_counter() - self._since > after_s:
+            await anyio.lowlevel.checkpoint()
+            await passage()
+            self._since = perf_counter()
+
+    def apply(self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out]) -> None:
+        """Append `fn` of items from `start` on to `results`, at least one, until the slice is over.
+
+        Raises:
+          StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
+        """
+        stop, began, done = len(items), perf_counter(), start
+        if self._meter is not None:
+            self._meter.begun = began
+        now: float | None = None
+        try:
+            while done < stop:
+                calls = min(self._calls, stop - done)
+                now = None
+                for item in items[done : done + calls]:  # extend(map(fn, ...)) would take a StopIteration for the end
+                    results.append(fn(item))  # noqa: PERF401  # looked up here it is quicker than by a local name
+                done += calls
+                now = perf_counter()
+                if self._over(now - began):
+                    return
+        finally:
+            if self._meter is not None:
+                self._meter.held(began, perf_counter() if now is None else now)
+
+    def draw(self, iterator: Iterator[Out], limit: int, results: list[Out]) -> bool:
+        """Append items of a sync iterator to `results` until `limit` or the slice is over; True if it has ended."""
+        stop, began = len(results) + limit, perf_counter()
+        if self._meter is not None:
+            self._meter.begun = began
+        now: float | None = None
+        try:
+            while len(results) < stop:
+                calls = min(self._calls, stop - len(results))
+                before = len(results)
+                now = None
+                results.extend(islice(iterator, calls))
+                if len(results) - before < calls:
+                    return True
+                now = perf_counter()
+                if self._over(now - began):
+                    break
+            return False
+        finally:
+            if self._meter is not None:
+                self._meter.held(began, perf_counter() if now is None else now)
+
+    def _over(self, spent: float) -> bool:
+        """Adapt the number of calls between two looks at the clock; say whether the slice is over."""
+        if spent > SLICE_S:
+            self._calls = max(1, self._calls // 2)
+            return True
+        if spent < SLICE_S / 4 and self._calls < CALLS:
+            self._calls *= 2
+        return False

@@ -1,0 +1,118 @@
+"""The random generators that a whole process shares: those of `random`, of NumPy and of torch.
+
+A function that draws from them gets numbers that depend on what was drawn before, in whatever order: another run, or a
+resume, has others. For libraries that take no generator they can be set for each call, and are set back after it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from streamline.core.flow import Site
+from streamline.errors import PlanError, printable
+
+__all__ = ["Look", "check_alone", "set_globally", "torch_generator"]
+
+
+LOOKS = 8
+"""Lists of a map that are looked at: one that draws for some items only may not do so for the first."""
+
+
+def torch_generator(rng: np.random.Generator) -> Any:
+    """Return a generator of torch's for the item that `rng` is for. Imports torch."""
+    generator = import_module("torch").Generator()
+    generator.manual_seed(_words(rng, 1)[0])
+    return generator
+
+
+@contextmanager
+def set_globally(rng: np.random.Generator) -> Iterator[None]:
+    """Set the generators of this process for the item that `rng` is for; behind the block they are as before."""
+    torch = import_module("torch") if find_spec("torch") is not None else None  # else the call may import, and draw
+    words = _words(rng, 2)
+    before = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
+    random.seed(words[0])
+    np.random.seed(words[1] % 2**32)
+    if torch is not None:
+        torch.default_generator.manual_seed(words[2])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch is not None:
+            torch.set_rng_state(before[2])
+
+
+def _words(rng: np.random.Generator, stretch: int) -> list[int]:
+    """Return random words for an item, of another stretch than what its `rng` draws."""
+    begun: Any = rng.bit_generator.state["state"]
+    counter = [0, 0, int(begun["counter"][2]), stretch]
+    words: list[int] = np.random.Philox(key=begun["key"], counter=counter).random_raw(3).tolist()
+    return words
+
+
+def check_alone(stage: str, site: Site) -> None:
+    """Insist on a thread in which nothing else of the process draws while a call does.
+
+    Raises:
+      PlanError: it is one beside the consumer's.
+    """
+    where = site.tasks.session.where
+    if where.startswith("process") or not threading.current_thread().name.startswith("streamline"):
+        return
+    raise PlanError(
+        f"{stage} sets the random generators of the whole process for each call (seed_globals=True), and runs in a "
+        "thread beside others that may draw from them, your loop's: put it before .merge and use "
+        "open(backend=sl.Processes(n)); or `async with`, or .debug(). A function that takes rng= or generator= needs "
+        "none of that"
+    )
+
+
+class Look:
+    """A look at whether a map's function draws from the generators that its process shares.
+
+    In a process of its own each worker begins with other numbers in each run; in the consumer's, the consumer may have
+    set them.
+    """
+
+    def __init__(self, stage: str, site: Site) -> None:
+        self._stage = stage
+        self.left = LOOKS if site.shard == 0 and site.tasks.session.where.startswith("process") else 0
+        self._before: Any = None
+
+    def begin(self) -> None:
+        """Calls are made from now on."""
+        self._before = _states()
+
+    def end(self) -> None:
+        """They have been made: warn, once, if they drew."""
+        self.left -= 1
+        drawn = [name for name, state in _states().items() if self._before.get(name, state) != state]
+        if drawn:
+            self.left = 0
+            warnings.warn(
+                f"{printable(self._stage)} draws from {' and '.join(drawn)}, which all of its process shares: its "
+                "random numbers are others in each run and after a resume. .map(fn, seed=0) gives fn a generator of "
+                "its own, rng= or generator=; for a library that takes none, .map(fn, seed=0, seed_globals=True)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _states() -> dict[str, Any]:
+    legacy: Any = np.random.get_state()
+    found: dict[str, Any] = {"random": hash(random.getstate()), "numpy.random": (legacy[1].tobytes(), legacy[2:])}
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):
+        found["torch"] = bytes(torch.get_rng_state().numpy())
+    return found

@@ -1,0 +1,138 @@
+"""Files of packed items: whole or not there, with a checksum. What `.regenerate(spill=)` and `.cache(path=)` keep.
+
+A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
+the CRC-32 of all that (4 bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+from zlib import crc32
+
+from streamline.core.atomic_file import open_own, write_parts
+from streamline.core.item_codec import Buffer, Read, bytes_of
+from streamline.core.state import Json
+
+__all__ = ["DamagedError", "json_list", "packed", "read_packed", "size_of", "whose", "write_packed"]
+
+
+R = TypeVar("R")
+
+
+Parts = list[Buffer]
+
+
+FORMS = 256
+"""Forms that become JSON together: each takes ten times the memory of its JSON, and a call costs as much as three."""
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+_SUM = struct.Struct("<I")
+
+
+GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
+"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
+warns of some, which a filter may make an error of."""
+
+
+class DamagedError(ValueError):
+    """A file isn't as it was written; the words say in what, behind its name: "is cut short"."""
+
+
+def whose(name: str, shard: int, num_shards: int) -> str:
+    """Return how the files of one stage of one shard begin."""
+    return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
+
+
+def json_list(forms: Iterable[Json]) -> bytes:
+    """Return forms as a list in JSON; few of them are in memory at a time."""
+    source, texts = iter(forms), list[str]()
+    while some := list(islice(source, FORMS)):
+        texts.append(_ENCODER.encode(some)[1:-1])
+    return f"[{','.join(texts)}]".encode()
+
+
+def packed(magic: bytes, items: bytes, body: Mapping[str, Json], buffers: Sequence[Buffer]) -> Parts:
+    """Return a file's content but for its checksum.
+
+    Args:
+      items: the forms that `pack` gave with the buffers, as JSON: they are under "items" in the header.
+      body: what else is in it.
+    """
+    header = b'{"items":%b,%b' % (items, _ENCODER.encode(body).encode()[1:])
+    return [magic, _LENGTH.pack(len(header)), header, *buffers]
+
+
+def size_of(parts: Parts) -> int:
+    """Return the bytes of the file that these are written to."""
+    return sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts) + _SUM.size
+
+
+def write_packed(path: Path, parts: Parts, family: str) -> None:
+    """Write it durably.
+
+    Args:
+      family: how the names of such files begin, see `whose`.
+
+    Raises:
+      OSError: as `streamline.core.atomic_file.write_parts`.
+    """
+    write_parts(path, _summed(parts), family)
+
+
+def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
+    found = 0
+    for part in parts:
+        content = bytes_of(part)
+        found = crc32(content, found)
+        yield content
+    yield _SUM.pack(found)
+
+
+def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -> R:
+    """Return what `unpacked` makes of a file's body; it unpacks all forms in it, in the order of their buffers.
+
+    Raises:
+      DamagedError: the file isn't as it was written.
+      OSError: it can't be read.
+    """
+    found = 0
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+
+        def read(buffer: memoryview) -> None:
+            nonlocal found
+            if file.readinto(buffer) != len(buffer):
+                raise EOFError
+            found = crc32(buffer, found)
+
+        def some(size: int) -> bytearray:
+            content = bytearray(size)
+            read(memoryview(content))
+            return content
+
+        try:
+            if some(len(magic)) != magic:
+                raise ValueError("it doesn't begin as such a file does")
+            (length,) = _LENGTH.unpack(some(_LENGTH.size))
+            if length > os.fstat(file.fileno()).st_size:
+                raise EOFError
+            made, expected = unpacked(json.loads(some(length)), read), found
+            if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
+                raise ValueError("its checksum is another one")
+        except EOFError:
+            raise DamagedError("is cut short") from None
+        except GARBAGE as error:
+            raise DamagedError(f"is damaged ({error})") from error
+    return made

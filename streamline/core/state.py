@@ -1,0 +1,373 @@
+"""States: where a flow stands, right after an item it returned.
+
+A state is immutable and lazy: stages hand out small objects that refer to one another, and only `json` turns
+them into a tree that can be saved, one entry per stage, keyed by the stage's name. A list of items carries its
+states as one *column*, an object that makes the state of item i when it is asked for: most states are never read.
+
+Choosing flows (a best-effort merge, an unordered map) decide an order that another run would decide differently.
+A stage that goes back to an older upstream state, a *mark*, and reads again from there must see the same items
+again, so the state that it keeps is `Since(mark, now)`: the mark, plus every choice made between the two. The walk
+that collects those choices is the `until` argument of `json`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+from streamline.core.choices import Branch
+
+__all__ = [
+    "At",
+    "CountedStates",
+    "Joined",
+    "Json",
+    "NumberedStates",
+    "Over",
+    "Overlaid",
+    "Picked",
+    "Reference",
+    "Shifted",
+    "Since",
+    "Skipped",
+    "SkippedStates",
+    "State",
+    "States",
+    "Tally",
+    "Tree",
+    "trimmed",
+]
+
+
+Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
+
+
+Tree: TypeAlias = dict[str, Json]
+
+
+class Tally:
+    """What was consumed up to a state, summed over all parts of a plan.
+
+    Attributes:
+      skipped: items that were left out because of an error, by (shard, stage).
+      taken: items that the merge took from its workers.
+      stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
+    """
+
+    __slots__ = ("skipped", "stands", "taken")
+
+    def __init__(self) -> None:
+        self.skipped: dict[tuple[int, str], int] = {}
+        self.taken = 0
+        self.stands: dict[str, Json] = {}
+
+
+class State(ABC):
+    """Where a flow stands: what resumes right *after* the last item it returned."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def json(self, until: State | None = None) -> Tree:
+        """Return this state as JSON, keyed by stage name.
+
+        Args:
+          until: a later state of the same flow; the choices made up to there are then part of the result, and a
+            flow opened at it repeats them before it chooses freely.
+        """
+
+    @property
+    def latest(self) -> State:
+        """The state that an `until` means: behind a mark, where the stage stands now."""
+        return self
+
+    @abstractmethod
+    def tally(self, found: Tally) -> None:
+        """Add what was consumed up to here; behind a mark, up to where the stage stands now.
+
+        A source adds where it stands; a stage has to ask its upstream's state, or what was skipped there is never
+        counted.
+        """
+
+    def where(self) -> str:
+        """Return the source position for a person: "train.jsonl line 18"."""
+        return ""
+
+    def forks(self) -> Iterator[Branch]:
+        """Yield where the choosing flows stand that are opened if a flow is opened at `json()` of this."""
+        return iter(())
+
+
+class At(State):
+    """A source's state: its position, as JSON."""
+
+    __slots__ = ("name", "own")
+
+    def __init__(self, name: str, own: Json) -> None:
+        self.name = name
+        self.own = own
+
+    def json(self, until: State | None = None) -> Tree:
+        return {self.name: self.own}
+
+    def tally(self, found: Tally) -> None:
+        found.stands[self.name] = self.own
+
+    def where(self) -> str:
+        if isinstance(self.own, dict):
+            return ", ".join(f"{key} {value}" for key, value in self.own.items())
+        return f"item {self.own} of {self.name}, counted from 1"
+
+
+class Over(State):
+    """A stage's own part over the state of its upstream."""
+
+    __slots__ = ("name", "own", "upstream")
+
+    def __init__(self, name: str, own: Json, upstream: State) -> None:
+        self.name = name
+        self.own = own
+        self.upstream = upstream
+
+    def json(self, until: State | None = None) -> Tree:
+        tree = self.upstream.json(None if until is None else cast(Over, until.latest).upstream)
+        tree[self.name] = self.own
+        return tree
+
+    def tally(self, found: Tally) -> None:
+        self.upstream.tally(found)
+
+    def where(self) -> str:
+        return self.upstream.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.upstream.forks()
+
+
+class Skipped(State):
+    """How many items a stage has left out because of an error, over what its state says otherwise.
+
+    It is there from the first such item on, so it may be missing in a mark and be there in a later state: for an
+    `until` it is looked through.
+    """
+
+    __slots__ = ("count", "name", "shard", "upstream")
+
+    def __init__(self, name: str, shard: int, count: int, upstream: State) -> None:
+        self.name = name
+        self.shard = shard
+        self.count = count
+        self.upstream = upstream
+
+    def json(self, until: State | None = None) -> Tree:
+        tree = self.upstream.json(until)
+        tree["errors"] = {**tree.get("errors", {}), self.name: self.count}
+        return tree
+
+    @property
+    def latest(self) -> State:
+        return self.upstream.latest
+
+    def tally(self, found: Tally) -> None:
+        found.skipped[self.shard, self.name] = self.count
+        self.upstream.tally(found)
+
+    def where(self) -> str:
+        return self.upstream.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.upstream.forks()
+
+
+class Since(State):
+    """A mark that a stage goes back to, and the choices made from there to `now`."""
+
+    __slots__ = ("mark", "now")
+
+    def __init__(self, mark: State, now: State) -> None:
+        self.mark = mark
+        self.now = now
+
+    def json(self, until: State | None = None) -> Tree:
+        return self.mark.json(self.now if until is None else until)
+
+    @property
+    def latest(self) -> State:
+        return self.now.latest
+
+    def tally(self, found: Tally) -> None:
+        self.now.tally(found)
+
+    def where(self) -> str:
+        return self.now.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.mark.forks()
+
+
+class States(Protocol):
+    """A column: the state right after item i of a list, made when it is read."""
+
+    def __getitem__(self, index: int, /) -> State: ...
+
+
+def trimmed(states: States, first: int, count: int) -> States:
+    """Return states first ... first + count - 1 of a column, without what only the others need: to be sent."""
+    if not count:
+        return ()
+    trim = getattr(states, "trimmed", None)
+    if trim is not None:
+        return cast(States, trim(first, count))
+    if isinstance(states, list | tuple):
+        return states[first : first + count]
+    return Shifted(states, first) if first else states
+
+
+class Reference:
+    """A state in a column, not made yet: most never are."""
+
+    __slots__ = ("_index", "_states")
+
+    def __init__(self, states: States, index: int) -> None:
+        self._states = states
+        self._index = index
+
+    @classmethod
+    def to(cls, state: State) -> Reference:
+        """Return a reference to a state that is there."""
+        return cls((state,), 0)
+
+    def get(self) -> State:
+        """Make the state."""
+        return self._states[self._index]
+
+
+class CountedStates:
+    """The states of a source that counts its items."""
+
+    __slots__ = ("_first", "_name")
+
+    def __init__(self, name: str, first: int) -> None:
+        self._name = name
+        self._first = first  # the count after the list's first item
+
+    def __getitem__(self, index: int, /) -> State:
+        return At(self._name, self._first + index)
+
+
+class NumberedStates:
+    """A stage's count of its items, over the upstream's states."""
+
+    __slots__ = ("_first", "_name", "_states")
+
+    def __init__(self, name: str, first: int, states: States) -> None:
+        self._name = name
+        self._first = first
+        self._states = states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(self._name, self._first + index, self._states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return NumberedStates(self._name, self._first + first, trimmed(self._states, first, count))
+
+
+class Overlaid:
+    """The same own part of a stage over each of the upstream's states."""
+
+    __slots__ = ("_name", "_own", "_states")
+
+    def __init__(self, name: str, own: Json, states: States) -> None:
+        self._name = name
+        self._own = own
+        self._states = states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Over(self._name, self._own, self._states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return Overlaid(self._name, self._own, trimmed(self._states, first, count))
+
+
+class SkippedStates:
+    """The same count of errors over each of the stage's states."""
+
+    __slots__ = ("_count", "_name", "_shard", "_states")
+
+    def __init__(self, name: str, shard: int, count: int, states: States) -> None:
+        self._name, self._shard, self._count, self._states = name, shard, count, states
+
+    def __getitem__(self, index: int, /) -> State:
+        return Skipped(self._name, self._shard, self._count, self._states[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        return SkippedStates(self._name, self._shard, self._count, trimmed(self._states, first, count))
+
+
+class Shifted:
+    """A column without its first `by` states."""
+
+    __slots__ = ("_by", "_states")
+
+    def __init__(self, states: States, by: int) -> None:
+        whole, before = (states._states, states._by) if isinstance(states, Shifted) else (states, 0)
+        self._states: States = whole  # repeated splitting of one list stays flat
+        self._by: int = before + by
+
+    def __getitem__(self, index: int, /) -> State:
+        return self._states[self._by + index]
+
+    def trimmed(self, first: int, count: int) -> States:
+        return trimmed(self._states, self._by + first, count)
+
+
+class Picked:
+    """Some states of a column, in order."""
+
+    __slots__ = ("_indices", "_states")
+
+    def __init__(self, states: States, indices: Sequence[int]) -> None:
+        self._states = states
+        self._indices = indices
+
+    def __getitem__(self, index: int, /) -> State:
+        return self._states[self._indices[index]]
+
+    def trimmed(self, first: int, count: int) -> States:
+        indices = self._indices[first : first + count]
+        start = indices[0]
+        return Picked(trimmed(self._states, start, indices[-1] + 1 - start), [index - start for index in indices])
+
+
+class Joined:
+    """Columns end to end."""
+
+    __slots__ = ("_columns", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._columns: list[States] = []
+
+    def add(self, start: int, states: States) -> None:
+        """Let `states[0]` be this column's state number `start`; later starts come later."""
+        self._starts.append(start)
+        self._columns.append(states)
+
+    def __getitem__(self, index: int, /) -> State:
+        at = bisect_right(self._starts, index) - 1
+        return self._columns[at][index - self._starts[at]]
+
+    def trimmed(self, first: int, count: int) -> States:
+        at = bisect_right(self._starts, first) - 1
+        joined, stop = Joined(), first + count
+        while at < len(self._starts) and (start := self._starts[at]) < stop:
+            end = min(stop, self._starts[at + 1]) if at + 1 < len(self._starts) else stop
+            begin = max(first, start)
+            part = trimmed(self._columns[at], begin - start, end - begin)
+            if end - begin == count:
+                return part
+            joined.add(begin - first, part)
+            at += 1
+        return joined

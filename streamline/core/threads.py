@@ -1,0 +1,363 @@
+"""A few threads for sync user code. Daemons: user code that never returns can't keep the interpreter alive.
+
+anyio's own worker threads stay for ten seconds after their last call, and concurrent.futures joins its threads at
+exit; a stream that was closed must leave no thread behind, and one that is stuck must not stop anybody.
+
+One daemon thread for blocking calls, as an executor, for aiofiles and name look-ups.
+
+The event loop's default executor and `ThreadPoolExecutor` join their threads at exit, and keep idle ones: a stream
+that was closed must leave no thread, and a mount that hangs must not stop the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import anyio
+
+from streamline.errors import HostError
+
+__all__ = [
+    "OneThread",
+    "ThreadPool",
+    "ThreadShare",
+    "hold_descriptors",
+    "hold_quietly",
+    "in_thread",
+    "log_refused",
+    "start_thread",
+    "waker",
+]
+
+
+P = ParamSpec("P")
+
+
+T = TypeVar("T")
+
+
+JOIN_S = 0.1
+"""Seconds to wait for an idle thread to end: it takes some 50 µs."""
+
+
+class OneThread(Executor):
+    """Runs calls one after the other in a thread that starts with the first of them.
+
+    Where the system has no room for it, a call runs where it is submitted, and the log says so once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Future[object] | None = None
+        self._refused = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` in the thread."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = fn(*args, **kwargs)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+        if self._thread is None and not self._refused:
+            self._start()
+        self._last = future  # type: ignore[assignment]  # only asked whether it is done
+        if self._thread is None:
+            call()
+        else:
+            self._calls.put(call)
+        return future
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=_run_jobs, args=(self._calls,), name=self._name, daemon=True)
+        try:
+            start_thread(thread)
+        except HostError as error:
+            self._refused = True
+            log_refused(error, "without it")
+        else:
+            self._thread = thread
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Let the thread end behind the calls that were submitted; waits only for one that has nothing to do."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._calls.put(None)
+            if wait or self._last is None or self._last.done():
+                thread.join(JOIN_S)
+
+
+def _run_jobs(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # an idle thread must not hold on to a block
+
+
+logger = logging.getLogger(__name__)
+
+
+R = TypeVar("R")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; then the thread may be there already.
+
+    Raises:
+      HostError: the system has no room for another one. The thread isn't there, and won't be.
+    """
+    handled = sys.exception()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        if (interrupt := error.__context__) not in (None, handled):  # it came while `start` waited, without its lock
+            raise interrupt from None
+        raise HostError(
+            f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
+            "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"
+        ) from error
+
+
+def log_refused(error: HostError, how: str) -> None:
+    """Log that a thread could not be started, and how it goes on; not at the interpreter's exit, which refuses all."""
+    if threading.main_thread().is_alive():
+        logger.warning("%s. Going on %s", error, how)
+
+
+class ThreadPool:
+    """Runs sync functions in up to `max_threads` threads, started when needed.
+
+    Where the system has no room for another thread, those that there are do the work; where there is none, the event
+    loop itself: slower, and nothing waits for ever. The log says so once.
+
+    Cancellation: a cancelled `run` returns at once. Its function isn't called, if it wasn't yet; else it goes on, and
+    its result is dropped.
+    """
+
+    def __init__(self, max_threads: int = 64) -> None:
+        self._max_threads = max_threads
+        self._pending = 0
+        self._threads: list[threading.Thread] = []
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def run(self, fn: Callable[[], R]) -> R:
+        """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong.
+
+        Raises:
+          What it raised all the same: `MemoryError`, where there is no memory left to return anything.
+        """
+        call = _ThreadCall(fn)
+        self._expect(1)
+        self._put(call, call.run)
+        try:
+            return await call.wait()
+        finally:
+            self._pending -= 1
+
+    def share(self, most: int) -> ThreadShare:
+        """Return what runs calls in up to `most` of the threads at once."""
+        return ThreadShare(self, most)
+
+    def close(self) -> None:
+        """Let the threads end behind the calls that they are in. Returns at once."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._threads.clear()
+
+    def _expect(self, jobs: int) -> None:
+        """Count jobs that are about to be put, and see to it that there are threads for them."""
+        for _ in range(jobs):
+            if self._pending >= len(self._threads) < self._max_threads:
+                self._grow()
+            self._pending += 1
+
+    def _grow(self) -> None:
+        thread = threading.Thread(target=_work, args=(self._jobs,), name="streamline map", daemon=True)
+        try:
+            start_thread(thread)
+        except HostError as error:
+            self._max_threads = len(self._threads)
+            log_refused(error, f"with {self._max_threads} threads")
+        else:
+            self._threads.append(thread)
+
+    def _put(self, call: _ThreadCall[Any], job: Callable[[], None]) -> None:
+        """Let a thread do a job of a call; where there is none, the call's event loop."""
+        if self._max_threads:
+            self._jobs.put(job)
+        else:
+            call.wake(job)
+
+
+class ThreadShare:
+    """Some threads of a pool. Calls beyond their number wait, in order.
+
+    A thread goes on to the next call by itself: it doesn't wait for the event loop, which hears of its last one late.
+    """
+
+    def __init__(self, pool: ThreadPool, most: int) -> None:
+        self._pool = pool
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: deque[_ThreadCall[Any]] = deque()
+        self._busy = 0  # calls that threads have, or are about to take
+        self._calls = 0
+
+    async def run(self, fn: Callable[[], R]) -> R:
+        """As `ThreadPool.run`."""
+        call = _ThreadCall(fn)
+        self._pool._expect(1 if self._calls < self._most else 0)
+        self._calls += 1
+        with self._lock:
+            begins = self._busy < self._most
+            if begins:
+                self._busy += 1
+            else:
+                self._waiting.append(call)
+        if begins:
+            self._put(call)
+        try:
+            return await call.wait()
+        finally:
+            self._calls -= 1
+            if self._calls < self._most:
+                self._pool._pending -= 1
+
+    def _put(self, call: _ThreadCall[Any]) -> None:
+        self._pool._put(call, partial(self._run, call))
+
+    def _run(self, call: _ThreadCall[Any]) -> None:
+        try:
+            call.run()
+        finally:
+            with self._lock:
+                follower = self._waiting.popleft() if self._waiting else None
+                if follower is None:
+                    self._busy -= 1
+            if follower is not None:
+                self._put(follower)  # behind those of others
+
+
+class _ThreadCall(Generic[R]):
+    """One call on its way to a thread and back. Made in the event loop.
+
+    Attributes:
+      wake: runs a sync function in that loop.
+    """
+
+    def __init__(self, fn: Callable[[], R]) -> None:
+        self._fn: Callable[[], R] | None = fn
+        self._done = anyio.Event()
+        self.wake = waker()
+        self._result: R | None = None
+        self._failure: BaseException | None = None
+
+    async def wait(self) -> R:
+        """Return the result, once it is there; a call that nobody waits for any more doesn't begin."""
+        try:
+            await self._done.wait()
+        finally:
+            self._fn = None
+        if self._failure is not None:
+            raise self._failure
+        result, self._result = self._result, None
+        return cast(R, result)
+
+    def run(self) -> None:
+        """Call the function, in a thread.
+
+        Raises:
+          RuntimeError: the loop has ended.
+        """
+        fn = self._fn
+        if fn is not None:
+            try:
+                self._result = fn()
+            except BaseException as failure:  # else its caller waits for ever, and this thread is gone
+                self._failure = failure
+            self._fn = None
+            del fn  # a cycle may hang on it, and whoever waits draws the next one at once
+            self.wake(self._done.set)
+
+
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        try:
+            job()
+        except RuntimeError:
+            return  # the loop has ended: nobody waits any more
+        del job  # an idle thread must not hold on to items
+
+
+async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
+    """Return `fn()`, called in a thread. A caller that is cancelled waits for it all the same.
+
+    For calls of milliseconds into libraries: a thread that were left behind in pyarrow would be killed there when
+    Python ends, and one that copies from memory would read what has been freed.
+
+    Raises:
+      What `fn` raised.
+    """
+
+    def call() -> tuple[R | None, BaseException | None]:
+        try:
+            return fn(), None
+        except BaseException as error:
+            return None, error
+
+    with anyio.CancelScope(shield=True):
+        result, error = await threads.run(call)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def hold_descriptors() -> None:
+    """See to it that descriptors 0, 1 and 2 are open, on /dev/null where they are not, from now on and in children.
+
+    A program that was started without stdin, stdout or stderr, or that closed them, would get them back as the next
+    socket or file that is opened: uvloop aborts the process when it closes one, and what is printed goes into it.
+    Rejected: asyncio's own loop there, which would let prints go into its sockets.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            found = os.open(os.devnull, os.O_RDWR)
+            if found == fd:
+                os.set_inheritable(fd, True)
+            else:  # another thread was quicker
+                os.close(found)
+
+
+def hold_quietly() -> None:
+    """Let the current event loop, one of our own that nobody else minds, not tell in debug mode of each slow item."""
+    asyncio.get_running_loop().slow_callback_duration = math.inf
+
+
+def waker() -> Callable[[Callable[[], None]], object]:
+    """Return what runs a sync function in the current event loop when called from another thread; it never waits."""
+    try:
+        return asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        trio: Any = sys.modules["trio"]
+        return cast("Callable[[Callable[[], None]], object]", trio.lowlevel.current_trio_token().run_sync_soon)

@@ -1,1 +1,0 @@
-"""Items on which user code fails: left out, counted, written down, tried again."""
