@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from streamline.debug import DebugStream
     from streamline.ending.policy import Ends, EndsReport
     from streamline.loading.loader import Loader
-    from streamline.meters.stats import Stats
-    from streamline.meters.verdict import Verdict
+    from streamline.observe.stats import Stats
+    from streamline.observe.trace import Trace
+    from streamline.observe.verdict import Verdict
     from streamline.opened import Opened
     from streamline.pictures.draw import Drawing
     from streamline.pipeline import Pipeline
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from streamline.stream import Stream
     from streamline.sync import SyncStream
     from streamline.transforms.custom import stage
-    from streamline.watching.trace import Trace
 
 __all__ = [
     "DebugStream",
@@ -113,14 +113,14 @@ _WHERE = {
     "Report": "streamline.preflight.report",
     "ServerSentEvent": "streamline.sources.sse",
     "Snapshot": "streamline.snapshot",
-    "Stats": "streamline.meters.stats",
+    "Stats": "streamline.observe.stats",
     "Stream": "streamline.stream",
     "StreamDataset": "streamline.sources.dataset",
     "StreamReplicator": "streamline.start",
     "SyncStream": "streamline.sync",
     "Threads": "streamline.backends.threads",
-    "Trace": "streamline.watching.trace",
-    "Verdict": "streamline.meters.verdict",
+    "Trace": "streamline.observe.trace",
+    "Verdict": "streamline.observe.verdict",
     "from_items": "streamline.start",
     "from_iterable": "streamline.start",
     "from_stream": "streamline.start",

@@ -30,7 +30,7 @@ from streamline.core.session import Session
 from streamline.core.threads import ThreadPool, ThreadShare
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
-from streamline.meters.stats import Stats
+from streamline.observe.stats import Stats
 from streamline.opening import Opening
 from streamline.plan import Plan
 from streamline.snapshot import Snapshot

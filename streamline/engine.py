@@ -25,10 +25,10 @@ from streamline.core.tasks import Job, Tasks, supervise
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.handover import Handover
+from streamline.observe.watchdog import Patience
 from streamline.opening import Opening
 from streamline.pausing import FarGate
 from streamline.resuming.bound import caches_of
-from streamline.watching.watchdog import Patience
 
 __all__ = ["Engine"]
 

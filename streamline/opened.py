@@ -26,6 +26,7 @@ from streamline.ending.agreement import Resumed, agreed
 from streamline.ending.policy import Ends, EndsPolicy, checked_ends
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.hosts.pool import Hosting, Pool
+from streamline.observe.watchdog import check_stall
 from streamline.opening import Opening
 from streamline.plan import Plan
 from streamline.ranks import Mesh, Rank, find_rank
@@ -39,7 +40,6 @@ from streamline.sources.base import Source
 from streamline.sources.live import Live
 from streamline.stream import Stream
 from streamline.sync import SyncStream
-from streamline.watching.watchdog import check_stall
 
 __all__ = ["Begin", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 

@@ -30,7 +30,10 @@ from streamline.ending.policy import Agreement
 from streamline.envelope import FORMAT_VERSION
 from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
-from streamline.meters.stats import stats_of
+from streamline.observe.progress import Progress
+from streamline.observe.stats import stats_of
+from streamline.observe.trace import Trace
+from streamline.observe.watchdog import Watched
 from streamline.plan import Plan
 from streamline.ranks import Rank
 from streamline.resuming.bound import caches_of
@@ -41,9 +44,6 @@ from streamline.sources.feed import Feed
 from streamline.sources.live import Live
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
-from streamline.watching.progress import Progress
-from streamline.watching.trace import Trace
-from streamline.watching.watchdog import Watched
 from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["Opening"]

@@ -42,6 +42,7 @@ from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
 from streamline.merge import Merge, merge_of
+from streamline.observe.watchdog import STALL_S
 from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
 from streamline.pictures.describe import describe, max_in_flight
 from streamline.pictures.draw import Drawing, draw
@@ -68,7 +69,6 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 from streamline.transforms.transfer import Transfer
-from streamline.watching.watchdog import STALL_S
 
 __all__ = ["Pipeline"]
 

@@ -14,12 +14,11 @@ from streamline.core.session import Session
 from streamline.core.state import At, State
 from streamline.ending.flow import Padded, padded_in
 from streamline.ending.policy import EndsReport
-from streamline.meters.picture import collect
-from streamline.meters.stats import Stats, stats_of
+from streamline.observe.stats import Stats, collect, stats_of
+from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.opening import Opening
 from streamline.plan import Plan
 from streamline.snapshot import Snapshot
-from streamline.watching.trace import MAX_BYTES, Trace
 
 __all__ = ["Running"]
 

@@ -25,13 +25,12 @@ from streamline.core.session import Session
 from streamline.core.tasks import Tasks, spawn, supervise
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
+from streamline.observe.watchdog import HoldHint, watch
 from streamline.opening import Opening
 from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
 from streamline.snapshot import Snapshot
-from streamline.watching.hints import HoldHint
-from streamline.watching.watchdog import watch
 
 __all__ = ["Stream"]
 

@@ -1,7 +1,7 @@
 """What is counted while a pipeline runs.
 
 A stage's run in one worker counts in a `StageMeter`, a channel in a `ChannelMeter`, the consumer in a `ConsumerMeter`:
-once a list, or once an awaited call, never once an item. `collect` in `streamline.meters.picture` puts
+once a list, or once an awaited call, never once an item. `collect` in `streamline.observe.stats` puts
 together what they say at one moment.
 
 Each counter has one writer, the event loop's thread or the consumer's. They may be read in any thread: what is read is

@@ -43,7 +43,7 @@ from streamline.hosts.inlet import Inlet
 from streamline.hosts.left_out import FarErrors, far_policy
 from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
-from streamline.hosts.waiting_tasks import waiting_tasks
+from streamline.observe.stacks import waiting_tasks
 from streamline.plan import Plan
 from streamline.sources.fed import FedSource
 from streamline.worker import worker_flow

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from streamline.core.error_policy import ErrorReport
 from streamline.ending.policy import EndsReport
 from streamline.loading.passes import Now
-from streamline.meters.stats import Stats
+from streamline.observe.stats import Stats
 
 __all__ = ["Reports"]
 

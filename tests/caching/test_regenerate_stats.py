@@ -14,7 +14,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.caching import drawing, regenerate
-from streamline.meters.figures import StageStats
+from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.testing.copying import Copying, Cut
 

@@ -23,8 +23,8 @@ from streamline.core.meters import Meters
 from streamline.core.session import Session
 from streamline.hosts.mirror import Mirror
 from streamline.hosts.telling import Telling
-from streamline.meters.figures import ReadStats
-from streamline.meters.stats import Stats, stats_of
+from streamline.observe.figures import ReadStats
+from streamline.observe.stats import Stats, stats_of
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import settle
 from tests.hosts.kit import on_each

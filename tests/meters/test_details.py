@@ -9,9 +9,9 @@ import pytest
 
 from streamline.core.counters import Detail, Details, StageMeter, later, since, together
 from streamline.core.meters import Meters
-from streamline.meters.figures import StageStats
-from streamline.meters.stats import Stats, stats_of
-from streamline.meters.tables import brief
+from streamline.observe.figures import StageStats
+from streamline.observe.stats import Stats, stats_of
+from streamline.observe.tables import brief
 
 
 def three(count: float, total: float, now: float, part: str = "") -> Details:

@@ -12,9 +12,8 @@ from streamline.core import cpus
 from streamline.core import meters as consumer_meter
 from streamline.core.counters import HOLD_S, Doing, HoldTimer, HostMeter, StageMeter, Working
 from streamline.core.meters import ConsumerMeter, Meters
-from streamline.meters import picture
-from streamline.meters.picture import collect, host_stats, worker_stats
-from streamline.meters.stats import Stats, stats_of
+from streamline.observe import stats as picture
+from streamline.observe.stats import Stats, collect, host_stats, stats_of, worker_stats
 
 
 class Clock:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamline.meters.advice import way_out
-from streamline.meters.figures import Figures, HostStats, StageStats, WorkerStats
-from streamline.meters.verdict import RULES, judge
+from streamline.observe.figures import Figures, HostStats, StageStats, WorkerStats
+from streamline.observe.verdict import RULES, judge, way_out
 
 SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)
 MAP = StageStats(name="decode", kind="map", items=1000, busy_s=0.2, held_s=0.2)

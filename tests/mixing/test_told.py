@@ -14,10 +14,10 @@ from streamline.backends.base import Backend
 from streamline.core.flow import Flow, Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
-from streamline.meters.figures import StageStats
 from streamline.mixing.components import SeveralState
 from streamline.mixing.draws import draws_of
 from streamline.mixing.told import Told, pass_of
+from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
 from streamline.testing.copying import Copying, Cut

@@ -15,8 +15,8 @@ import pytest
 
 import streamline as sl
 from streamline.core.session import Session
-from streamline.meters.figures import StageStats
-from streamline.meters.stats import Stats
+from streamline.observe.figures import StageStats
+from streamline.observe.stats import Stats
 from tests.running.kit import AsyncTest, Pipe, at_last, in_thread
 
 Run = Callable[[AsyncTest], None]

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.meters.stats import Stats
+from streamline.observe.stats import Stats
 from streamline.storage.local import LocalStorage
 from tests.running.kit import Pipe, at_last, run_on
 

@@ -22,10 +22,10 @@ from rich.console import Console
 import streamline as sl
 from streamline.core.counters import Detail
 from streamline.errors import PlanTypeError
-from streamline.meters.figures import ChannelStats, StageStats
-from streamline.meters.stats import Stats
-from streamline.watching import progress
-from streamline.watching.progress import Progress, bars, clock, console_of, figures, summary
+from streamline.observe import progress
+from streamline.observe.figures import ChannelStats, StageStats
+from streamline.observe.progress import Progress, bars, clock, console_of, figures, summary
+from streamline.observe.stats import Stats
 
 LONGEST_S = 200.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -22,8 +22,7 @@ import streamline as sl
 from streamline.core.counters import Doing
 from streamline.core.meters import Meters
 from streamline.errors import PlanError
-from streamline.watching.trace import EVENTS_PER_S, LEAST_BYTES, MAX_BYTES, MOST_LANES, Trace
-from streamline.watching.trace_file import TraceFile
+from streamline.observe.trace import EVENTS_PER_S, LEAST_BYTES, MAX_BYTES, MOST_LANES, Trace, TraceFile
 
 Event = dict[str, Any]
 

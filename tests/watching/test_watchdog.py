@@ -21,7 +21,7 @@ from streamline.core.gate import Event as GateEvent
 from streamline.core.session import Awaited, Session
 from streamline.core.state import At
 from streamline.errors import PlanError, PlanTypeError
-from streamline.watching.watchdog import Patience, Watched, user_frame, watch
+from streamline.observe.watchdog import Patience, Watched, user_frame, watch
 
 LONGEST_S = 200.0
 STALL_S = 0.02

@@ -2,6 +2,13 @@
 
 The rules are those of docs/seeing.md, tried in the order of `RULES`; the first that applies speaks. Making the most
 loaded part faster helps until the next one is as loaded: that bounds every estimate. What a load is, `Loads` says.
+
+What a verdict advises: how the work of a stage gets out of the way of the others.
+
+How loaded the parts of a stream are: its figures as shares of the time.
+
+A *load* is the share of the time for which something was at work: an event loop, which all inline functions in it
+share, or the calls that a stage may have at work at once.
 """
 
 from __future__ import annotations
@@ -11,29 +18,191 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from streamline.meters.advice import MOST, THREADABLE, calls_for, if_threads, more_at_once, several, way_out
-from streamline.meters.figures import Figures, StageStats, WorkerStats
-from streamline.meters.loads import FULL, Loads
+from streamline.observe.figures import Figures, StageStats, WorkerStats
 
-__all__ = ["RULES", "Verdict", "judge"]
+__all__ = [
+    "FULL",
+    "MOST",
+    "RULES",
+    "THREADABLE",
+    "Loads",
+    "Verdict",
+    "calls_for",
+    "if_threads",
+    "judge",
+    "more_at_once",
+    "several",
+    "way_out",
+]
+
+
+MOST = 8
+"""The most calls at once, for each there are now, that is advised in one step."""
+
+
+THREADABLE = ("map",)
+"""Stages that take `executor="thread"` themselves."""
+
+
+def way_out(kind: str, calls: int) -> str:
+    """Return how the work of an inline function of a kind of stage gets off the event loop.
+
+    Args:
+      kind: "map", "batch", "from_items".
+      calls: threads that are advised.
+    """
+    threads = f'executor="thread", concurrency={calls}'
+    if kind == "map":
+        return threads
+    if kind in ("batch", "bucket_by_length"):
+        return f".{kind}(collate=None) and the collating in .map({threads})"
+    if kind in ("flat_map", "unbatch"):
+        return f".map({threads}) that returns lists, and .unbatch()"
+    if kind == "from_items":
+        return f"from_items(range(len(data))) and .map(data.__getitem__, {threads})"
+    if kind == "filter":
+        return f"a .map({threads}) before it that does the slow part"
+    if kind == "source":
+        return f"yielding what is to be read, and the reading in .map({threads})"
+    if kind == "from_iterable":
+        return f"a factory that yields what is to be read, and the reading in .map({threads})"
+    return f"its slow part in a .map({threads})"
+
+
+def several(kind: str) -> str:
+    """Return how one call of an inline function of a kind of stage does several items."""
+    if kind == "from_items":
+        return "give what it reads a __getitems__, which takes a list of indices"
+    if kind in ("from_iterable", "source"):
+        return "let it yield lists, and .unbatch() behind it"
+    if kind in ("batch", "bucket_by_length", "unbatch"):
+        return "larger batches"
+    if kind == "filter":
+        return "filter lists in a .map, between .batch(collate=None) and .unbatch()"
+    return "let a call do several items (.batch before it, .unbatch behind)"
+
+
+def more_at_once(stage: StageStats, more: int) -> str:
+    """Return how a stage that is awaited gets more done at once."""
+    if stage.executor != "inline":
+        return f"concurrency={stage.concurrency * more}"
+    if stage.kind.startswith("read_"):
+        return f".shard({stage.workers * more}), so that as many files or connections are read at once"
+    if stage.kind == "source":
+        return f".shard({stage.workers * more}), so that as many are read at once"
+    if stage.kind == "from_iterable":
+        return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
+    return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
+
+
+def if_threads(stage: StageStats) -> str:
+    return " if it waits or releases the GIL" if stage.executor == "thread" else ""
+
+
+def calls_for(wanted: float) -> int:
+    """How many threads are needed for so many times the speed; at least 2."""
+    return max(2, min(MOST, math.ceil(wanted)))
+
+
+FULL = 0.85
+"""An event loop with this load delays all that is awaited, so it is looked at before what is awaited."""
+
+
+class Loads:
+    """Figures as shares of the time that has passed."""
+
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
+        self.stages = figures.stages
+        self.elapsed_s = figures.elapsed_s
+        self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
+        self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
+        self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
+        self.stages_hold = self.arrivals_hold + sum(self.holds(stage) for stage in self.stages if not stage.hosts)
+        self.hosted_hold = sum(self.holds(stage) for stage in self.stages if stage.hosts)
+
+    def holds(self, stage: StageStats) -> float:
+        """The share of the time for which a stage held the event loop; the event loops of its hosts, on average."""
+        return stage.held_s / (self.elapsed_s * max(1, stage.hosts))
+
+    def loop_of(self, stage: StageStats) -> float:
+        """The share of the time for which the event loop that a stage runs in was held by stages."""
+        return self.hosted_hold if stage.hosts else self.stages_hold
+
+    def load(self, stage: StageStats) -> float:
+        """The load of a stage's calls."""
+        return stage.busy_s / (self.elapsed_s * stage.slots)
+
+    def awaited(self, stage: StageStats) -> float:
+        """The load of a stage that doesn't hold the loop, or the part of it that doesn't."""
+        return (stage.busy_s - stage.held_s) / (self.elapsed_s * stage.slots)
+
+    def full(self, stage: StageStats) -> float:
+        """The share for which a stage's results found no room."""
+        return stage.wait_output_s / (self.elapsed_s * stage.slots)
+
+    def call_s(self, stage: StageStats) -> float:
+        """Seconds that a call of an inline function takes."""
+        at = self.stages.index(stage)
+        calls = self.stages[at - 1].items if at and stage.kind in ("filter", "flat_map", "unbatch") else stage.items
+        return stage.held_s / max(1, calls)
+
+    @property
+    def heaviest(self) -> StageStats | None:
+        """The stage that holds the loop most."""
+        return max(self.stages, key=self.holds, default=None)
+
+    def next_limit(self, but: StageStats, *, loop: bool = False) -> float:
+        """The highest load when a stage is out of the way: of the consumer, another stage, or the loop without it.
+
+        Args:
+          but: the stage.
+          loop: whether it is the loop that it is to be taken off.
+        """
+        full = self.loop_of(but) if loop and self.loop_of(but) >= FULL else 0.0
+        delays = {bool(but.hosts): full}  # what is awaited in the same loop lasts longer by it
+        others = [self.awaited(stage) - delays.get(bool(stage.hosts), 0.0) for stage in self.stages if stage is not but]
+        out = self.holds(but) if loop else 0.0
+        own, hosted = (
+            (self.stages_hold, self.hosted_hold - out) if but.hosts else (self.stages_hold - out, self.hosted_hold)
+        )
+        return max([0.01, 1 - self.waits, own, hosted, *others])
+
+    def rest_of_rank(self, but: StageStats) -> float:
+        """The highest load that stays when all that workers do goes elsewhere."""
+        at = next((at for at, stage in enumerate(self.stages) if stage.kind == "merge"), len(self.stages))
+        behind = [max(self.holds(stage), self.awaited(stage)) for stage in self.stages[at:] if stage is not but]
+        return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *behind])
+
+    def in_workers(self, stage: StageStats) -> bool:
+        """Whether a stage stands before the merge."""
+        at = self.stages.index(stage)
+        return not any(before.kind == "merge" for before in self.stages[:at])
+
 
 LEAST_S, LEAST_ITEMS = 0.2, 8
 """Less than this says nothing: a dropped connection, a function's first call, a machine that was busy elsewhere."""
 
+
 WAITS = 0.1
 """A consumer that waits for a smaller share of its time has nothing to gain."""
+
 
 LOADED = 0.6
 """From this load on, a part of the pipeline may be what limits it; true limits are at 0.9, noise takes some of it."""
 
+
 APART = 3.0
 """How much slower than the others a worker has to be."""
+
 
 RARE = 0.1
 """A filter that keeps a smaller share of what it sees is selective."""
 
+
 TINY_S = 0.00001
 """A call that takes less than this isn't worth a hop to a thread: several items a call are."""
+
 
 WORTH = 1.1
 """A speed-up below this isn't worth a line."""

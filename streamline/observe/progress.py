@@ -20,9 +20,9 @@ from threading import Event, Lock, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
-from streamline.meters.figures import ChannelStats
-from streamline.meters.stats import Stats
-from streamline.meters.tables import brief
+from streamline.observe.figures import ChannelStats
+from streamline.observe.stats import Stats
+from streamline.observe.tables import brief
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -86,7 +86,7 @@ class Progress:
             return
         try:
             lines = _Lines(self._stats, self._rate, self._epoch)
-            live = _Notebook(lines) if console.is_jupyter else _Live(console, lines)
+            live = _Notebook(lines) if console.is_jupyter else _LiveLines(console, lines)
             in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
             thread = Thread(target=in_context, args=(self._main, live), name="streamline progress", daemon=True)
             thread.start()
@@ -111,7 +111,7 @@ class Progress:
             self._rate.add(stats.elapsed_s, stats.items)
             logger.info("%s", "; ".join(part for part in (summary(stats, self._epoch), _verdict(stats)) if part))
 
-    def _main(self, live: _Live | _Notebook) -> None:
+    def _main(self, live: _LiveLines | _Notebook) -> None:
         try:
             with live:
                 while not self._ended.wait(REFRESH_S):
@@ -137,7 +137,7 @@ def console_of(stream: TextIO | None) -> Console | None:
         return None
 
 
-class _Live:
+class _LiveLines:
     """Lines that are drawn anew in place, and what else is written to the terminal, above them."""
 
     def __init__(self, console: Console, lines: Any) -> None:
@@ -163,7 +163,7 @@ class _Live:
         """Write the line that stays, once the live ones are gone."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def __enter__(self) -> _Live:
+    def __enter__(self) -> _LiveLines:
         outputs = {id(sys.stdout): "stdout", id(sys.stderr): "stderr"}
         self._live.start(refresh=True)
         self._console.show_cursor(True)  # a program that is killed leaves the terminal as it is

@@ -1,17 +1,24 @@
-"""What the meters of a running say at one moment, put together."""
+"""What the meters of a running say at one moment, put together.
+
+The frozen picture of a stream that users get.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from time import perf_counter
 from typing import TypeVar
 
 from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
 from streamline.core.meters import Meters, Traffic
-from streamline.meters.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats
+from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
+from streamline.observe.tables import table
+from streamline.observe.verdict import Verdict, judge
 
-__all__ = ["collect", "host_stats", "worker_stats"]
+__all__ = ["Stats", "collect", "host_stats", "stats_of", "worker_stats"]
 
 
 def collect(meters: Meters) -> Figures:
@@ -121,3 +128,48 @@ def _channel(meters: Sequence[ChannelMeter]) -> ChannelStats:
         capacity=meters[0].capacity,
         channels=len(meters),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats(Figures):
+    """A stream at one moment, since it was opened; `str` is a table with the verdict.
+
+    Attributes:
+      first: as it stood when the consumer got its first list; None: before. The verdict leaves this warm-up out.
+    """
+
+    first: Figures | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What limits the stream, since its first list; None: nothing does, or it is too early to say."""
+        return None if self.first is None else judge(between(self.first, self))
+
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was added since `earlier`, a picture of the same stream: a window.
+
+        Depths and peaks of channels are those of now.
+        """
+        begin = Figures(elapsed_s=0, items=0, consumer_wait_s=0) if earlier.first is not None else None
+        if begin is None and self.first is not None:
+            begin = between(earlier, self.first)
+        return Stats(**vars(between(earlier, self)), first=begin)
+
+    def __str__(self) -> str:
+        verdict = self.verdict
+        return table(self) + (f"\n{verdict}" if verdict is not None else "")
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def stats_of(meters: Meters, at_hand: int = 0) -> Stats:
+    """Return what was counted so far.
+
+    Args:
+      meters: with `collect` as their `on_first_list`.
+      at_hand: items of the consumer's list that it has not seen yet.
+    """
+    figures = collect(meters)
+    return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=meters.first)

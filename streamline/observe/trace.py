@@ -3,25 +3,37 @@
 It is bounded. Stretches of one track are put together until they are long enough to see, and the longer, the more of
 them come; the file is one of two, see `trace_file`. So the newest half of `max_bytes` at least is always there: all of
 a run of minutes, the last hours of one of weeks.
+
+Trace events in a file that is bounded, and can be loaded at every moment.
+
+The JSON array form of the trace-event format: an array that lacks its end is put up with by its viewers, so events are
+written whole, each with the comma before it, and the end comes last. A file that has its share becomes
+"NAME.previous.json", in place of an earlier one, and another begins.
+
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from os import PathLike
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
 from types import TracebackType
+from typing import Any, TypeAlias
+
+import msgspec
 
 from streamline.core.counters import Doing, StageMeter
 from streamline.core.meters import Meters
 from streamline.core.options import check_int
 from streamline.errors import PlanError, printable
-from streamline.watching.trace_file import Event, TraceFile, previous_of
 
-__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Trace"]
+__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Event", "Trace", "TraceFile", "previous_of"]
 
 
 logger = logging.getLogger(__name__)
@@ -154,7 +166,7 @@ class Trace:
                 self._flushed_at = ended
                 self._guarded(lambda file: file.flush())
 
-    def _lane(self, meter: StageMeter, at: float) -> _Lane | None:
+    def _lane(self, meter: StageMeter, at: float) -> _TraceThread | None:
         """Return a lane of a stage's track on which nothing else is from `at` on."""
         track = self._tracks.get(meter)
         if track is None:
@@ -173,7 +185,7 @@ class Trace:
         if len(track.lanes) == MOST_LANES:
             return None
         self._lanes += 1
-        track.lanes.append(lane := _Lane(self._lanes, track.pid))
+        track.lanes.append(lane := _TraceThread(self._lanes, track.pid))
         for event in track.names(len(track.lanes) - 1):
             self._write(event)
         return lane
@@ -244,7 +256,7 @@ class _Span:
         self.seconds[doing] = self.seconds.get(doing, 0.0) + ended - began
 
 
-class _Lane:
+class _TraceThread:
     """One line of a track, on which nothing overlaps: what a viewer calls a thread."""
 
     __slots__ = ("end", "number", "pid", "span")
@@ -277,7 +289,7 @@ class _Track:
         self.name = name
         self.pid = pid
         self._sort = sort
-        self.lanes: list[_Lane] = []
+        self.lanes: list[_TraceThread] = []
 
     def names(self, at: int) -> Iterator[Event]:
         """Yield the events that name lane number `at`."""
@@ -345,7 +357,7 @@ def _process(pid: int, name: str) -> Event:
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
-def _span(lane: _Lane, span: _Span, us: Callable[[float], float]) -> Event:
+def _span(lane: _TraceThread, span: _Span, us: Callable[[float], float]) -> Event:
     """Return a span as an event; one of several stretches is called after what took most of it."""
     doing = max(span.seconds, key=lambda kind: span.seconds[kind])
     name = NAMES[doing] if len(span.seconds) == 1 else f"mostly {NAMES[doing]}"
@@ -356,3 +368,97 @@ def _span(lane: _Lane, span: _Span, us: Callable[[float], float]) -> Event:
         spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in span.seconds.items()}
         event["args"] = {"stretches": span.stretches, **spent}
     return event
+
+
+Event: TypeAlias = "dict[str, Any]"
+
+
+FLUSH_BYTES = 64 << 10
+
+
+END = b"\n]\n"
+
+
+def previous_of(path: Path) -> Path:
+    """Return where a full file goes: "run.previous.json"."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+class TraceFile:
+    """Not thread-safe.
+
+    Args:
+      most_bytes: of one file; there are two at the most.
+      heads: gives the events that each file begins with: what names the tracks.
+
+    Raises:
+      OSError: from each method: it can't be made, or written.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, heads: Callable[[], Iterable[Event]]) -> None:
+        self._path = path
+        self._most = most_bytes
+        self._heads = heads
+        self._parts: list[bytes] = []
+        self._begin()
+
+    def write(self, event: Event) -> None:
+        """Take one event; it is in the file behind the next `flush`, or sooner."""
+        if self._events and self._written + self._waiting > self._most:
+            self.close()
+            self._path.replace(previous_of(self._path))
+            self._begin()
+            self.flush()
+        self._events += 1
+        self._put(event)
+        if self._waiting > FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. A write that fails leaves the file as it was."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._waiting = 0
+        self._append(data)
+
+    def close(self) -> None:
+        """Write what waits, and the end."""
+        try:
+            self.flush()
+            self._append(END)
+        finally:
+            self._file.close()
+
+    def give_up(self) -> None:
+        """Close behind a write that failed: with an end if there is room for so much."""
+        self._parts.clear()
+        if not self._file.closed:
+            with suppress(OSError):
+                self._append(END)
+            with suppress(OSError):
+                self._file.close()
+
+    def _begin(self) -> None:
+        self._file = FileIO(self._path, "w")
+        self._written = self._waiting = self._events = 0
+        self._first = True
+        for head in self._heads():
+            self._put(head)
+
+    def _put(self, event: Event) -> None:
+        part = (b"[\n" if self._first else b",\n") + msgspec.json.encode(event)
+        self._first = False
+        self._parts.append(part)
+        self._waiting += len(part)
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            with suppress(OSError):  # half an event is what no viewer can read
+                self._file.truncate(self._written)
+                self._file.seek(self._written)
+            raise
+        self._written += len(data)

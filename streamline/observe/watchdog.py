@@ -5,6 +5,8 @@ so once at the limit, and again at twice, four times, … of it. It costs nothin
 
 In a plain loop the consumer's own thread looks at the clock, so that it can also see what holds the event loop's. In
 an async one a task does, which sleeps until the limit; while the loop is held it can't run, and says so afterwards.
+
+What is said unasked while a stream runs, once, in the log.
 """
 
 from __future__ import annotations
@@ -24,27 +26,56 @@ from types import FrameType
 
 import anyio
 
-from streamline.core.counters import HostMeter, StageMeter
+from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
 from streamline.core.session import Awaited, Session
 from streamline.errors import PlanError, PlanTypeError, printable
+from streamline.observe.verdict import way_out
 
-__all__ = ["STALL_S", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
+__all__ = ["STALL_S", "HoldHint", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
+
+
+hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
+
+
+class HoldHint:
+    """Warns of a stage whose function holds the consumer's own event loop; of each stage once a stream."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(self, meter: StageMeter, held_s: float) -> None:
+        if meter.name in self._told:
+            return
+        self._told.add(meter.name)
+        hints_logger.warning(
+            "%s held the event loop for %.2f s (more than %g s), and with it everything else that runs there: try %s",
+            meter,
+            held_s,
+            HOLD_S,
+            way_out(meter.kind, 2),
+        )
+
 
 logger = logging.getLogger("streamline.watchdog")  # as the docs call it
+
 
 STALL_S = 30.0
 """How long a consumer waits for one item before somebody is told: a slow checkpoint's length, and less than a
 collective's timeout."""
 
+
 LOOK_S = 0.2
 """How long the event loop may take to look at itself before it is taken for held."""
+
 
 MOST_SHARDS = 3
 """Shards that one message names."""
 
+
 OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars", "sniffio")
 """Modules whose frames are not what a person looks for."""
+
 
 STDLIB = sysconfig.get_paths()["stdlib"]
 

@@ -1,1 +1,0 @@
-"""What is counted while a plan runs, and what users see of it."""
