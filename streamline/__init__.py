@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from streamline.core.replay import replay
     from streamline.custom_source import source
     from streamline.debug import DebugStream
-    from streamline.ending.policy import Ends, EndsReport
     from streamline.loading.loader import Loader
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from streamline.reading.tar import read_tar
     from streamline.reading.whole import read_files
     from streamline.resuming.explain import Explanation
+    from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot import Snapshot
     from streamline.sources.dataset import StreamDataset
     from streamline.sources.sse import ServerSentEvent
@@ -99,8 +99,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "DebugStream": "streamline.debug",
     "Drawing": "streamline.pictures.draw",
-    "Ends": "streamline.ending.policy",
-    "EndsReport": "streamline.ending.policy",
+    "Ends": "streamline.sharding.ends",
+    "EndsReport": "streamline.sharding.ends",
     "ErrorReport": "streamline.core.error_policy",
     "Explanation": "streamline.resuming.explain",
     "Failure": "streamline.core.error_policy",

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.index import Index
 from streamline.merge import Merge, Strict
 from streamline.plan import Plan, Shard, index_of
 from streamline.rules import (
@@ -26,6 +25,7 @@ from streamline.rules import (
     check_placed,
     check_shared,
 )
+from streamline.sharding.index import Index
 from streamline.sources.base import Mode, Source
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch

@@ -23,18 +23,18 @@ from streamline.core.session import MEMORY_BYTES, Session
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.ending.agreement import Resumed, agreed
-from streamline.ending.policy import Ends, EndsPolicy, checked_ends
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.hosts.pool import Hosting, Pool
 from streamline.observe.watchdog import check_stall
 from streamline.opening import Opening
 from streamline.plan import Plan
-from streamline.ranks import Mesh, Rank, find_rank
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
 from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import Fit, fitted, refusal
 from streamline.resuming.sound import check_stages
+from streamline.sharding.ends import Ends, EndsPolicy, checked_ends
+from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.sources.live import Live

@@ -25,8 +25,6 @@ from streamline.core.state import Json, State, Tree
 from streamline.core.tasks import Tasks
 from streamline.core.text import Entry
 from streamline.ending.agreement import begun_at
-from streamline.ending.flow import ending
-from streamline.ending.policy import Agreement
 from streamline.envelope import FORMAT_VERSION
 from streamline.merge_flow import MergeFlow
 from streamline.merge_state import Held
@@ -35,10 +33,12 @@ from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched
 from streamline.plan import Plan
-from streamline.ranks import Rank
 from streamline.resuming.bound import caches_of
 from streamline.resuming.fingerprint import fingerprint
-from streamline.sharding import shards_of_rank
+from streamline.sharding.end_flow import ending
+from streamline.sharding.ends import Agreement
+from streamline.sharding.ranks import Rank
+from streamline.sharding.split import shards_of_rank
 from streamline.snapshot import Keeper, Snapshot
 from streamline.sources.feed import Feed
 from streamline.sources.live import Live

@@ -37,7 +37,6 @@ from streamline.core.session import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.debug import DebugStream
-from streamline.ending.policy import Ends, EndsPolicy
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
@@ -48,10 +47,11 @@ from streamline.pictures.describe import describe, max_in_flight
 from streamline.pictures.draw import Drawing, draw
 from streamline.plan import Plan, Shard
 from streamline.preflight.report import DEADLINE_S, Report
-from streamline.ranks import Mesh
 from streamline.resuming.accept import NewFiles
 from streamline.resuming.explain import Explanation, explain
 from streamline.rules import RESERVED
+from streamline.sharding.ends import Ends, EndsPolicy
+from streamline.sharding.ranks import Mesh
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.sync import SyncStream

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from streamline.index import Index, Whole
 from streamline.merge import Merge
+from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
 
@@ -165,5 +165,5 @@ def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> In
       PlanError: the operations don't fit together, or one of them doesn't act on an index.
     """
     if not ops:
-        return Whole(length)
+        return WholeIndex(length)
     return ops[-1].reindexed(partial(index_of, ops[:-1], length), epoch)

@@ -12,12 +12,12 @@ from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.session import Session
 from streamline.core.state import At, State
-from streamline.ending.flow import Padded, padded_in
-from streamline.ending.policy import EndsReport
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.opening import Opening
 from streamline.plan import Plan
+from streamline.sharding.end_flow import Padded, padded_in
+from streamline.sharding.ends import EndsReport
 from streamline.snapshot import Snapshot
 
 __all__ = ["Running"]

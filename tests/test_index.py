@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import PlanError
-from streamline.index import Bijection, Index, Positions, Repeated, Shuffled, Slice, Whole
+from streamline.sharding.index import Bijection, Index, IndexSlice, Positions, Repeated, Shuffled, WholeIndex
 
 ENTROPY = st.lists(st.integers(0, 2**40), min_size=1, max_size=4)
 
@@ -93,23 +93,23 @@ def test_every_item_comes_first_about_equally_often() -> None:
     assert firsts.max() < 270  # 200 each; a deviation of 13.4 is normal, 70 is five of them
 
 
-# Slice, Shuffled, Repeated, against lists
+# IndexSlice, Shuffled, Repeated, against lists
 
 
 @st.composite
 def indices(draw: st.DrawFn) -> tuple[Index, list[int], list[int]]:
     """Draw a composition of operations, the list that it should be, and the pass that each position is in."""
     length = draw(st.integers(0, 25))
-    index: Index = Whole(length)
+    index: Index = WholeIndex(length)
     model = list(range(length))
     passes = [0] * length
     for _ in range(draw(st.integers(0, 5))):
         kind = draw(st.sampled_from(["take", "skip", "shuffle", "repeat"]))
         count = draw(st.integers(0, 30))
         if kind == "take":
-            index, model, passes = Slice(index, 0, count), model[:count], passes[:count]
+            index, model, passes = IndexSlice(index, 0, count), model[:count], passes[:count]
         elif kind == "skip":
-            index, model, passes = Slice(index, count), model[count:], passes[count:]
+            index, model, passes = IndexSlice(index, count), model[count:], passes[count:]
         elif kind == "shuffle":
             order = Bijection(len(model), [count])(np.arange(len(model), dtype=np.int64)).tolist()
             index, model = Shuffled(index, [count]), [model[at] for at in order]
@@ -135,28 +135,28 @@ def test_compositions_are_what_lists_would_be(made: tuple[Index, list[int], list
 
 @given(length=st.integers(1, 12), passes=st.integers(1, 5), data=st.data())
 def test_each_pass_of_an_endless_repeat_has_an_order_of_its_own(length: int, passes: int, data: Any) -> None:
-    index = Repeated(lambda number: Shuffled(Whole(length), [0, number]), None)
+    index = Repeated(lambda number: Shuffled(WholeIndex(length), [0, number]), None)
     assert index.length is index.passes is None
     assert [index.pass_of(at) for at in range(3 * length)] == [at // length for at in range(3 * length)]
-    model = [item for number in range(passes) for item in whole(Shuffled(Whole(length), [0, number]))]
+    model = [item for number in range(passes) for item in whole(Shuffled(WholeIndex(length), [0, number]))]
     assert index(np.arange(len(model), dtype=np.int64)).tolist() == model
     asked = data.draw(st.lists(st.integers(0, len(model) - 1), max_size=20))
     assert index(positions(*asked)).tolist() == [model[at] for at in asked]
 
 
 def test_a_slice_of_an_endless_index_is_finite() -> None:
-    endless = Repeated(lambda _: Whole(3), None)
-    assert whole(Slice(endless, 2, 5)) == [2, 0, 1, 2, 0]
-    assert Slice(endless, 2).length is None
+    endless = Repeated(lambda _: WholeIndex(3), None)
+    assert whole(IndexSlice(endless, 2, 5)) == [2, 0, 1, 2, 0]
+    assert IndexSlice(endless, 2).length is None
 
 
 @pytest.mark.parametrize("times", [None, 0, 3])
 def test_passes_without_items_are_none(times: int | None) -> None:
-    assert Repeated(lambda _: Whole(0), times).length == 0
+    assert Repeated(lambda _: WholeIndex(0), times).length == 0
 
 
 def test_an_endless_index_can_not_be_shuffled_or_repeated() -> None:
-    endless = Repeated(lambda _: Whole(3), None)
+    endless = Repeated(lambda _: WholeIndex(3), None)
     with pytest.raises(PlanError, match=r"put \.shuffle before \.repeat"):
         Shuffled(endless, [0])
     with pytest.raises(PlanError, match="would never begin its second pass"):
@@ -164,6 +164,6 @@ def test_an_endless_index_can_not_be_shuffled_or_repeated() -> None:
 
 
 def test_only_the_whole_is_known_to_be_the_identity() -> None:
-    assert Whole(3).identity
-    assert not Slice(Whole(3), 0, 3).identity
-    assert not Shuffled(Whole(3), [0]).identity
+    assert WholeIndex(3).identity
+    assert not IndexSlice(WholeIndex(3), 0, 3).identity
+    assert not Shuffled(WholeIndex(3), [0]).identity

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamline.ending.finding import store_of_torch
 from streamline.errors import PlanError
-from streamline.ranks import Rank, find_rank
+from streamline.sharding.rank_sync import store_of_torch
+from streamline.sharding.ranks import Rank, find_rank
 
 VARIABLES = (
     "RANK",

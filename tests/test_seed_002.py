@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
-from streamline.sharding import contiguous
+from streamline.sharding.split import contiguous
 from tests.laws.profile import examples
 
 LETTERS = list("ABCDEFGH")

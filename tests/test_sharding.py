@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import PlanError
-from streamline.sharding import byte_range, contiguous, files_of, interleaved, shards_of_rank
+from streamline.sharding.split import byte_range, contiguous, files_of, interleaved, shards_of_rank
 
 LENGTHS = st.integers(0, 5000)
 SHARDS = st.integers(1, 300)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamline.core.state import Tree
-from streamline.ending.finding import store_of_torch
 from streamline.ending.length import all_known, left_on_ranks
-from streamline.ending.policy import NAME, Agreement, Ends, nothing_to_pad
 from streamline.errors import PlanError, RanksError
 from streamline.plan import Plan
-from streamline.ranks import Rank
+from streamline.sharding.ends import NAME, Agreement, Ends, nothing_to_pad
+from streamline.sharding.rank_sync import store_of_torch
+from streamline.sharding.ranks import Rank
 from streamline.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.transforms.repeat import Repeat

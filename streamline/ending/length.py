@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamline.ending.policy import EndsPolicy
 from streamline.plan import Plan
-from streamline.sharding import shards_of_rank
+from streamline.sharding.ends import EndsPolicy
+from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage
 
 __all__ = ["all_known", "left_on_ranks", "num_given", "num_items"]

@@ -12,7 +12,7 @@ from streamline.fetching.crew import Crew
 from streamline.fetching.file import File, FilePart
 from streamline.fetching.line import Line, Reading, parts
 from streamline.fetching.sharing import Lease
-from streamline.sharding import byte_range
+from streamline.sharding.split import byte_range
 from streamline.storage.access import Access
 from streamline.storage.base import Storage
 from streamline.storage.cache import CachedStorage

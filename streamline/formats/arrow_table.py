@@ -15,7 +15,7 @@ from streamline.formats.arrow_groups import Decoded, Group
 from streamline.formats.arrow_messages import PREFIX_BYTES, Block, Message
 from streamline.formats.arrow_selection import Selection, filter_columns, named
 from streamline.formats.arrow_spans import SparseFile
-from streamline.sharding import contiguous
+from streamline.sharding.split import contiguous
 
 __all__ = ["FileTable", "StreamTable"]
 

@@ -16,7 +16,7 @@ from streamline.formats.compression import named, not_splittable
 from streamline.formats.line_slices import TooLong, slices
 from streamline.formats.lines import BOM, MAX_LINE_BYTES, Decode, Fault, Splitter, check_lengths
 from streamline.formats.positions import LineState, LineStates, Slice, stands
-from streamline.sharding import byte_range
+from streamline.sharding.split import byte_range
 
 __all__ = ["LineFormat"]
 

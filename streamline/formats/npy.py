@@ -18,7 +18,7 @@ from streamline.formats.base import Format, Place
 from streamline.formats.npy_columns import Column, InThread, column_of, first_bytes
 from streamline.formats.npy_zip import MAGICS, members
 from streamline.formats.steps import Steps
-from streamline.sharding import contiguous
+from streamline.sharding.split import contiguous
 
 __all__ = ["NpyFormat"]
 

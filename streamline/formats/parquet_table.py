@@ -15,7 +15,7 @@ from streamline.formats.arrow_format import Columnar
 from streamline.formats.arrow_groups import STEP_BYTES, Decoded, Group
 from streamline.formats.arrow_selection import Selection, filter_columns, named, within
 from streamline.formats.arrow_spans import AbsentFile, Span, SparseFile, coalesced
-from streamline.sharding import contiguous
+from streamline.sharding.split import contiguous
 
 __all__ = ["ParquetTable"]
 

@@ -19,7 +19,7 @@ from streamline.formats.pieces import pieces
 from streamline.formats.tar_samples import Gathered, Samples
 from streamline.formats.tar_scanner import Scanner
 from streamline.formats.tar_walk import walk_of
-from streamline.sharding import byte_range
+from streamline.sharding.split import byte_range
 
 __all__ = ["MAX_SAMPLE_BYTES", "TarFormat"]
 

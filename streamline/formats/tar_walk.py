@@ -16,7 +16,7 @@ from streamline.fetching.file import File
 from streamline.formats.pieces import pieces
 from streamline.formats.tar_samples import part_of
 from streamline.formats.tar_scanner import Scanner
-from streamline.sharding import byte_range
+from streamline.sharding.split import byte_range
 
 __all__ = ["Begin", "Walk", "walk_of"]
 

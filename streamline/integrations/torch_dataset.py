@@ -16,7 +16,7 @@ from streamline.envelope import is_sealed, sealed, unsealed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.shipping import dumps
 from streamline.opened import Openable
-from streamline.ranks import find_rank
+from streamline.sharding.ranks import find_rank
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 

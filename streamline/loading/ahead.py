@@ -15,13 +15,13 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from streamline.core.options import given
-from streamline.ending.policy import checked_ends
 from streamline.engine import EXIT_S
 from streamline.errors import PlanError, PlanTypeError
 from streamline.hosts.pool import Hosting, Pool
 from streamline.loading.passes import OpenAt, Run, Spent
 from streamline.opened import Opened, RunOptions
 from streamline.opening import Opening
+from streamline.sharding.ends import checked_ends
 from streamline.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sync import SyncStream

@@ -6,7 +6,7 @@ import math
 
 from streamline.ending.length import num_given
 from streamline.opening import Opening
-from streamline.ranks import find_rank
+from streamline.sharding.ranks import find_rank
 
 __all__ = ["length_of"]
 

@@ -10,10 +10,10 @@ from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from streamline.backends.base import Backend
 from streamline.core.cursor import PartIterator
 from streamline.core.options import check_int
-from streamline.ending.policy import EndsPolicy
 from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
+from streamline.sharding.ends import EndsPolicy
 from streamline.snapshot import Snapshot
 from streamline.sync import SyncStream
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from streamline.core.error_policy import ErrorReport
-from streamline.ending.policy import EndsReport
 from streamline.loading.passes import Now
 from streamline.observe.stats import Stats
+from streamline.sharding.ends import EndsReport
 
 __all__ = ["Reports"]
 

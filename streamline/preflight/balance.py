@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from streamline.plan import Plan
 from streamline.preflight.report import Load, Problem
-from streamline.sharding import byte_range, files_of, shards_of_rank
+from streamline.sharding.split import byte_range, files_of, shards_of_rank
 from streamline.storage.base import Found
 
 __all__ = ["UNEVEN", "idle", "loads_of", "ranks_of", "uneven"]

@@ -24,7 +24,7 @@ from streamline.preflight.heads import Heads, look, spread
 from streamline.preflight.rehearsal import pickles, rehearse
 from streamline.preflight.report import DEADLINE_S, Load, Problem, Report
 from streamline.preflight.schema import mixed
-from streamline.ranks import find_rank
+from streamline.sharding.ranks import find_rank
 from streamline.sources.files import Files
 from streamline.sources.live import Live
 from streamline.storage.access import Access

@@ -12,8 +12,8 @@ from typing import Any
 
 from streamline.core.state import Json
 from streamline.errors import ResumeError
-from streamline.ranks import Rank
 from streamline.resuming.kinds import stage_class
+from streamline.sharding.ranks import Rank
 from streamline.snapshot import Snapshot
 from streamline.transforms.base import Stage
 

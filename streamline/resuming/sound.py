@@ -14,9 +14,9 @@ import msgspec
 from streamline.core.state import Tree
 from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
 from streamline.core.text import Entry
-from streamline.ending.policy import NAME as ENDS
 from streamline.resuming.again import section
 from streamline.resuming.kinds import stage_class
+from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot import Snapshot
 from streamline.transforms.stride import Stride
 

@@ -13,7 +13,7 @@ from streamline.core.flow import Demand, Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, check_type
-from streamline.index import Index
+from streamline.sharding.index import Index
 
 __all__ = ["Change", "Mode", "Part", "Source", "Split"]
 

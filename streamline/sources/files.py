@@ -21,8 +21,8 @@ from streamline.errors import PlanError, ResumeError
 from streamline.fetching.fetcher import Fetcher
 from streamline.fetching.file import FilePart
 from streamline.formats.base import Format, Place
-from streamline.index import Bijection
-from streamline.sharding import files_of
+from streamline.sharding.index import Bijection
+from streamline.sharding.split import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.interleave import Turns, in_turn

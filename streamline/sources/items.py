@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
-from streamline import sharding
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer, StageMeter
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
@@ -19,7 +18,8 @@ from streamline.core.replay import FailedCall
 from streamline.core.state import At, CountedStates, Json, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.index import Index, Whole
+from streamline.sharding import split as sharding
+from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.table_rows import TableRows
 
@@ -79,7 +79,7 @@ class Items(Source[T]):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         done: int = 0 if state is None else state[self.name]
-        index = part.index or Whole(len(self.items))
+        index = part.index or WholeIndex(len(self.items))
         positions = positions_of(index, site.shard, site.num_shards, part)
         demand = self.demand(site, state)
         flow = ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
@@ -87,7 +87,7 @@ class Items(Source[T]):
         return flow
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
-        positions = positions_of(part.index or Whole(len(self.items)), shard, num_shards, part)
+        positions = positions_of(part.index or WholeIndex(len(self.items)), shard, num_shards, part)
         return math.inf if positions is None else len(positions)
 
     def check_within(self, split: Split) -> None:

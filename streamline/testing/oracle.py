@@ -24,11 +24,11 @@ from streamline.caching.regenerate import Regenerate
 from streamline.collate import stack, unstack
 from streamline.core.flow import Flow, Site
 from streamline.core.tasks import Tasks
-from streamline.index import Bijection
 from streamline.mixing.components import Several
 from streamline.mixing.mix import Mix
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
+from streamline.sharding.index import Bijection
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.testing.oracle_words import bucketed, mixed, packed

@@ -12,7 +12,7 @@ from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.state import Json, State, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError
-from streamline.index import Index
+from streamline.sharding.index import Index
 
 __all__ = ["Stage"]
 

@@ -10,7 +10,7 @@ from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.state import Json, NumberedStates, Over, Overlaid, State
 from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
-from streamline.index import Index, Slice
+from streamline.sharding.index import Index, IndexSlice
 from streamline.transforms.base import Stage
 
 __all__ = ["Skip", "Take"]
@@ -33,7 +33,7 @@ class Take(Stage[T, T]):
     count: int
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
-        return Slice(inner(epoch), 0, self.count)
+        return IndexSlice(inner(epoch), 0, self.count)
 
     def num_outputs(self, items: float) -> float | None:
         return min(self.count, items)
@@ -78,7 +78,7 @@ class Skip(Stage[T, T]):
             raise SnapshotError(f"the snapshot is damaged, or was edited: {where}: it has skipped {own:,} of {count:,}")
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
-        return Slice(inner(epoch), self.count)
+        return IndexSlice(inner(epoch), self.count)
 
     def num_outputs(self, items: float) -> float | None:
         return max(0, items - self.count)

@@ -17,7 +17,7 @@ from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.state import Json, Over, State, States, Tally, Tree, trimmed
 from streamline.core.state_types import Count
 from streamline.errors import ResumeError
-from streamline.index import Index, Repeated
+from streamline.sharding.index import Index, Repeated
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]

@@ -21,7 +21,7 @@ from streamline.core.flow import Chunk, Lists, Run, Site
 from streamline.core.state import Json, Over, Since, State, Tally
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
-from streamline.index import Index, Shuffled
+from streamline.sharding.index import Index, Shuffled
 from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
@@ -205,7 +205,7 @@ class _Served:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexShuffle(Stage[T, T]):
-    """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.index`."""
+    """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.sharding.index`."""
 
     refuses: ClassVar[Mapping[str, str]] = {
         "seed": "every item would be at another place, so that some came twice and others never: the next epoch can "

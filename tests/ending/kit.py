@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class MemoryStore:
-    """What torch's `HashStore` is: the reference of `streamline.ending.policy.Store`."""
+    """What torch's `HashStore` is: the reference of `streamline.sharding.ends.Store`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.state import CountedStates, trimmed
-from streamline.ending.flow import _Leaving
-from streamline.ending.rounds import far
 from streamline.errors import PlanError, PlanTypeError, RanksError
+from streamline.sharding.end_flow import _Leaving
+from streamline.sharding.rank_sync import far
 from streamline.testing.devices import to_elsewhere
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples

@@ -19,8 +19,8 @@ from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
 from streamline.formats import arrow_groups, arrow_items, csv_files, lines, npy, parquet_table
 from streamline.formats.whole import WholeFile
-from streamline.index import Bijection
 from streamline.pipeline import Pipeline
+from streamline.sharding.index import Bijection
 from streamline.sources.base import Mode, Part, Source
 from streamline.storage import local
 from streamline.testing.compositions import Composition, continued

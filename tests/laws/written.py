@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.formats.whole import WholeFile
 from streamline.pipeline import Pipeline
-from streamline.sharding import byte_range, contiguous
+from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
 
 __all__ = ["BROKEN", "FORMATS", "Broken", "Format", "Written", "numbered"]

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.sharding import shards_of_rank
+from streamline.sharding.split import shards_of_rank
 
 __all__ = ["Mesh", "Rank", "find_rank"]
 
+
 logger = logging.getLogger(__name__)
+
 
 _said: Rank | None = None
 """What the log says of this process: a loader looks again in each epoch."""

@@ -9,16 +9,27 @@ from typing import Any, Literal, Protocol, get_args
 from streamline.core.options import given
 from streamline.core.state import Tree
 from streamline.errors import PlanError, PlanTypeError
-from streamline.ranks import Rank
+from streamline.sharding.ranks import Rank
 
 __all__ = [
-    "NAME", "TIMEOUT_S", "Agreement", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends", "nothing_to_pad",
-]  # fmt: skip
+    "NAME",
+    "TIMEOUT_S",
+    "Agreement",
+    "Ends",
+    "EndsPolicy",
+    "EndsReport",
+    "Store",
+    "checked_ends",
+    "nothing_to_pad",
+]
+
 
 EndsPolicy = Literal["drop", "pad", "allow"]
 
+
 NAME = "ends"
 """The entry of a rank's state in which this is kept."""
+
 
 TIMEOUT_S = 600.0
 """How long a consumer waits for another rank: as long as NCCL does."""

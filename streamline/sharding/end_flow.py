@@ -19,13 +19,15 @@ from streamline.core.choices import Branch
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
 from streamline.core.session import Session
 from streamline.core.state import Over, State, States, Tally, Tree, trimmed
-from streamline.ending.policy import NAME, Agreement, nothing_to_pad
-from streamline.ending.rounds import Rounds, opened
 from streamline.errors import RanksError
+from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
+from streamline.sharding.rank_sync import Rounds, opened
 
 __all__ = ["Padded", "ending", "padded_in"]
 
+
 logger = logging.getLogger("streamline.ending")  # as the docs call it
+
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from streamline.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Bijection", "Index", "Repeated", "Shuffled", "Slice", "Whole"]
+__all__ = ["Bijection", "Index", "IndexSlice", "Repeated", "Shuffled", "WholeIndex"]
 
 
 Positions: TypeAlias = "NDArray[np.int64]"
@@ -90,7 +90,7 @@ class Index(ABC):
 
 
 @dataclass(frozen=True)
-class Whole(Index):
+class WholeIndex(Index):
     """Every item at its own position."""
 
     length: int
@@ -104,7 +104,7 @@ class Whole(Index):
 
 
 @dataclass(frozen=True)
-class Slice(Index):
+class IndexSlice(Index):
     """`length` positions of another index, from `start` on; a length of None: all the rest."""
 
     inner: Index

@@ -7,37 +7,72 @@ rounds as lists: one, where many items wait.
 Success: all ranks read the same numbers. Failure: a store that can't be reached, or a rank that says nothing for longer
 than a consumer is to wait, is a `RanksError`; so is, at once, a rank that has failed and said so. Cancellation: nothing
 is left but a key or two in the store.
+
+A store that is there already: torch.distributed's, never its process groups, which belong to the trainer.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 
 from streamline.core.gate import resting
 from streamline.core.session import Session
 from streamline.core.text import some
-from streamline.ending.finding import own_connection
-from streamline.ending.policy import Agreement, EndsPolicy, Store
 from streamline.errors import RanksError
+from streamline.sharding.ends import Agreement, EndsPolicy, Store
+from streamline.sharding.ranks import Rank
 
-__all__ = ["Rounds", "far", "opened"]
+__all__ = ["Rounds", "far", "opened", "own_connection", "store_of_torch"]
+
+
+def store_of_torch(rank: Rank) -> Store | None:
+    """Return the store with which torch.distributed was initialised; None: it wasn't, or is of other ranks.
+
+    Ranks that were given, and are not as many as torch's processes, might be there several times: only a mesh says
+    which processes are whose.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if not rank.members and (distributed.get_rank(), distributed.get_world_size()) != (rank.rank, rank.world_size):
+        return None
+    found = getattr(getattr(distributed, "distributed_c10d", None), "_get_default_store", None)
+    return None if found is None else cast("Store | None", found())
+
+
+def own_connection(store: Store) -> Store:
+    """Return a store to the same keys, over a connection of its own where there is one: no one waits for our calls."""
+    clone = getattr(store, "clone", None)
+    if clone is None:
+        return store
+    try:
+        return cast(Store, clone())
+    except (RuntimeError, NotImplementedError):  # a kind of store that has no other connection
+        return store
+
 
 R = TypeVar("R")
+
 
 LOOKS_S = (0.0005, 0.05)
 """Pauses between two looks at a store, from the first to the longest: torch's can't be waited for and left in time."""
 
+
 SAID_CHARS = 2000
 """Of a failure, what the other ranks are told."""
 
+
 _opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
+
+
 _opening = threading.Lock()
 
 
