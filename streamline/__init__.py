@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from streamline.core.replay import replay
     from streamline.custom_source import source
     from streamline.debug import DebugStream
+    from streamline.io.storage.options import HttpOptions
     from streamline.loading.loader import Loader
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from streamline.sources.dataset import StreamDataset
     from streamline.sources.sse import ServerSentEvent
     from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
-    from streamline.storage.http_options import HttpOptions
     from streamline.stream import Stream
     from streamline.sync import SyncStream
     from streamline.transforms.custom import stage
@@ -104,7 +104,7 @@ _WHERE = {
     "ErrorReport": "streamline.core.error_policy",
     "Explanation": "streamline.resuming.explain",
     "Failure": "streamline.core.error_policy",
-    "HttpOptions": "streamline.storage.http_options",
+    "HttpOptions": "streamline.io.storage.options",
     "Inline": "streamline.backends.inline",
     "Loader": "streamline.loading.loader",
     "Opened": "streamline.opened",

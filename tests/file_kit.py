@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from streamline.formats import csv_files, lines
-from streamline.storage import local
+from streamline.io.formats import csv as csv_files
+from streamline.io.formats import line_decoding as lines
+from streamline.io.storage import local
 
 Read = Callable[..., Awaitable[Any]]
 Put = Callable[[str, bytes], str]

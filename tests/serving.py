@@ -21,11 +21,11 @@ from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.state import Tree
 from streamline.core.tasks import Tasks, supervise
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.paths import braces, is_url
 from streamline.sources.base import Part
 from streamline.sources.files import Files
-from streamline.storage import attempts
-from streamline.storage.base import Found
-from streamline.storage.paths import braces, is_url
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Server:
         """
         data = server.objects.get(request.path) if content is None else content
         if data is None:
-            await Server.status(server, request, writer, code="404 Not Found")
+            await Server.status(server, request, writer, code="404 Not FoundObject")
             return
         asked = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("range", "")) if ranges else None
         if asked and request.headers.get("if-range", etag) != etag:
@@ -230,7 +230,7 @@ def named(source: Any) -> Any:
     """
     if not isinstance(source, Files) or source.found is not None or not any(map(is_url, source.paths)):
         return source
-    return replace(source, found=tuple(Found(url) for path in source.paths for url in braces(path)))
+    return replace(source, found=tuple(FoundObject(url) for path in source.paths for url in braces(path)))
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from streamline.io.storage.base import FoundObject
 from streamline.plan import Plan
 from streamline.preflight.report import Load, Problem
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
-from streamline.storage.base import Found
 
 __all__ = ["UNEVEN", "idle", "loads_of", "ranks_of", "uneven"]
 
@@ -16,7 +16,7 @@ UNEVEN = 2.0
 """How many times the least shard's bytes the largest has before that is worth a note: the run takes as long as it."""
 
 
-def loads_of(plan: Plan, found: Sequence[Found] | None) -> tuple[Load, ...]:
+def loads_of(plan: Plan, found: Sequence[FoundObject] | None) -> tuple[Load, ...]:
     """Return what each shard has to read.
 
     Args:
@@ -72,7 +72,7 @@ def uneven(loads: Sequence[Load], who: str) -> list[str]:
     ]
 
 
-def _load(found: Sequence[Found]) -> Load:
+def _load(found: Sequence[FoundObject]) -> Load:
     return _sum([Load(items=1, bytes=one.size) for one in found])
 
 

@@ -17,6 +17,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError
+from streamline.io.storage.options import Access, HttpOptions
 from streamline.opened import Begin, prepare
 from streamline.plan import Plan
 from streamline.preflight.balance import idle, loads_of, ranks_of, uneven
@@ -27,8 +28,6 @@ from streamline.preflight.schema import mixed
 from streamline.sharding.ranks import find_rank
 from streamline.sources.files import Files
 from streamline.sources.live import Live
-from streamline.storage.access import Access
-from streamline.storage.http_options import HttpOptions
 
 __all__ = ["check"]
 

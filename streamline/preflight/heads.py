@@ -15,11 +15,11 @@ from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.tasks import Tasks
 from streamline.core.threads import start_thread
-from streamline.fetching.sharing import Lease
+from streamline.io.fetch.fetcher import SharedStorages
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.registry import Storages
 from streamline.sources.base import Part, Source
 from streamline.sources.files import Files
-from streamline.storage.base import Found
-from streamline.storage.storages import Storages
 
 __all__ = ["Heads", "look", "spread"]
 
@@ -115,7 +115,7 @@ class _Looking:
         for at in places:
             one = replace(source, found=(source.files[at],))
             group.start_soon(self._head, at, source.files[at].path, one, Part(mode="file"))
-        lease = Lease(self._tasks.session, source.name, source.access)
+        lease = SharedStorages(self._tasks.session, source.name, source.access)
         group.start_soon(self._sizes, lease, [(at, source.files[at]) for at in sized])
 
     async def _items(self, source: Source[Any], part: Part, count: int) -> None:
@@ -140,7 +140,7 @@ class _Looking:
         await self._within(at, where, read)
         self._found[at] = found
 
-    async def _sizes(self, lease: Lease, files: list[tuple[int, Found]]) -> None:
+    async def _sizes(self, lease: SharedStorages, files: list[tuple[int, FoundObject]]) -> None:
         try:
             async with anyio.create_task_group() as group:
                 for at, found in files:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from streamline.formats.arrow import ArrowFormat
+from streamline.io.formats.arrow import ArrowFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
 from streamline.reading.parquet import selecting
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,12 +7,11 @@ from typing import Any, Literal, Unpack, overload
 
 from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.formats.csv_files import MAX_RECORD_BYTES, CsvFormat, Header
-from streamline.formats.csv_rows import Dialect
+from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 __all__ = ["read_csv"]
 

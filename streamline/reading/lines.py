@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeVar, Unpack
 
 from streamline.core.options import check_int
-from streamline.formats.line_files import LineFormat
-from streamline.formats.lines import MAX_LINE_BYTES, Decode, decode_json, decode_text
+from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
+from streamline.io.formats.lines import LineFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 __all__ = ["read_jsonl", "read_lines"]
 
@@ -32,7 +32,7 @@ def read_lines(
       max_line_bytes: a longer line is an error; >= 1.
       name: its part of a state is kept under it.
       access: how bytes are had: `http`, `concurrency`, `cache_dir`, `cache_max_bytes`, `storage_options`, see
-        `streamline.storage.access.Access`.
+        `streamline.io.storage.options.Access`.
 
     Raises:
       PlanTypeError, PlanError: an option of the wrong type or value.

@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 from streamline.core.options import given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.formats.npy import NpyFormat
+from streamline.io.formats.npy import NpyFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 __all__ = ["read_npy"]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.formats.arrow_library import Predicate, require_pyarrow
-from streamline.formats.parquet import ParquetFormat
+from streamline.io.formats.columnar import Predicate, require_pyarrow
+from streamline.io.formats.parquet import ParquetFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 if TYPE_CHECKING:
     import pyarrow as pa

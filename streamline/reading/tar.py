@@ -6,12 +6,11 @@ from typing import Any, Literal, Unpack, overload
 
 from streamline.core.options import check_int, given
 from streamline.errors import PlanTypeError
-from streamline.formats.tar import MAX_SAMPLE_BYTES, TarFormat
-from streamline.formats.tar_samples import Member
+from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 __all__ = ["read_tar"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from streamline.formats.whole import WholeFile, WholeFormat
+from streamline.io.formats.whole_files import WholeFile, WholeFormat
+from streamline.io.storage.options import AccessOptions
+from streamline.io.storage.paths import Paths
 from streamline.pipeline import Pipeline
 from streamline.reading.files import pipeline_of
-from streamline.storage.access import AccessOptions
-from streamline.storage.paths import Paths
 
 __all__ = ["read_files"]
 

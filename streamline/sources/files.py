@@ -18,17 +18,17 @@ from streamline.core.meters import Traffic
 from streamline.core.state import At, Json, Tree
 from streamline.core.state_types import Count, check_type
 from streamline.errors import PlanError, ResumeError
-from streamline.fetching.fetcher import Fetcher
-from streamline.fetching.file import FilePart
-from streamline.formats.base import Format, Place
+from streamline.io.fetch.fetcher import Fetcher
+from streamline.io.fetch.file import FilePart
+from streamline.io.formats.base import Format, Place
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.options import Access
+from streamline.io.storage.resolve import afind, find, is_afar
 from streamline.sharding.index import Bijection
 from streamline.sharding.split import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.interleave import Turns, in_turn
-from streamline.storage.access import Access
-from streamline.storage.base import Found
-from streamline.storage.finding import afind, find, is_afar
 
 __all__ = ["Files"]
 
@@ -70,7 +70,7 @@ class Files(Source[T]):
     format: Format[T]
     paths: tuple[str, ...]
     access: Access = field(default_factory=Access)
-    found: tuple[Found, ...] | None = None
+    found: tuple[FoundObject, ...] | None = None
     gone: frozenset[str] = frozenset()
 
     @property
@@ -90,7 +90,7 @@ class Files(Source[T]):
         return self if self.found is not None else replace(self, found=await afind(self.paths, self.access, traffic))
 
     @property
-    def files(self) -> tuple[Found, ...]:
+    def files(self) -> tuple[FoundObject, ...]:
         """The files that are read, in order, before any shuffle."""
         return find(self.paths, self.access) if self.found is None else self.found
 
@@ -157,7 +157,7 @@ class Files(Source[T]):
         if listings.paths_of(listing) is None:
             return self
         now = {found.path: found for found in self.files}
-        found = tuple(now.get(entry["path"]) or Found.of(entry) for entry in listing)
+        found = tuple(now.get(entry["path"]) or FoundObject.of(entry) for entry in listing)
         return replace(self, found=found, gone=frozenset(one.path for one in found) - now.keys())
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
@@ -234,7 +234,7 @@ class Files(Source[T]):
         left = [] if first is None else files[files.index(first) :] if first in files else files
         return [path for path in places if path is not None] + left
 
-    def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[Found]:
+    def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[FoundObject]:
         """Return the files of which a shard reads all or something, in order, those that are gone included."""
         files = list(self.files)
         if part.shuffle_seed is not None and len(files) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Literal, TypeVar
 
 from streamline.errors import DataError
-from streamline.formats.lines import BOM, Decode, check_lengths, decode_json, decode_text
+from streamline.io.formats.line_decoding import BOM, Decode, check_lengths, decode_json, decode_text
 from streamline.sources.sse import EventParser, ServerSentEvent, too_long
 
 __all__ = ["FRAMINGS", "BytesFramer", "Framer", "Framing", "LineFramer", "SseFramer", "framer_of"]

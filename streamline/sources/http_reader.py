@@ -23,14 +23,13 @@ import anyio
 from streamline.core.meters import Traffic
 from streamline.core.pace import Pace
 from streamline.errors import DataError, ReadError, printable
+from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
+from streamline.io.storage.http_response import refusal, status_name, understand
+from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.retry import TransientError
 from streamline.sources.framing import Framer, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.sse import MIME_TYPE
-from streamline.storage.answers import refusal, status_name, understand
-from streamline.storage.attempts import TransientError
-from streamline.storage.http_client import HttpClient, more_of
-from streamline.storage.http_errors import judged, shown
-from streamline.storage.http_options import HttpOptions
 
 __all__ = ["read"]
 

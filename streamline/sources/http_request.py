@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
+from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.paths import check_user, is_url
 from streamline.sources.framing import FRAMINGS, Framing
-from streamline.storage.http_options import HttpOptions
-from streamline.storage.paths import check_user, is_url
 
 __all__ = ["GIVE_UP_S", "IDLE_TIMEOUT_S", "MAX_ITEM_BYTES", "EndlessRequest"]
 

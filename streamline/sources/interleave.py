@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from streamline.core.flow import LIST_ITEMS, Chunk, Lists
 from streamline.core.state import At, Json, Reference, State, States, Tally, Tree, trimmed
-from streamline.formats.base import Place
+from streamline.io.formats.base import Place
 
 __all__ = ["Turns", "in_turn"]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamline.core.state import Json
+from streamline.io.storage.base import MODIFIED
 from streamline.sources.base import Change
-from streamline.storage.base import MODIFIED
 
 __all__ = ["CHANGES", "carried", "changes", "paths_of"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from streamline.errors import DataError
-from streamline.formats.lines import BOM
+from streamline.io.formats.line_decoding import BOM
 
 __all__ = ["MIME_TYPE", "EventParser", "ServerSentEvent", "too_long"]
 

@@ -11,14 +11,14 @@ from streamline.core import byte_budget as budget
 from streamline.core.session import Session
 from streamline.core.tasks import Tasks, supervise
 from streamline.errors import ReadError
-from streamline.fetching import requests
-from streamline.fetching.file import File, FilePart
-from streamline.fetching.line import Line, Reading
-from streamline.fetching.requests import Request
-from streamline.fetching.sharing import Lease
-from streamline.storage import finding
-from streamline.storage.access import Access
-from streamline.storage.base import Found
+from streamline.io.fetch import request as requests
+from streamline.io.fetch.fetcher import SharedStorages
+from streamline.io.fetch.file import File, FilePart
+from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead
+from streamline.io.fetch.request import Request
+from streamline.io.storage import resolve as finding
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.options import Access
 
 Read = Callable[..., Awaitable[Any]]
 
@@ -110,7 +110,7 @@ async def test_what_was_read_or_given_up_is_held_by_no_request(
         made.append(Request(*args))
         return made[-1]
 
-    monkeypatch.setattr("streamline.fetching.line.Request", noted)
+    monkeypatch.setattr("streamline.io.fetch.read_ahead.Request", noted)
     server.objects = {f"{number}": b"x" * 40 for number in range(8)}
     source = files(server, concurrency=8)
     server.objects.pop(missing, None)
@@ -199,9 +199,9 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     crewed = Crewed(memory)
 
     async def work(tasks: Tasks) -> None:
-        lease = Lease(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        file = File(FilePart(Found(path)), lease.storages.of(path), lambda: lease.crew(tasks))
+        file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.crew(tasks))
         assert (await file.found()).size == 200
         assert [piece async for piece in file.ranges(spans)] == [data[start:stop] for start, stop in spans]
         assert await file.read(7, 50) == data[7:50]
@@ -225,10 +225,10 @@ async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothin
     crewed = Crewed()
 
     async def work(tasks: Tasks) -> None:
-        lease = Lease(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        line = Line(lease.crew(tasks))
-        reading = Reading(0, lease.storages.of(path), Found(path))
+        line = ReadAhead(lease.crew(tasks))
+        reading = ObjectReader(0, lease.storages.of(path), FoundObject(path))
         line.add(reading)
         found = b""
         async with aclosing(line.blocks(reading)) as stream:
@@ -362,13 +362,13 @@ async def test_no_answer_is_thrown_away_for_want_of_room(server: Any, monkeypatc
     monkeypatch.setattr(budget, "PART_BYTES", 1000)
     monkeypatch.setattr(requests, "GUESS_BYTES", 1)
     again: list[Request] = []
-    later = Line.again
+    later = ReadAhead.again
 
-    def noted(line: Line, request: Request) -> None:
+    def noted(line: ReadAhead, request: Request) -> None:
         again.append(request)
         later(line, request)
 
-    monkeypatch.setattr(Line, "again", noted)
+    monkeypatch.setattr(ReadAhead, "again", noted)
     server.objects = {f"{number:02d}": bytes(900) for number in range(40)}
     pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=32)
     async with pipe.open(memory=8000) as stream:

@@ -15,9 +15,9 @@ import pytest
 import streamline as sl
 from streamline.core import byte_budget as budget
 from streamline.errors import ReadError
-from streamline.fetching import requests
-from streamline.storage import finding
-from streamline.storage.http_client import HttpClient
+from streamline.io.fetch import request as requests
+from streamline.io.storage import resolve as finding
+from streamline.io.storage.http_client import HttpClient
 from streamline.testing.checks import check_resume
 from tests.servers.faults import Faults, silence
 from tests.servers.nginx import Nginx

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
-from streamline.formats import compression
-from streamline.formats.compression import named, sniffed, undecided
-from streamline.formats.compression_steps import PIECE_BYTES
+from streamline.io.formats import compression
+from streamline.io.formats.compression import PIECE_BYTES, named, sniffed, undecided
 from tests.laws.profile import examples
 
 DATA = bytes(random.Random(0).choices(b"abcdefgh\n", k=700))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.formats.csv_records import Records
-from streamline.formats.csv_rows import Dialect, read
+from streamline.io.formats.csv import Dialect, Records, read
 from streamline.sources.files import Files
 from tests.file_kit import Put, Read, check_every_resume
 from tests.laws.profile import examples

@@ -22,9 +22,9 @@ import streamline as sl
 from streamline.core.byte_budget import PART_BYTES
 from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
+from streamline.io.storage import local
+from streamline.io.storage.local import LocalStorage
 from streamline.sources.base import Part
-from streamline.storage import local
-from streamline.storage.local import LocalStorage
 from tests.formats.archives import archive
 from tests.serving import Server, named
 

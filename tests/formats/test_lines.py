@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
-from streamline.formats import lines
-from streamline.formats.lines import Splitter, check_lengths, decode_json, decode_text
+from streamline.io.formats import line_decoding as lines
+from streamline.io.formats.line_decoding import Splitter, check_lengths, decode_json, decode_text
 
 pieces = st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b"a", b"bc" * 40, b"", "ö€".encode()]), max_size=60).map(
     b"".join

@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, StreamlineError
-from streamline.formats import npy as npy_format
+from streamline.io.formats import npy as npy_format
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
 from tests.laws.profile import examples

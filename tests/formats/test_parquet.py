@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
-from streamline.formats import arrow_format, arrow_items
-from streamline.formats.arrow_spans import SparseFile
+from streamline.io.formats import columnar as arrow_format
+from streamline.io.formats import columnar as arrow_items
+from streamline.io.formats.sparse_file import SparseFile
 from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
 
@@ -112,7 +113,7 @@ def test_it_resumes_behind_every_item(files: list[str], way: str) -> None:
 def test_it_resumes_in_the_middle_of_what_was_decoded(
     files: list[str], way: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamline.formats.parquet_table.STEP_BYTES", step * 150)
+    monkeypatch.setattr("streamline.io.formats.parquet_table.STEP_BYTES", step * 150)
     monkeypatch.setattr(arrow_items, "CALL_BYTES", 1)
     check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()))
 
@@ -347,7 +348,7 @@ def replaced(snapshot: Any, state: dict[str, Any]) -> Any:
 
 
 async def test_a_footer_beyond_the_first_read(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.formats.parquet.FOOTER_BYTES", 16)
+    monkeypatch.setattr("streamline.io.formats.parquet.FOOTER_BYTES", 16)
     file = io.BytesIO()
     pq.write_table(table(10), file, row_group_size=4)
     server.objects["a.parquet"] = file.getvalue()
@@ -589,7 +590,7 @@ def test_a_file_that_shrank_since_it_was_listed(tmp_path: Path) -> None:
 
 def test_what_was_read_leaves_nothing_in_memory(files: list[str]) -> None:
     def tables() -> int:
-        from streamline.formats.parquet_table import ParquetTable
+        from streamline.io.formats.parquet_table import ParquetTable
 
         gc.collect()
         return sum(isinstance(one, ParquetTable) for one in gc.get_objects())

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
-from streamline.formats.tar_headers import Header, plain
-from streamline.formats.tar_samples import part_of
-from streamline.formats.tar_scanner import Scanner
+from streamline.io.formats.tar import part_of
+from streamline.io.formats.tar_reader import Scanner, TarHeader, plain
+from streamline.io.storage import local
+from streamline.io.storage.base import FoundObject
 from streamline.sources.files import Files
-from streamline.storage import local
-from streamline.storage.base import Found
 from streamline.testing.checks import check_resume
 from tests.formats.archives import MEMBERS, SAMPLES, archive, edited, ends, special
 
@@ -50,7 +49,7 @@ def source_of(paths: Any, **options: Any) -> Files[Any]:
     source = sl.read_tar(paths, **options).plan.source
     assert isinstance(source, Files)
     if "://" in str(paths):  # the server is in the test's own loop: nobody can be asked before it runs
-        return replace(source, found=tuple(map(Found, source.paths)))
+        return replace(source, found=tuple(map(FoundObject, source.paths)))
     return source.resolved()
 
 
@@ -102,7 +101,7 @@ def test_single_members(put: Any, blocks: None, format: int) -> None:
     ],
 )
 def test_keys_are_those_of_webdataset(name: str, part: Any) -> None:
-    assert part_of(Header(name, 0, True, ""), True) == part
+    assert part_of(TarHeader(name, 0, True, ""), True) == part
 
 
 @pytest.mark.parametrize("format", ["gnu", "pax"])

@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
-from streamline.formats import arrow_groups, arrow_items, csv_files, lines, npy, parquet_table
-from streamline.formats.whole import WholeFile
+from streamline.io.formats import columnar as arrow_groups
+from streamline.io.formats import columnar as arrow_items
+from streamline.io.formats import csv as csv_files
+from streamline.io.formats import line_decoding as lines
+from streamline.io.formats import npy, parquet_table
+from streamline.io.formats.whole_files import WholeFile
+from streamline.io.storage import local
 from streamline.pipeline import Pipeline
 from streamline.sharding.index import Bijection
 from streamline.sources.base import Mode, Part, Source
-from streamline.storage import local
 from streamline.testing.compositions import Composition, continued
 from streamline.testing.steps import Step, steps_before
 from tests.laws.written import FORMATS, Broken, Format, Written, numbered

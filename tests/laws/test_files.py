@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.state import At
-from streamline.formats import positions, steps
+from streamline.io.formats import base as steps
+from streamline.io.formats import line_reader as positions
 from streamline.sources import interleave
 from streamline.testing.checks import check_resume
 from streamline.testing.copying import Copying
@@ -118,9 +119,9 @@ def unturned(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[str, tuple[Any, dict[str, Any], Callable[[pytest.MonkeyPatch], None]]] = {
-    "bytes of lines": (sl.read_lines, {}, later(positions.Slice, "behind", "byte")),
-    "rows of arrays": (sl.read_npy, {}, later(steps.Steps, "__getitem__", "row")),
-    "rows of groups": (sl.read_parquet, {}, later(steps.Steps, "__getitem__", "row")),
+    "bytes of lines": (sl.read_lines, {}, later(positions.LineSlice, "behind", "byte")),
+    "rows of arrays": (sl.read_npy, {}, later(steps.IndexedStates, "__getitem__", "row")),
+    "rows of groups": (sl.read_parquet, {}, later(steps.IndexedStates, "__getitem__", "row")),
     "turns of files": (sl.read_lines, {"interleave": 2}, unturned),
 }
 

@@ -23,12 +23,12 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core import byte_budget as budget
 from streamline.core.flow import Demand, Lists
-from streamline.fetching import requests
-from streamline.fetching.requests import Request
-from streamline.formats.base import Place
+from streamline.io.fetch import request as requests
+from streamline.io.fetch.request import Request
+from streamline.io.formats.base import Place
+from streamline.io.storage import retry as attempts
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
-from streamline.storage import attempts
 from streamline.testing.compositions import Composition
 from streamline.testing.steps import batches, maps, prefetches, shuffles
 from streamline.testing.truth import atoms

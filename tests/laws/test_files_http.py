@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core import byte_budget as budget
-from streamline.fetching import requests
+from streamline.io.fetch import request as requests
+from streamline.io.storage import retry as attempts
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
-from streamline.storage import attempts
 from streamline.testing.checks import check_resume
 from streamline.testing.copying import Copying
 from streamline.testing.steps import DICE

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.formats.whole import WholeFile
+from streamline.io.formats.whole_files import WholeFile
 from streamline.pipeline import Pipeline
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK

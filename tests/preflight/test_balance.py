@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 import streamline as sl
+from streamline.io.storage.base import FoundObject
 from streamline.preflight.balance import idle, loads_of, ranks_of, uneven
 from streamline.preflight.heads import spread
 from streamline.preflight.report import Load
-from streamline.storage.base import Found
 
-FILES = [Found(f"{at}.txt", 100 * at) for at in range(1, 6)]
+FILES = [FoundObject(f"{at}.txt", 100 * at) for at in range(1, 6)]
 
 
 def test_whole_files_go_round() -> None:
@@ -18,15 +18,15 @@ def test_whole_files_go_round() -> None:
 
 def test_an_unknown_size_makes_a_shards_unknown() -> None:
     plan = sl.read_lines(["a", "b"]).shard(2, mode="file").plan
-    assert loads_of(plan, [*FILES, Found("x")])[1] == Load(items=3, bytes=None)
+    assert loads_of(plan, [*FILES, FoundObject("x")])[1] == Load(items=3, bytes=None)
 
 
 def test_one_file_is_split_by_bytes() -> None:
     plan = sl.read_lines("a").shard(4, mode="contiguous").plan
-    loads = loads_of(plan, [Found("a", 102)])
+    loads = loads_of(plan, [FoundObject("a", 102)])
     assert sum(load.bytes or 0 for load in loads) == 102
     assert {load.bytes for load in loads} <= {25, 26}
-    assert loads_of(plan, [Found("a")]) == (Load(items=None, bytes=None),) * 4
+    assert loads_of(plan, [FoundObject("a")]) == (Load(items=None, bytes=None),) * 4
 
 
 def test_replicated_shards_read_everything() -> None:

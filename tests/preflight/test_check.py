@@ -14,8 +14,8 @@ import pytest
 
 import streamline as sl
 from streamline.errors import CheckError, PlanError, PlanTypeError
+from streamline.io.storage import resolve as finding
 from streamline.preflight import rehearsal
-from streamline.storage import finding
 from tests.storage.test_cache import serving
 
 

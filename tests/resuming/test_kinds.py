@@ -20,7 +20,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ResumeError
-from streamline.formats.base import Format
+from streamline.io.formats.base import Format
 from streamline.pipeline import Pipeline
 from streamline.resuming.fingerprint import fingerprint
 from streamline.resuming.inspection import report

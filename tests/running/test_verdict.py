@@ -20,8 +20,8 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.io.storage.local import LocalStorage
 from streamline.observe.stats import Stats
-from streamline.storage.local import LocalStorage
 from tests.running.kit import Pipe, at_last, run_on
 
 Body: TypeAlias = Callable[[], None] | None

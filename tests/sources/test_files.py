@@ -20,10 +20,10 @@ import streamline as sl
 from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.options import HttpOptions
 from streamline.sources.base import Part
 from streamline.sources.files import Files
-from streamline.storage.base import Found
-from streamline.storage.http_options import HttpOptions
 from streamline.testing.checks import check_resume
 from tests.file_kit import Read, check_every_resume
 from tests.serving import named
@@ -383,7 +383,11 @@ def test_files_are_looked_up_once_and_travel_with_the_source(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("a")
     source = read_lines(tmp_path / "*.txt").resolved()
     (tmp_path / "b.txt").write_text("b")
-    assert pickle.loads(pickle.dumps(source)).files == source.resolved().files == (Found(str(tmp_path / "a.txt"), 1),)
+    assert (
+        pickle.loads(pickle.dumps(source)).files
+        == source.resolved().files
+        == (FoundObject(str(tmp_path / "a.txt"), 1),)
+    )
 
 
 def test_one_file_is_split_and_several_go_whole(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import streamline as sl
 from streamline.core.flow import Chunk
 from streamline.core.state import At, trimmed
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.fetching.file import File
-from streamline.formats import lines
+from streamline.io.fetch.file import File
+from streamline.io.formats import line_decoding as lines
 from streamline.sources.interleave import Turns, in_turn
 from streamline.testing.checks import check_resume
 from tests.formats.archives import archive

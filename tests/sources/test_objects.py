@@ -9,7 +9,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, ReadError, ResumeError
-from streamline.storage.paths import given
+from streamline.io.storage.paths import given_paths
 from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
 
@@ -143,4 +143,4 @@ def test_new_files_is_for_sources_of_files() -> None:
 )
 def test_paths_of_stores_that_lead_nowhere_are_refused_where_they_are_written(path: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        given(path)
+        given_paths(path)

@@ -14,8 +14,8 @@ import trio
 
 import streamline as sl
 from streamline.errors import ClosedError, CodeChangedWarning, PlanError, ReadError, ResumeError
-from streamline.storage import finding
-from streamline.storage.http_options import HttpOptions
+from streamline.io.storage import resolve as finding
+from streamline.io.storage.options import HttpOptions
 from tests.servers.nginx import Nginx
 from tests.servers.s3 import Bucket
 

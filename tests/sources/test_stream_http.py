@@ -18,7 +18,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core.meters import Traffic
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
-from streamline.formats.lines import BOM
+from streamline.io.formats.line_decoding import BOM
 from streamline.pipeline import Pipeline
 from streamline.sources import directory, http_reader
 from streamline.sources.framing import framer_of

@@ -20,12 +20,12 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ReadError
-from streamline.storage import cache as cache_module
-from streamline.storage import storages
-from streamline.storage.access import Access
-from streamline.storage.base import Found
-from streamline.storage.cache import Cache, CachedStorage
-from streamline.storage.storages import Storages
+from streamline.io.storage import object_cache as cache_module
+from streamline.io.storage import registry as storages
+from streamline.io.storage.base import FoundObject
+from streamline.io.storage.object_cache import CachedStorage, ObjectCache
+from streamline.io.storage.options import Access
+from streamline.io.storage.registry import Storages
 from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
 
@@ -45,10 +45,10 @@ class Remote:
     def etag(self, path: str) -> str:
         return f'{self.weak}"{hashlib.md5(self.objects[path]).hexdigest()}"'
 
-    async def stat(self, path: str) -> Found:
+    async def stat(self, path: str) -> FoundObject:
         self.log.append(("stat", path))
         await asyncio.sleep(0)
-        return Found(path, len(self.objects[path]), self.etag(path))
+        return FoundObject(path, len(self.objects[path]), self.etag(path))
 
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -86,7 +86,7 @@ def remote() -> Remote:
 
 @pytest.fixture
 async def storage(remote: Remote, tmp_path: Path) -> AsyncIterator[CachedStorage]:
-    storage = CachedStorage(remote, Cache(str(tmp_path), None))
+    storage = CachedStorage(remote, ObjectCache(str(tmp_path), None))
     yield storage
     await storage.aclose()
     await storage.cache.aclose()
@@ -281,7 +281,7 @@ async def test_an_object_that_is_evicted_under_its_reader_is_read_on(
 
 
 async def test_what_another_process_is_writing_is_read_past_the_cache(remote: Remote, tmp_path: Path) -> None:
-    first, second = (CachedStorage(remote, Cache(str(tmp_path), None)) for _ in range(2))
+    first, second = (CachedStorage(remote, ObjectCache(str(tmp_path), None)) for _ in range(2))
     async with aclosing(first.blocks(URL)) as blocks:
         await anext(blocks)
         while not parts(tmp_path):  # noqa: ASYNC110 - a thread begins to write, and tells nobody
@@ -318,7 +318,7 @@ async def test_a_full_disk_stops_nothing(
 async def test_objects_read_in_part_do_not_hold_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "IDLE_PARTS", 5)
     remote = Remote({f"far://{at}": DATA for at in range(50)})
-    storage = CachedStorage(remote, Cache(str(tmp_path), None))
+    storage = CachedStorage(remote, ObjectCache(str(tmp_path), None))
     for path in remote.objects:
         await storage.read(path, 10, 20)
     await storage.cache.open("f" * 64)
@@ -345,7 +345,7 @@ async def test_a_start_behind_the_end_is_an_error_from_disk_too(storage: CachedS
 
 async def test_a_folder_that_cannot_be_made_is_an_error(remote: Remote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    storage = CachedStorage(remote, Cache(str(tmp_path / "file"), None))
+    storage = CachedStorage(remote, ObjectCache(str(tmp_path / "file"), None))
     with pytest.raises(ReadError, match="name another folder"):
         await blocks_of(storage)
     await storage.cache.aclose()

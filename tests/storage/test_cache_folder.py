@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from streamline.errors import ReadError
-from streamline.storage import cache_folder
-from streamline.storage.cache_folder import FOLDER, TRAILER, CacheFolder, digest
+from streamline.io.storage import object_cache_folder as cache_folder
+from streamline.io.storage.object_cache_folder import FOLDER, TRAILER, CacheFolder, digest
 from tests.laws.profile import examples
 
 A, B, C = (digest(f"http://host/{name}", '"v1"') for name in "abc")
@@ -284,8 +284,8 @@ def test_a_full_disk_is_said_once_and_what_is_there_is_read(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from streamline.storage import cache_folder
-from streamline.storage.cache_folder import CacheFolder, digest
+from streamline.io.storage import object_cache_folder as cache_folder
+from streamline.io.storage.object_cache_folder import CacheFolder, digest
 
 root, DATA = Path(sys.argv[1]), b"0123456789" * 5
 NAMES = [digest(str(i), "v") for i in range(4)]
@@ -360,7 +360,7 @@ def test_killed_before_any_call_to_the_system_it_serves_no_half_object_and_recov
 HAMMER = """
 import random, sys
 from contextlib import suppress
-from streamline.storage.cache_folder import CacheFolder, digest
+from streamline.io.storage.object_cache_folder import CacheFolder, digest
 
 folder, rng = CacheFolder(sys.argv[1], 40_000), random.Random(int(sys.argv[2]))
 for _ in range(600):

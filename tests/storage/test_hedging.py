@@ -13,9 +13,9 @@ import pytest
 import streamline as sl
 from streamline.core.meters import Traffic
 from streamline.errors import PlanError, ReadError
-from streamline.storage import finding
-from streamline.storage.http import HttpStorage
-from streamline.storage.http_options import HttpOptions
+from streamline.io.storage import resolve as finding
+from streamline.io.storage.http import HttpStorage
+from streamline.io.storage.options import HttpOptions
 
 
 @pytest.fixture(autouse=True)

@@ -20,13 +20,13 @@ import streamline as sl
 from streamline.core.meters import Traffic
 from streamline.demo.server import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.io.storage import http
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.http import HttpStorage
+from streamline.io.storage.http_client import HttpClient, shown
+from streamline.io.storage.http_response import retry_after_s
+from streamline.io.storage.options import HttpOptions
 from streamline.sources import http_reader
-from streamline.storage import attempts, http
-from streamline.storage.answers import retry_after_s
-from streamline.storage.http import HttpStorage
-from streamline.storage.http_client import HttpClient
-from streamline.storage.http_errors import shown
-from streamline.storage.http_options import HttpOptions
 
 DATA = b"".join(b"line %d\n" % number for number in range(8))
 

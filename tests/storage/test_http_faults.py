@@ -15,9 +15,9 @@ import pytest
 
 import streamline as sl
 from streamline.errors import DataError, ReadError
-from streamline.storage import attempts
-from streamline.storage.http import HttpStorage
-from streamline.storage.http_options import HttpOptions
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.http import HttpStorage
+from streamline.io.storage.options import HttpOptions
 from tests.servers.faults import (
     Fault,
     Faults,

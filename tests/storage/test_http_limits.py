@@ -13,11 +13,11 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ReadError
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.http import HttpStorage
+from streamline.io.storage.object_store import ObjectStorage
+from streamline.io.storage.options import HttpOptions
 from streamline.sources import http_reader
-from streamline.storage import attempts
-from streamline.storage.http import HttpStorage
-from streamline.storage.http_options import HttpOptions
-from streamline.storage.objects import ObjectStorage
 
 PAUSE_S = 0.004
 """Between two bytes that drip: a fifteenth of the limits."""

@@ -25,12 +25,11 @@ from cryptography.hazmat.primitives.serialization import (
 import streamline as sl
 from streamline.core.meters import Traffic
 from streamline.errors import PlanError, ReadError
-from streamline.storage import attempts
-from streamline.storage.http import HttpStorage
-from streamline.storage.http_client import HttpClient
-from streamline.storage.http_errors import shown
-from streamline.storage.http_options import HttpOptions
-from streamline.storage.paths import given
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.http import HttpStorage
+from streamline.io.storage.http_client import HttpClient, shown
+from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.paths import given_paths
 from tests.servers.nginx import Nginx
 from tests.serving import Server
 
@@ -383,11 +382,11 @@ def test_snapshots_hold_no_secret(nginx: Nginx) -> None:
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     with pytest.raises(PlanError, match=r"http://h/x@y and http=HttpOptions\(auth=") as refused:
-        given("http://me:s3cret@h/x@y")
+        given_paths("http://me:s3cret@h/x@y")
     assert "s3cret" not in str(refused.value)
-    assert given("http://h/x@y?me:z@h") == ("http://h/x@y?me:z@h",)
+    assert given_paths("http://h/x@y?me:z@h") == ("http://h/x@y?me:z@h",)
     with pytest.raises(PlanError, match="behind a # is never sent"):
-        given("http://h/x#y")
+        given_paths("http://h/x#y")
 
 
 @pytest.mark.parametrize(

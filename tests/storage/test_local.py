@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamline.errors import ReadError
-from streamline.storage import local
-from streamline.storage.local import LocalStorage
+from streamline.io.storage import local
+from streamline.io.storage.local import LocalStorage
 
 DATA = bytes(range(256)) * 1000
 

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from streamline.errors import PlanError, ReadError
-from streamline.storage import objects
-from streamline.storage.access import Access
-from streamline.storage.finding import find
-from streamline.storage.objects import ObjectStorage
+from streamline.io.storage import object_store as objects
+from streamline.io.storage.object_store import ObjectStorage
+from streamline.io.storage.options import Access
+from streamline.io.storage.resolve import find
 from tests.servers.s3 import Bucket
 
 KEYS = ["a b", "a%20b", "ünï/日本", "a+b", "a#b", "a?b", "[z]", "{w}", "a\\b", "~x", "q=1&r", "'quoted\"", "a..b"]

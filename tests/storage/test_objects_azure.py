@@ -6,9 +6,9 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ReadError
-from streamline.storage.access import Access
-from streamline.storage.finding import find
-from streamline.storage.objects import ObjectStorage
+from streamline.io.storage.object_store import ObjectStorage
+from streamline.io.storage.options import Access
+from streamline.io.storage.resolve import find
 from tests.servers.s3 import Bucket
 
 KEYS = ["a b", "a%20b", "a+b", "a#b", "a?b", "deep/ünï"]

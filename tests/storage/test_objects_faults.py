@@ -11,10 +11,9 @@ import pytest
 
 from streamline.core.meters import Traffic
 from streamline.errors import PlanError, PlanTypeError, ReadError
-from streamline.storage import attempts
-from streamline.storage.access import Access
-from streamline.storage.http_options import HttpOptions
-from streamline.storage.objects import ObjectStorage
+from streamline.io.storage import retry as attempts
+from streamline.io.storage.object_store import ObjectStorage
+from streamline.io.storage.options import Access, HttpOptions
 from tests.servers.scripted_store import Handler, ScriptedStore, cut, refusal, serve
 
 DATA = bytes(range(200))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ReadError
-from streamline.storage.access import Access
-from streamline.storage.finding import find
-from streamline.storage.paths import braces, given
+from streamline.io.storage.options import Access
+from streamline.io.storage.paths import braces, given_paths
+from streamline.io.storage.resolve import find
 
 
 def expand(paths: Iterable[str]) -> list[str]:
@@ -75,7 +75,7 @@ def test_braces_that_mean_too_much_are_refused() -> None:
 
 def test_a_star_in_a_url_is_refused_with_the_way_out() -> None:
     with pytest.raises(PlanError, match=r"HTTP has no listing(.|\n)*\{000\.\.127\}"):
-        given("https://host/part-*.jsonl")
+        given_paths("https://host/part-*.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_star_in_a_url_is_refused_with_the_way_out() -> None:
     ],
 )
 def test_local_paths_are_globs_unless_they_exist_as_written(folder: Path, pattern: str, expected: list[str]) -> None:
-    assert expand(given(pattern)) == expected
+    assert expand(given_paths(pattern)) == expected
 
 
 def test_paths_may_be_path_objects_and_lists_of_both(folder: Path) -> None:
-    assert expand(given(folder / "a.txt")) == [str(folder / "a.txt")]
-    assert expand(given([Path("b.txt"), "a.txt"])) == ["b.txt", "a.txt"]
-    assert given([Path("b.txt"), "http://h/x"]) == ("b.txt", "http://h/x")
+    assert expand(given_paths(folder / "a.txt")) == [str(folder / "a.txt")]
+    assert expand(given_paths([Path("b.txt"), "a.txt"])) == ["b.txt", "a.txt"]
+    assert given_paths([Path("b.txt"), "http://h/x"]) == ("b.txt", "http://h/x")
 
 
 def test_the_home_directory_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +182,13 @@ def test_two_files_are_two_whatever_their_names_look_like(folder: Path) -> None:
 @pytest.mark.parametrize("paths", [[], "", ["a", ""], "a\0b", "file:///a.txt", "ftp://h/x", "s3n://b/k"])
 def test_what_can_not_be_a_path_is_refused(paths: object) -> None:
     with pytest.raises(PlanError):
-        given(paths)  # type: ignore[arg-type]
+        given_paths(paths)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("paths", [None, 3, b"bytes", [b"bytes"], [3], {"a": 1}.values()])
 def test_what_is_of_another_type_is_refused(paths: object) -> None:
     with pytest.raises(PlanTypeError, match="expected a path"):
-        given(paths)  # type: ignore[arg-type]
+        given_paths(paths)  # type: ignore[arg-type]
 
 
 def test_a_socket_is_refused_as_one_and_is_not_said_to_be_missing(tmp_path: Path) -> None:

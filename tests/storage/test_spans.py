@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.storage.spans import Spans
+from streamline.io.storage.object_cache import Spans
 from tests.laws.profile import examples
 
 SIZE = 12

@@ -1,1 +1,0 @@
-"""Fetching: the bytes of many files, read ahead under one budget."""

@@ -1,1 +1,0 @@
-"""Formats: bytes to items, without I/O."""

@@ -1,0 +1,1 @@
+"""The bytes of many files, read ahead under one budget."""

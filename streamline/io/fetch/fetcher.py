@@ -1,0 +1,224 @@
+"""The files of one flow, one after the other; of remote ones, the next are fetched while one is read.
+
+What all flows of one source in one event loop share: its storages, and the tasks that ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from streamline.core.flow import Site
+from streamline.core.session import Session
+from streamline.core.tasks import Tasks
+from streamline.errors import ReadError
+from streamline.io.fetch.file import File, FilePart
+from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
+from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.storage.base import Storage
+from streamline.io.storage.local import LocalStorage
+from streamline.io.storage.object_cache import CachedStorage
+from streamline.io.storage.options import Access
+from streamline.io.storage.registry import Storages
+from streamline.sharding.split import byte_range
+
+__all__ = ["Fetcher", "SharedStorages", "Whole"]
+
+
+LIST_BYTES = 4 * 2**20
+"""Whole files are handed out together up to this size: more of them would be older than the cache."""
+
+
+Whole = tuple[int, bytes | ReadError]
+"""The index of a file, and all that is in it, or why that can't be had."""
+
+
+class Fetcher:
+    """Opens the files that one flow reads.
+
+    Args:
+      name: of the source.
+      site: where the flow runs.
+      access: how bytes are had.
+      parts: what the flow reads, in order.
+      sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
+        be fetched ahead.
+    """
+
+    def __init__(
+        self, name: str, site: Site, access: Access, parts: Sequence[FilePart], *, sequential: bool = True
+    ) -> None:
+        self._site = site
+        self._lease = SharedStorages(site.tasks.session, name, access)
+        self._parts = parts
+        self._sequential = sequential
+        self._line: ReadAhead | None = None
+        self._next = 0
+
+    def file(self, index: int) -> File:
+        """Return file `index`; those before it are not asked for any more."""
+        part = self._parts[index]
+        ahead = partial(self._stream, index) if self._sequential and not part.local else None
+        return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
+
+    async def wholes(self, index: int, most: int) -> list[Whole]:
+        """Return the files from `index` on that are there, whole: one at least, at most `most`, behind an error none.
+
+        Files are asked for in order.
+        """
+        if self._parts[index].local:
+            return await self._local(index, most)
+        line = await self._at(index, 0)
+        found: list[Whole] = []
+        total = 0
+        while len(found) < most and total < LIST_BYTES and line.readings and line.readings[0].order == index:
+            data = line.whole()
+            if data is None:
+                if found:
+                    break
+                if not line.joins:
+                    await line.arrival()
+                    continue
+                found.append((index, await self._joined(index)))
+                break
+            content = data[0] if len(data) == 1 else b"".join(data)
+            found.append((index, content))
+            total += len(content)
+            index += 1
+        line.poke()
+        return found
+
+    async def aclose(self) -> None:
+        """Drop what was read ahead, and give the connections back. Idempotent."""
+        try:
+            if self._line is not None:
+                await self._line.aclose()
+        finally:
+            await self._lease.aclose()
+
+    def _storage(self, part: FilePart) -> Storage:
+        storage = self._lease.storages.of(part.path)
+        if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
+            storage.told(part.found)  # it would ask for the size, to see whether all of the object has been read
+        return storage
+
+    def _crew(self) -> RequestPool:
+        return self._lease.crew(self._site.tasks)
+
+    async def _joined(self, index: int) -> bytes | ReadError:
+        """Return a file that comes in several answers, or not at all."""
+        try:
+            async with aclosing(self.file(index).blocks()) as stream:
+                return b"".join([block async for block in stream])
+        except ReadError as error:
+            return error
+
+    async def _local(self, index: int, most: int) -> list[Whole]:
+        storage = self._lease.storages.of(self._parts[index].path)
+        if not isinstance(storage, LocalStorage):  # what is kept on disk of a remote file, say
+            return [(index, await self._joined(index))]
+        stop = index + 1
+        while stop < min(len(self._parts), index + most) and self._parts[stop].local:
+            stop += 1
+        found = await storage.wholes([part.path for part in self._parts[index:stop]])
+        return list(enumerate(found, index))
+
+    async def _stream(self, index: int, start: int) -> AsyncGenerator[bytes, None]:
+        line = await self._at(index, start)
+        async with aclosing(line.blocks(line.readings[0])) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def _at(self, index: int, start: int) -> ReadAhead:
+        """Return the line, with file `index`, from byte `start` on, as its first."""
+        if self._line is None:
+            self._next = index
+            self._line = ReadAhead(self._crew(), self._following)
+        line = self._line
+        while line.readings and line.readings[0].order < index:
+            await line.drop(line.readings[0])
+        first = line.readings[0] if line.readings else None
+        if first is not None and first.order == index and first.start != start:
+            await line.drop(first)
+            first = None
+        if first is None or first.order != index:
+            self._next = max(self._next, index + 1)
+            line.add(self._reading(index, start))
+        return line
+
+    def _following(self) -> ObjectReader | None:
+        """Return the reading of the next remote file."""
+        while self._next < len(self._parts):
+            index = self._next
+            self._next += 1
+            if not self._parts[index].local:
+                return self._reading(index, 0)
+        return None
+
+    def _reading(self, index: int, start: int) -> ObjectReader:
+        part = self._parts[index]
+        found, spans, eager = part.found, None, None
+        storage = self._storage(part)
+        known = found.size and found.etag and (found.ranged or not hasattr(storage, "fetch"))
+        if known and found.size and start < found.size:
+            spans = parts([(start, found.size)], self._crew().budget.part_bytes)
+        if found.size and part.num_shards > 1:
+            eager = byte_range(found.size, part.num_shards, part.shard)[1]
+        return ObjectReader(index, storage, found, start, spans, eager)
+
+
+@dataclass
+class _Shared:
+    storages: Storages
+    crew: RequestPool | None = None
+    users: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class SharedStorages:
+    """The storages of a source, for one of its flows; the last one that gives them back closes them.
+
+    Args:
+      session: of the running.
+      name: of the source.
+      access: how it reads.
+
+    Attributes:
+      storages: likewise.
+      notes: what formats remember of files for the source's other flows.
+    """
+
+    def __init__(self, session: Session, name: str, access: Access) -> None:
+        self._session = session
+        self._shares: dict[str, _Shared] = session.shares
+        self._name = name
+        self._access = access
+        self._shared = self._shares.setdefault(name, _Shared(Storages(access, session.meters.traffic(name))))
+        self._shared.users += 1
+        self.storages = self._shared.storages
+        self.notes = self._shared.notes
+        self._held = True
+
+    def crew(self, tasks: Tasks) -> RequestPool:
+        """Return what makes the requests of the source; it is made with `tasks` if there is none yet."""
+        shared = self._shared
+        if shared.crew is None:
+            shared.crew = RequestPool(tasks, self._access.concurrency, self._session.budget)
+        return shared.crew
+
+    async def aclose(self) -> None:
+        """Give them back. Idempotent."""
+        if not self._held:
+            return
+        self._held = False
+        self._shared.users -= 1
+        if not self._shared.users:
+            del self._shares[self._name]
+            try:
+                if self._shared.crew is not None:
+                    await self._shared.crew.aclose()
+            finally:
+                await self._shared.storages.aclose()

@@ -1,0 +1,142 @@
+"""A file as a format sees it: bytes from anywhere, read ahead behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
+from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.storage.base import FoundObject, Storage
+
+__all__ = ["File", "FilePart"]
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file, or the part of it that one of several shards owns.
+
+    Attributes:
+      found: what the listing says of it.
+      shard: owns its share of what is in the file; how a share is cut is the format's business.
+      num_shards: shards that share the file; 1: it is read whole.
+    """
+
+    found: FoundObject
+    shard: int = 0
+    num_shards: int = 1
+
+    @property
+    def path(self) -> str:
+        """Local path or URL."""
+        return self.found.path
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a local file."""
+        return "://" not in self.found.path
+
+
+class File:
+    """One file, opened for one flow. What it reads is of the version that the listing names, if it names one.
+
+    Args:
+      part: what it is.
+      storage: that holds it.
+      crew: returns what makes requests.
+      ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
+      notes: see the attribute.
+
+    Attributes:
+      part: what it is.
+      notes: what formats remember of files, for all flows of the source in this event loop while any of them is open.
+    """
+
+    def __init__(
+        self,
+        part: FilePart,
+        storage: Storage,
+        crew: Callable[[], RequestPool],
+        ahead: Callable[[int], AsyncGenerator[bytes, None]] | None = None,
+        notes: dict[str, Any] | None = None,
+    ) -> None:
+        self.part = part
+        self.notes = {} if notes is None else notes
+        self._storage = storage
+        self._crew = crew
+        self._ahead = ahead
+        self._found = part.found
+
+    @property
+    def path(self) -> str:
+        """Local path or URL."""
+        return self.part.path
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a local file: one that can be memory-mapped."""
+        return self.part.local
+
+    async def found(self) -> FoundObject:
+        """Return what there is to know of the file; asks if the listing doesn't say its size.
+
+        Raises:
+          ReadError: as `Storage.stat`.
+        """
+        if self._found.size is None:
+            self._found = await self._storage.stat(self.path)
+        return self._found
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes from `start` on, in order, in blocks of bounded size. As `Storage.blocks`."""
+        if stop is None and self._ahead is not None:
+            return self._ahead(start)
+        return self._storage.blocks(self.path, start, stop, self._found.etag)
+
+    async def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes `start` to `stop`. As `Storage.read`."""
+        async with aclosing(self.ranges([(start, stop)])) as ranges:
+            return await anext(ranges)
+
+    async def ranges(self, spans: Iterable[tuple[int, int]]) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of each (start, stop), whole, in order; the next ones are fetched meanwhile.
+
+        `spans` may be endless, and is asked for no more than is fetched.
+
+        Raises:
+          ReadError: as `Storage.read`; what is before has been yielded.
+        """
+        if self.local:
+            for start, stop in spans:
+                yield await self._storage.read(self.path, start, stop, self._found.etag)
+            return
+        asked: list[tuple[int, int]] = []  # and not yielded yet, in order
+
+        def noted() -> Iterator[tuple[int, int]]:
+            for span in spans:
+                asked.append(span)
+                yield span
+
+        def more() -> bool:
+            if not asked:
+                _ = reading.next_span  # takes one of `spans`, which is noted then, also an empty one, without any part
+            return bool(asked)
+
+        line = ReadAhead(self._crew())
+        try:
+            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), line.account.part_bytes))
+            line.add(reading)
+            async with aclosing(line.blocks(reading)) as blocks:
+                while more():
+                    start, stop = asked[0]
+                    pieces: list[bytes] = []
+                    missing = stop - start
+                    while missing > 0:
+                        pieces.append(await anext(blocks))
+                        missing -= len(pieces[-1])
+                    del asked[0]
+                    yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            await line.aclose()

@@ -1,0 +1,346 @@
+"""What one reader reads, in order: objects, one behind the other, and of each object one part behind the other.
+
+The reader takes from the front; requests for what is behind are made meanwhile, as far as the budget and the window
+allow. Nothing is asked for before the reader first comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+
+from streamline.io.fetch.request import Request, expected
+from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.storage.base import FoundObject, Storage
+
+__all__ = ["ObjectReader", "ReadAhead", "parts"]
+
+
+class ObjectReader:
+    """The reading of one object, or of some spans of it.
+
+    Attributes:
+      order: of the object in its line.
+      found: what is known of the object.
+      start: the first byte.
+      requests: what was asked for and not taken yet, in order.
+      spans: what remains to be asked for; None: nothing is known of the object yet.
+      eager: the offset up to which it is read ahead; None: all of it.
+      stream: whether it is to be read as one stream, by the reader itself.
+    """
+
+    __slots__ = ("_next", "eager", "found", "order", "requests", "spans", "start", "storage", "stream")
+
+    def __init__(
+        self,
+        order: int,
+        storage: Storage,
+        found: FoundObject,
+        start: int = 0,
+        spans: Iterator[tuple[int, int]] | None = None,
+        eager: int | None = None,
+    ) -> None:
+        self.order = order
+        self.storage = storage
+        self.found = found
+        self.start = start
+        self.requests: deque[Request] = deque()
+        self.spans = spans
+        self.eager = eager
+        self.stream = False
+        self._next: tuple[int, int] | None = None
+
+    @property
+    def next_span(self) -> tuple[int, int] | None:
+        """The next part to ask for."""
+        if self._next is None and self.spans is not None:
+            self._next = next(self.spans, None)
+        return self._next
+
+    def take_span(self) -> None:
+        """`next_span` was asked for."""
+        self._next = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether nothing is left for the reader."""
+        return not self.requests and not self.stream and self.spans is not None and self.next_span is None
+
+
+class ReadAhead:
+    """The requests of one reader, and what it takes of them.
+
+    Args:
+      crew: makes the requests.
+      following: returns what is read behind the last object, to be fetched ahead; None: nothing is.
+    """
+
+    def __init__(self, crew: RequestPool, following: Callable[[], ObjectReader | None] | None = None) -> None:
+        self.account = crew.budget.account()
+        self.readings: deque[ObjectReader] = deque()
+        self.streaming = False
+        self._crew = crew
+        self._following = following
+        self._again: list[tuple[int, int, Request]] = []
+        self._unfinished: list[ObjectReader] = []
+        self._owners: dict[Request, ObjectReader] = {}
+        self._begun = 0
+        self._usual = 0
+        self._waiting: asyncio.Future[None] | None = None
+        self._there: Callable[[], bool] = bool
+        self._closed = False
+        crew.join(self)
+
+    def add(self, reading: ObjectReader) -> None:
+        """Read this object before the others, which are behind it in order."""
+        self.readings.appendleft(reading)
+        self._unfinished.insert(0, reading)
+        self._crew.poke()
+
+    def next_request(self) -> Request | None:
+        """Return the next request to make, which counts as begun; None: there is none that may begin now."""
+        if self._closed or (self._begun >= self._crew.window and not self._starves()):
+            return None
+        if self._again and not (self._unfinished and self._unfinished[0].order < self._again[0][0]):
+            later = self._again[0][2]
+            if not self._admitted(later.charge, self.is_first(later)):
+                return None
+            del self._again[0]
+            self._begun += 1
+            return later
+        while True:
+            if not self._unfinished:
+                if self._following is None or self.streaming or (opened := self._following()) is None:
+                    return None
+                self.readings.append(opened)
+                self._unfinished.append(opened)
+            reading = self._unfinished[0]
+            request = self._part(reading)
+            if self._finished(reading):
+                del self._unfinished[0]
+            elif request is None:
+                return None
+            if request is not None:
+                return request
+
+    async def blocks(self, reading: ObjectReader) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of the first object; whoever closes this before the end gives the rest of it up."""
+        position = reading.start
+        try:
+            while not reading.taken:
+                if reading.stream:
+                    stream = reading.storage.blocks(reading.found.path, position, None, reading.found.etag)
+                    async with aclosing(stream):
+                        async for block in stream:
+                            yield block
+                    return
+                request = reading.requests[0] if reading.requests else None
+                if request is None:
+                    self._crew.poke()
+                    await self._arrival(lambda: bool(reading.requests) or reading.stream)
+                    continue
+                while request.blocks and not request.hidden:
+                    block = request.blocks.popleft()
+                    position += len(block)
+                    yield block
+                    request.charge -= len(block)
+                    self.account.give(len(block))
+                if request.over:
+                    self._take(reading, request)
+                    if request.error is not None:
+                        raise request.error
+                elif request.hidden:
+                    await self._crew.stop([request])
+                    request.restart_as_stream()  # what has come so far may not be all that there is
+                else:
+                    await self._arrival(
+                        lambda request=request: bool(request.blocks) or request.over or reading.stream  # type: ignore[misc]
+                    )
+        finally:
+            await self.drop(reading)
+
+    def whole(self) -> list[bytes] | None:
+        """Return the first object, if it has come whole in one answer; it is taken then."""
+        reading = self.readings[0] if self.readings else None
+        if reading is None or len(reading.requests) != 1 or reading.next_span is not None:
+            return None
+        request = reading.requests[0]
+        if not request.over or request.error is not None:
+            return None
+        found = list(request.blocks)
+        self._take(reading, request)
+        self.readings.popleft()
+        return found
+
+    @property
+    def joins(self) -> bool:
+        """Whether the first object comes in several answers, or not at all: `blocks` is the way to it."""
+        reading = self.readings[0]
+        if len(reading.requests) != 1:
+            return bool(reading.requests) or reading.stream or reading.taken
+        return reading.next_span is not None or reading.requests[0].error is not None
+
+    async def arrival(self) -> None:
+        """Wait until the first object is there, or `joins`."""
+        self._crew.poke()
+        reading = self.readings[0]
+        await self._arrival(lambda: self.joins or bool(reading.requests and reading.requests[0].over))
+
+    def poke(self) -> None:
+        """Ask for more: something was taken."""
+        self._crew.poke()
+
+    async def drop(self, reading: ObjectReader) -> None:
+        """Read no more of an object."""
+        if reading not in self.readings:
+            return
+        self.readings.remove(reading)
+        if reading in self._unfinished:
+            self._unfinished.remove(reading)
+        if reading.requests:
+            for entry in [entry for entry in self._again if entry[0] == reading.order]:
+                self._again.remove(entry)
+                reading.requests.remove(entry[2])
+                del self._owners[entry[2]]
+            left = list(reading.requests)
+            await self._crew.stop(left)
+            for request in left:
+                self._forget(request)
+            reading.requests.clear()
+        self._crew.poke()
+
+    async def aclose(self) -> None:
+        """Break off what is on its way, and give everything back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._crew.leave(self, list(self._owners))
+        for request in list(self._owners):
+            self._forget(request)
+        self.account.close()
+
+    # What requests say.
+
+    def is_first(self, request: Request) -> bool:
+        """Whether the reader waits for this request, or will next."""
+        reading = self.readings[0] if self.readings else None
+        return reading is not None and bool(reading.requests) and reading.requests[0] is request
+
+    def told(self, request: Request, found: FoundObject, rest: bool) -> None:
+        """Learn what an answer says of the object; `rest`: it ends before the object does."""
+        reading = self._owners[request]
+        reading.found = found
+        reading.spans = iter(())
+        assert request.stop is not None
+        self._usual = request.stop - request.start
+        if rest:
+            assert found.size is not None
+            reading.spans = parts([(request.stop, found.size)], self.account.part_bytes)
+            if reading not in self._unfinished:
+                insort(self._unfinished, reading, key=lambda one: one.order)
+            self._wake()
+            self._crew.poke()
+
+    def again(self, request: Request) -> None:
+        """Make this request later: what it turned out to hold can't be had now."""
+        self._begun -= 1
+        insort(self._again, (self._owners[request].order, request.start, request))
+        self._crew.poke()
+
+    def streams(self, request: Request) -> None:
+        """Read this object as one stream instead, at the reader's own pace."""
+        reading = self._owners.pop(request)
+        reading.requests.remove(request)
+        reading.spans = iter(())
+        reading.stream = self.streaming = True
+        self._begun -= 1
+        self._wake()
+
+    def arrived(self, request: Request) -> None:
+        """There is more of `request`, or it is over."""
+        if self._waiting is not None and self.is_first(request):
+            self._wake()
+
+    # What is done about it.
+
+    def _starves(self) -> bool:
+        """Whether nobody asks for what the reader needs next, so that no window may keep it waiting."""
+        if self._again and self.is_first(self._again[0][2]):
+            return True
+        return not self.readings or not (self.readings[0].requests or self.readings[0].taken)
+
+    def _part(self, reading: ObjectReader) -> Request | None:
+        """Return the next request for an object, if there is one and its bytes may be had."""
+        if reading.stream:
+            return None
+        awaited = bool(self.readings) and reading is self.readings[0] and not reading.requests
+        if reading.spans is None:
+            if reading.requests:
+                return None
+            span: tuple[int, int | None] = (reading.start, None)
+        else:
+            following = reading.next_span
+            if following is None or (reading.eager is not None and following[0] >= reading.eager and not awaited):
+                return None
+            span = following
+        part_bytes = self.account.part_bytes
+        charge = expected(reading.found, *span, part_bytes, self._usual)
+        if not self._admitted(charge, awaited):
+            return None
+        request = Request(self, reading.storage, reading.found, *span, part_bytes, charge)
+        reading.take_span()
+        reading.requests.append(request)
+        self._owners[request] = reading
+        self._begun += 1
+        if self._waiting is not None and awaited:
+            self._wake()
+        return request
+
+    def _finished(self, reading: ObjectReader) -> bool:
+        """Whether there is nothing more to ask for of an object, as far as anybody knows."""
+        if reading.spans is None:
+            return bool(reading.requests) or reading.stream
+        return reading.next_span is None
+
+    def _admitted(self, count: int, awaited: bool) -> bool:
+        if self.account.take(count, awaited):
+            return True
+        self._crew.budget.when_freed(self._crew.poke)
+        return False
+
+    def _take(self, reading: ObjectReader, request: Request) -> None:
+        reading.requests.popleft()
+        if reading.spans is None:
+            reading.spans = iter(())  # its end has come, and nobody has told its size
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if self._owners.pop(request, None) is None:
+            return
+        self._begun -= 1
+        request.blocks.clear()  # the task that made it may keep it for long
+        if not self._closed:
+            self.account.give(request.charge)
+
+    async def _arrival(self, there: Callable[[], bool]) -> None:
+        while not there():
+            self._waiting = asyncio.get_running_loop().create_future()
+            self._there = there
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done() and self._there():
+            self._waiting.set_result(None)
+
+
+def parts(spans: list[tuple[int, int]] | Iterator[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
+    """Yield spans cut into parts of at most `most` bytes."""
+    for start, stop in spans:
+        for begin in range(start, stop, most):
+            yield begin, min(stop, begin + most)

@@ -1,0 +1,1 @@
+"""A file's bytes to items, from any place on; one format a file."""

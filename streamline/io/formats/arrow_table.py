@@ -1,0 +1,170 @@
+"""An Arrow IPC file or stream that has been opened. Imports pyarrow: not to be imported in the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from streamline.errors import DataError, StreamlineError
+from streamline.io.fetch.file import File
+from streamline.io.formats.arrow_messages import PREFIX_BYTES, Message, MessageBlock
+from streamline.io.formats.columnar import Columnar, DecodedRows, RowGroup
+from streamline.io.formats.columnar_selection import Selection, filter_columns, named
+from streamline.io.formats.sparse_file import SparseFile
+from streamline.sharding.split import contiguous
+
+__all__ = ["FileTable", "StreamTable"]
+
+
+class _BatchDecoder:
+    """What is done with a record batch of an Arrow file, whichever way it has come."""
+
+    def __init__(self, format: Columnar, path: str, schema: Any) -> None:
+        self._batch_rows = format.batch_rows
+        tops = named(path, schema, schema.names, format.columns)
+        wanted = pa.schema([schema.field(name) for name in tops])
+        if format.predicate is None:
+            self.selection = Selection(tuple(tops), wanted)
+        else:
+            expression = format.predicate.expression
+            self.selection = Selection((*tops, *filter_columns(path, schema, expression)), wanted, expression)
+        fields = sorted({schema.get_field_index(name) for name in self.selection.read})
+        self.options = ipc.IpcReadOptions(included_fields=fields, use_threads=True)
+
+    def decoded(self, batch: Any, start: int) -> Iterator[DecodedRows]:
+        """Yield the rows of a batch from row `start` on, checked: damaged offsets would be read as addresses."""
+        batch.validate(full=True)
+        rows, step = batch.num_rows, self._batch_rows or max(1, batch.num_rows)
+        for first in range(start - start % step, rows, step):
+            begin, stop = max(start, first), min(rows, first + step)
+            wanted, kept = self.selection.of(batch.slice(begin, stop - begin))
+            if kept is None and wanted.num_rows < rows and self._batch_rows is not None:
+                wanted = _apart(wanted)
+            yield DecodedRows(wanted, None if kept is None else [begin + at for at in kept], begin, stop)
+
+
+def _apart(batch: Any) -> Any:
+    """Return a slice with buffers of its own: pickled, it would take all that it was cut from along."""
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
+
+
+class FileTable:
+    """The footer of an Arrow file, and a decoder of what is fetched of it.
+
+    Args:
+      format: what is wanted.
+      file: which batches, and of what.
+      size: of the file in bytes.
+      footer: its end, at least all of the footer.
+      held: the dictionaries, with where they are; of a local file none.
+      found: where the record batches are.
+      first: the first batch that is wanted.
+
+    Raises:
+      DataError: the footer is damaged, or lacks a column.
+    """
+
+    def __init__(
+        self,
+        format: Columnar,
+        file: File,
+        size: int,
+        footer: bytes,
+        held: Sequence[tuple[int, bytes]],
+        found: Sequence[MessageBlock],
+        first: int,
+    ) -> None:
+        self._held = [(size - len(footer), footer), *held]
+        self._sparse = SparseFile(size)
+        self._sparse.hold(self._held)
+        self._source = pa.OSFile(file.path) if file.local else pa.PythonFile(self._sparse, mode="r")
+        try:
+            schema = ipc.open_file(self._source).schema
+            self._batches = _BatchDecoder(format, file.path, schema)
+            self._reader = ipc.open_file(self._source, options=self._batches.options)
+            if self._reader.num_record_batches != len(found):
+                raise ValueError(f"expected {self._reader.num_record_batches} record batches, found {len(found)}")
+        except Exception as error:
+            self.close()
+            if isinstance(error, StreamlineError):
+                raise
+            raise DataError(f"{file.path}: the footer can't be read: {type(error).__name__}: {error}") from error
+        part = file.part
+        owned = contiguous(len(found), part.num_shards, part.shard)
+        tail = size - len(footer)  # a small file came whole with its footer
+        spans = [() if file.local or block.start >= tail else ((block.start, block.stop),) for block in found]
+        self.groups: Sequence[RowGroup] = [RowGroup(index, None, spans[index], 0) for index in owned if index >= first]
+
+    @property
+    def schema(self) -> Any:
+        """Of what comes out."""
+        return self._batches.selection.schema
+
+    def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
+        """Yield the rows of a record batch from row `start` on, as `Table.decode`."""
+        if data:
+            group.rows = Message.of(_metadata(data[0])).rows
+            self._sparse.hold([*self._held, (group.spans[0][0], data[0])])
+        batch = self._reader.get_batch(group.index)
+        group.rows = batch.num_rows
+        yield from self._batches.decoded(batch, start)
+
+    def close(self) -> None:
+        """Close the file, if it is a local one."""
+        self._source.close()
+
+
+def _metadata(message: bytes) -> bytes:
+    return message[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(message[4:PREFIX_BYTES], "little")]
+
+
+class StreamTable:
+    """The schema of an Arrow stream, and a decoder of its messages.
+
+    Args:
+      format: what is wanted.
+      path: of the file.
+      message: the schema's, whole.
+
+    Attributes:
+      later: dictionaries that the record batch that is decoded next doesn't know yet.
+
+    Raises:
+      DataError: it is damaged, or lacks a column.
+    """
+
+    def __init__(self, format: Columnar, path: str, message: bytes) -> None:
+        self._head = [message]
+        try:
+            self._batches = _BatchDecoder(format, path, ipc.open_stream(pa.BufferReader(message)).schema)
+        except StreamlineError:
+            raise
+        except Exception as error:
+            raise DataError(f"{path}: the schema can't be read: {type(error).__name__}: {error}") from error
+        self.groups: Sequence[RowGroup] = ()
+        self.later: list[bytes] = []
+
+    @property
+    def schema(self) -> Any:
+        """Of what comes out."""
+        return self._batches.selection.schema
+
+    def learn(self, dictionary: bytes) -> None:
+        """Take note of a dictionary for the record batches behind it."""
+        self._head.append(dictionary)
+
+    def catch_up(self) -> None:
+        """Take note of the dictionaries that stood behind a record batch which had not been decoded yet."""
+        self._head += self.later
+        self.later = []
+
+    def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
+        """Yield the rows of a record batch from row `start` on, as `Table.decode`."""
+        stream = ipc.open_stream(pa.BufferReader(b"".join([*self._head, *data])), options=self._batches.options)
+        yield from self._batches.decoded(stream.read_next_batch(), start)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,148 @@
+"""What a format is: a file's bytes to items, from any of its positions on.
+
+The states behind items that are counted within a file: rows of a group, members of an archive.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from streamline.core.flow import Demand, Lists
+from streamline.core.state import At, Json, State, States
+from streamline.core.state_types import Count
+from streamline.errors import PlanError
+from streamline.io.fetch.fetcher import Fetcher
+from streamline.io.fetch.file import File, FilePart
+
+__all__ = ["AHEAD_BYTES", "Format", "IndexedStates", "Place"]
+
+
+T = TypeVar("T")
+
+
+AHEAD_BYTES = 16 * 2**20
+"""Large items that wait for the next stage: more of them would only leave the cache; one is always admitted."""
+
+
+Place: TypeAlias = "dict[str, Json]"
+"""Where a reader stands: {"file": path, ...}; what else is in it is the format's. A file of None: nothing is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(ABC, Generic[T]):
+    """Makes items out of one file at a time. Frozen, pickles, does no I/O of its own.
+
+    Attributes:
+      kind: the public function: "read_lines".
+      reread: what a resume does to get back to its place, for a printed plan.
+      sequential: whether a file is read from its place on as one stream, so that the next files can be fetched ahead.
+    """
+
+    kind: ClassVar[str]
+    reread: ClassVar[str]
+    sequential: ClassVar[bool] = True
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        """What items may hold that wait behind the source, where they may be large; None: nobody counts."""
+        return None
+
+    @abstractmethod
+    def begin(self, path: str | None) -> Place:
+        """Return the place before the first item of a file; of None: nothing is left."""
+
+    async def lists(
+        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
+    ) -> Lists[T]:
+        """Yield the items of files, one file behind the other, from `place` in the first on. As `chunks`."""
+        for index in range(len(parts)):
+            begin = self.begin(parts[index].path) if index else place
+            after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
+            async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    @abstractmethod
+    def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
+        """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state behind it.
+
+        Args:
+          file: what is read; `file.part` says whether it is shared.
+          begin: a place in it.
+          after: the place behind it: that of the file's last item, wherever it is known to be the last.
+          name: of the source; states are kept under it.
+          demand: says what is done about a record that can't be decoded.
+
+        Raises:
+          DataError: a record that can't be decoded, unless it is to be left out; what is before it has been yielded.
+          ReadError: the file can't be read.
+        """
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        """Return why a file can't be shared by several shards, as far as its name says; None: it can."""
+        return PlanError(
+            f"{path} can't be split into {num_shards} shards ({self.kind}): split it into several files, or write "
+            f'.shard({num_shards}, mode="replicated"): each shard reads all of it'
+        )
+
+    @property
+    def place_type(self) -> Any:
+        """What a place is in a saved state, as `msgspec.convert` takes it: its file, and counts."""
+        counts = [(key, Count) for key in self.begin(None) if key != "file"]
+        return msgspec.defstruct("Place", [("file", str | None), *counts])
+
+    def grows(self, path: str) -> bool:
+        """Whether a file that has grown since a snapshot can be gone on with from its place."""
+        return False
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that change which items come, as JSON, for the fingerprint."""
+        return {}
+
+    def functions(self) -> dict[str, Any]:
+        """Return the user's functions among the options, by argument."""
+        return {}
+
+    def stands(self, place: Place) -> str:
+        """Say where a place is, and what it takes to get there, for a person."""
+        if place["file"] is None:
+            return "nothing is left"
+        return ", ".join([place["file"], *(f"{key} {value:,}" for key, value in place.items() if key != "file")])
+
+
+class IndexedStates:
+    """A column: behind item i of a list, `place` with `key` set to `first` + i.
+
+    Args:
+      name: of the source.
+      place: what all of them share.
+      key: the part of a place that counts.
+      first: what it is behind the list's first item.
+      count: items in the list.
+      last: the place behind the last item, where that is another one: the next group's, the next file's.
+    """
+
+    __slots__ = ("_count", "_first", "_key", "_last", "_name", "_place")
+
+    def __init__(self, name: str, place: Place, key: str, first: int, count: int, last: Place | None = None) -> None:
+        self._name = name
+        self._place = place
+        self._key = key
+        self._first = first
+        self._count = count
+        self._last = last
+
+    def __getitem__(self, index: int, /) -> State:
+        if self._last is not None and index == self._count - 1:
+            return At(self._name, self._last)
+        return At(self._name, {**self._place, self._key: self._first + index})
+
+    def trimmed(self, first: int, count: int) -> States:
+        last = self._last if first + count == self._count else None
+        return IndexedStates(self._name, self._place, self._key, self._first + first, count, last)

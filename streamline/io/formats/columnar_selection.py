@@ -1,0 +1,153 @@
+"""What is wanted of a file of columns: which of them, and which rows. Imports pyarrow: keep it out of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import acero
+
+from streamline.errors import DataError
+
+__all__ = ["Selection", "filter_columns", "named", "schema_difference", "within"]
+
+
+ROW = "streamline: row"
+"""The column in which rows keep their number while they are filtered."""
+
+
+SHOWN = 20
+"""Names of columns that a message lists."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What becomes of a decoded batch.
+
+    Attributes:
+      read: what is decoded: dotted names of columns, those that the filter looks at included.
+      schema: of what comes out.
+      expression: rows for which it isn't true are left out; None: all are wanted.
+    """
+
+    read: tuple[str, ...]
+    schema: Any
+    expression: Any = None
+
+    def of(self, batch: Any) -> tuple[Any, list[int] | None]:
+        """Return what is wanted of a batch, and which of its rows that is; None: all of them."""
+        rows = None
+        if self.expression is not None:
+            batch, rows = _filtered(batch, self.expression)
+        if batch.schema.names != self.schema.names:
+            batch = batch.select(self.schema.names)
+        if not batch.schema.equals(self.schema):
+            batch = batch.cast(self.schema)  # structs without the fields that only the filter looks at
+        return batch, rows
+
+
+def _filtered(batch: Any, expression: Any) -> tuple[Any, list[int]]:
+    numbered = batch.append_column(ROW, pa.array(np.arange(batch.num_rows)))
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([numbered]))),
+            acero.Declaration("filter", acero.FilterNodeOptions(expression)),
+        ]
+    )
+    table = plan.to_table(use_threads=False)
+    rows = table.column(ROW).to_numpy().tolist()
+    if len(rows) == batch.num_rows:
+        return batch, rows
+    found = table.drop_columns([ROW]).combine_chunks().to_batches()
+    return (found[0] if found else batch.slice(0, 0)), rows
+
+
+def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    """Return the names of the top columns that are wanted, in the order in which they are to come.
+
+    Args:
+      path: of the file, for messages.
+      schema: of the file.
+      leaves: dotted names of all that can be asked for, but for what they begin with.
+      columns: dotted names; None: all.
+
+    Raises:
+      DataError: a column isn't there, or can't be told from another.
+    """
+    names: list[str] = schema.names
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path} has {names.count(double)} columns that are called {double!r}: expected one of a name")
+    if columns is None:
+        return list(names)
+    known = {name for leaf in leaves for name in within(leaf)}
+    order = {name: index for index, name in enumerate(names)}
+    found: dict[str, None] = {}
+    for column in columns:
+        if column not in known:
+            raise DataError(f"{path} has no column {column!r}: it has {_listed(names)}")
+        found[min((name for name in within(column) if name in order), key=order.__getitem__)] = None
+    return list(found)
+
+
+def within(name: str) -> Iterator[str]:
+    """Yield what a dotted name lies in: "a.b" in "a" and in itself, which may be the name of one column."""
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1)
+    yield name
+
+
+def filter_columns(path: str, schema: Any, expression: Any) -> list[str]:
+    """Return the top columns that a filter looks at.
+
+    Raises:
+      DataError: it can't be applied to this schema.
+    """
+    text = str(expression)
+    near = [name for name in schema.names if name in text]
+    error = _unfit(schema, near, expression)
+    if error is not None:
+        whole = _unfit(schema, schema.names, expression)
+        raise DataError(
+            f"{path}: the filter {text} can't be applied to its columns {_listed(schema.names)}: {error}"
+        ) from (whole or error)
+    for name in list(near):
+        without = [other for other in near if other != name]
+        if _unfit(schema, without, expression) is None:
+            near = without
+    return near
+
+
+def _unfit(schema: Any, names: Sequence[str], expression: Any) -> Exception | None:
+    """Return why a filter can't be applied to a table of these columns; None: it can."""
+    empty = pa.schema([schema.field(name) for name in names]).empty_table()
+    try:
+        empty.append_column(ROW, pa.array([], pa.int64())).filter(expression)
+    except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        return error
+    return None
+
+
+def schema_difference(first: Any, other: Any) -> str | None:
+    """Return how the columns of `other` differ from those of `first`, for a person; None: they don't."""
+    for field in first:
+        if other.get_field_index(field.name) < 0:
+            return f"column {field.name!r} ({field.type}) is missing"
+        if not (now := other.field(field.name)).type.equals(field.type):
+            return f"column {field.name!r} is {now.type}, expected {field.type}"
+    for field in other:
+        if first.get_field_index(field.name) < 0:
+            return f"column {field.name!r} ({field.type}) is not expected"
+    if first.names != other.names:
+        return f"its columns are in another order: {_listed(other.names)}, expected {_listed(first.names)}"
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:SHOWN]))
+    return f"{shown} and {len(names) - SHOWN:,} more" if len(names) > SHOWN else shown or "none"

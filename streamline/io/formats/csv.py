@@ -1,0 +1,582 @@
+"""CSV files, read from any record on.
+
+CSV: slices of whole lines to records, and records to items.
+
+What a record is, `formats.csv_rows` says. A slice may end inside one, which is then *open*, and is tried again with
+more lines behind it.
+
+CSV: what the standard library's `csv` makes of a slice of whole lines, and where each record ends.
+
+`csv` says what a record is (RFC 4180, strictly): a line end inside quotes belongs to a field. It is fed a record at a
+time where counting quotes tells the records apart, which is faster than a line at a time; its answer is the proof.
+"""
+
+from __future__ import annotations
+
+import csv
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+
+from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.errors import DataError, PlanError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, Place
+from streamline.io.formats.compression import named
+from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
+from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TooLong, slices, stands
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "CsvFormat",
+    "CsvItems",
+    "CsvRows",
+    "Dialect",
+    "Header",
+    "Records",
+    "Row",
+    "bytes_of",
+    "read",
+    "too_long",
+]
+
+
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+"""The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
+
+
+HEAD_BYTES = 64 * 1024
+"""Read of a file's beginning for its header: as the first block of a local file."""
+
+
+SLICE_RECORDS = LIST_ITEMS * 7 // 8
+"""Lines that a slice should have, as for files of lines."""
+
+
+Header = bool | tuple[str, ...]
+"""Whether a file's first record names its columns; or their names, if it doesn't."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How fields are told apart.
+
+    Attributes:
+      delimiter: one character.
+      quotechar: one character; None: quotes mean nothing, and every line is a record.
+    """
+
+    delimiter: str = ","
+    quotechar: str | None = '"'
+
+    def reader(self, lines: Iterable[str]) -> Any:
+        """Return a `csv.reader`."""
+        if self.quotechar is None:
+            return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
+        return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quotechar, strict=True)
+
+    def every_line_is_a_record(self, text: str) -> bool:
+        """Whether it is so, as far as that is seen at once; and none is blank."""
+        if self.quotechar is not None and self.quotechar in text:
+            return False
+        return not ("\n\n" in text or "\n\r" in text or text.startswith(("\n", "\r")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvFormat(Format[Any]):
+    """CSV files. Place: `formats.positions`; `line` is the last line of a record.
+
+    Attributes:
+      header: as `Header`; False: items are lists.
+      dialect: how fields are told apart.
+      max_record_bytes: a longer record is an error.
+    """
+
+    kind: ClassVar[str] = "read_csv"
+    reread: ClassVar[str] = "seeks to its record, and reads the header (compressed: unpacks up to it)"
+
+    header: Header = True
+    dialect: Dialect = field(default_factory=Dialect)
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "line": 0, "byte": 0}
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        return PlanError(
+            f"{path} can't be split into {num_shards} shards, because a line end in a CSV file may stand inside "
+            "quotes, which only reading it from its start tells: split it into several files, or write "
+            f'.shard({num_shards}, mode="replicated"): each shard reads all of it'
+        )
+
+    def grows(self, path: str) -> bool:
+        return named(path) is None
+
+    def options(self) -> dict[str, Any]:
+        header = list(self.header) if isinstance(self.header, tuple) else self.header
+        return {"header": header, "delimiter": self.dialect.delimiter, "quotechar": self.dialect.quotechar}
+
+    def stands(self, place: Place) -> str:
+        return stands(place)
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        meter = demand.meter
+        cursor = _CsvCursor(self, name, file.path, begin, after)
+        if begin["byte"] and cursor.records is None:
+            with Working(meter):
+                await _learn_from_start(cursor, file)
+        skipping = demand.skips is not None and demand.skips.active
+        async with aclosing(slices(file, begin["byte"], cursor.splitter, cursor.too_long, skipping)) as found:
+            while True:
+                with Working(meter):
+                    part = await anext(found, None)
+                chunks = cursor.chunks(*(part or (b"", True)), demand)
+                while (chunk := _decoded(chunks, meter)) is not None:
+                    yield chunk
+                if part is None:
+                    return
+
+
+def _decoded(chunks: Iterator[Chunk[Any]], meter: StageMeter | None) -> Chunk[Any] | None:
+    with HoldTimer(meter):
+        return next(chunks, None)
+
+
+async def _learn_from_start(cursor: _CsvCursor, file: File) -> None:
+    """Let a cursor inside a file know what the file's first record says: a bounded read, nothing is read ahead.
+
+    Raises:
+      DataError: there is none within the bytes that a record may have.
+    """
+    for stop in (HEAD_BYTES, cursor.most_bytes + HEAD_BYTES):
+        start = cursor.at_start()
+        async with aclosing(slices(file, 0, start.splitter, start.too_long, skipping=False, stop=stop)) as found:
+            try:
+                async for raw, _ in found:
+                    if start.learns(raw, final=False):
+                        cursor.records = start.records
+                        return
+            except DataError:
+                if stop > HEAD_BYTES:
+                    raise  # else a compressed file was cut short by `stop`
+    raise start.too_long("")
+
+
+class _CsvCursor:
+    """Where the reading of one file is, and what turns the next slice into chunks.
+
+    Attributes:
+      splitter: cuts the file into slices.
+      records: makes items; None: the first record, which says what they are like, isn't there yet.
+    """
+
+    def __init__(self, format: CsvFormat, name: str, path: str, begin: Place, after: Place) -> None:
+        self._format = format
+        self._name = name
+        self._path = path
+        self._after = after
+        self._line, self._byte = begin["line"], begin["byte"]
+        self._parts: list[bytes] = []  # whole lines that begin there, not read yet
+        self._size = 0  # of them
+        self._needed = 0  # bytes, before another look at a record that was open
+        self._window = SLICE_BYTES
+        self.splitter = Splitter(format.max_record_bytes, SLICE_RECORDS)
+        self.records: Records | None = None
+        if isinstance(format.header, tuple):
+            self._expect(format.header, len(format.header))
+
+    @property
+    def most_bytes(self) -> int:
+        """A record at the most."""
+        return self._format.max_record_bytes
+
+    def at_start(self) -> _CsvCursor:
+        """Return a cursor at the beginning of the same file."""
+        return _CsvCursor(self._format, self._name, self._path, self._format.begin(self._path), self._after)
+
+    def too_long(self, reason: str) -> DataError:
+        """Return the exception for the next record, which doesn't end in time."""
+        return self._error(Fault(0, 0, too_long(self._format.max_record_bytes)))
+
+    def learns(self, raw: bytes | TooLong, final: bool) -> bool:
+        """Find out what the first record says, and pass it if it is a header; whether it is there.
+
+        Raises:
+          DataError: it can't be a header, or doesn't end.
+        """
+        if isinstance(raw, TooLong):
+            raise raw.error
+        self._feed(raw)
+        return self._learn(self._pending(), final)
+
+    def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
+        """Yield the items of the next slice; behind a record that is left out, only the place."""
+        if not isinstance(raw, TooLong):
+            self._feed(raw)
+            if final or self._size >= self._needed or self._size > self._format.max_record_bytes:
+                yield from self._read(final, demand)
+            return
+        yield from self._read(True, demand)  # what is open there would be longer still
+        if not raw.size or self.records is None:
+            raise raw.error
+        yield self._leave_out(self.too_long(""), raw.head, 1, raw.size, final, demand)
+
+    def _read(self, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
+        raw = self._pending()
+        if not raw or (self.records is None and not self._learn(raw, final)):
+            return
+        raw, at = self._pending(), 0
+        assert self.records is not None
+        while at < len(raw):
+            part = raw[at : _window(raw, at, self._window)]
+            whole = at + len(part) == len(raw)
+            decoded = self.records.decode(part, final and whole)
+            size = decoded.size
+            at += size
+            if size:
+                yield self._take(decoded, part[:size], final and at == len(raw))
+                self._window = SLICE_BYTES
+            if (fault := decoded.fault) is not None:
+                bad = part[size : size + bytes_of(part[size:], fault.lines)]
+                at += len(bad)
+                error = self._error(Fault(0, 0, fault.reason, fault.cause))
+                yield self._leave_out(error, bad, fault.lines, len(bad), final and at == len(raw), demand)
+            elif size < len(part) and whole:
+                break  # an open record
+            elif not size:
+                self._window *= 2
+        self._parts, self._size = [raw[at:]], len(raw) - at
+        self._needed = 2 * self._size
+
+    def _take(self, decoded: DecodedSlice[Any], raw: bytes, final: bool) -> Chunk[Any]:
+        successor = self._after if final and decoded.fault is None else None
+        lines, kept = decoded.lines, decoded.kept
+        where = LineSlice(self._path, "", self._line, self._byte, raw, lines, successor)
+        self._pass(lines, len(raw))
+        self.splitter.learn(max(1, len(decoded.items)), len(raw))
+        trailing = kept is not None and (not kept or kept[-1] != lines - 1)  # blank lines behind the last item
+        after = LineState(self._name, where, lines - 1) if trailing else None
+        return Chunk(decoded.items, LineStates(self._name, where, kept), after)
+
+    def _leave_out(
+        self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand
+    ) -> Chunk[Any]:
+        """Go on behind the next record, which is bad, if it may be left out."""
+        demand.judge(error, raw, self._behind(lines, size, None))
+        behind = self._behind(lines, size, self._after if final else None)
+        self._pass(lines, size)
+        return Chunk((), (), behind)
+
+    def _behind(self, lines: int, size: int, successor: Place | None) -> LineState:
+        where = LineSlice(self._path, "", self._line + lines - 1, self._byte + size, b"", 1, successor)
+        return LineState(self._name, where, 0)
+
+    def _pass(self, lines: int, size: int) -> None:
+        self._line += lines
+        self._byte += size
+
+    def _feed(self, raw: bytes) -> None:
+        if not self._byte and not self._size and raw.startswith(BOM):
+            raw = raw[len(BOM) :]
+            self._byte = len(BOM)
+        if raw:
+            self._parts.append(raw)
+            self._size += len(raw)
+
+    def _pending(self) -> bytes:
+        if len(self._parts) > 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0] if self._parts else b""
+
+    def _learn(self, raw: bytes, final: bool) -> bool:
+        format = self._format
+        found = Records(format.dialect, None, None, format.max_record_bytes).decode(raw, final)
+        if not found.items:
+            if found.fault is not None:
+                raise self._error(found.fault)
+            return False
+        first: Row = found.items[0]
+        if format.header is not True:
+            self._expect(None, len(first))
+            return True
+        twice = [repr(name) for name, count in Counter(first).items() if count > 1]
+        lines = (found.kept[0] if found.kept is not None else 0) + 1
+        if twice:
+            reason = f"expected a header that names each column once, got {', '.join(twice[:5])} more than once"
+            raise self._error(Fault(lines - 1, 0, f"{reason}: give other names, with header=[...]"))
+        self._expect(first, len(first))
+        size = bytes_of(raw, lines)
+        self._parts, self._size = [raw[size:]], self._size - size
+        self._pass(lines, size)
+        return True
+
+    def _expect(self, names: Sequence[str] | None, width: int) -> None:
+        self.records = Records(self._format.dialect, names, width, self._format.max_record_bytes)
+
+    def _error(self, fault: Fault) -> DataError:
+        """Return the exception for a record of what is pending."""
+        line, byte = self._line + fault.line + 1, self._byte + fault.at
+        error = DataError(f"{self._path} line {line} (byte {byte}): {fault.reason}")
+        error.__cause__ = fault.cause
+        return error
+
+
+def _window(raw: bytes, at: int, size: int) -> int:
+    """Return where the whole lines end that are in the next `size` bytes or a few more, or the next line."""
+    stop = at + size
+    if len(raw) - stop < size // 4:
+        return len(raw)  # a short rest would be a list of its own
+    return raw.rfind(b"\n", at, stop) + 1 or raw.find(b"\n", stop) + 1 or len(raw)
+
+
+@dataclass(slots=True)
+class CsvItems(DecodedSlice[Any]):
+    """What a slice holds, up to the first record that is bad or open.
+
+    Attributes:
+      size: of its lines, in bytes.
+    """
+
+    size: int = 0
+
+
+class Records:
+    """Makes items out of slices.
+
+    Args:
+      dialect: of the file.
+      names: of the columns; None: items are lists.
+      width: fields in a record; None: any number.
+      max_bytes: a record at the most, without its end.
+    """
+
+    def __init__(self, dialect: Dialect, names: Sequence[str] | None, width: int | None, max_bytes: int) -> None:
+        self._dialect = dialect
+        self._names = names
+        self._width = width
+        self._max_bytes = max_bytes
+
+    def decode(self, raw: bytes, final: bool) -> CsvItems:
+        """Return the items of whole lines; never raises for what is in them.
+
+        Args:
+          raw: begins where a record does.
+          final: nothing comes behind it: what is open never ends.
+
+        Returns:
+          As `Decoded`. Its `lines` are fewer than the slice has, without a fault, where the last record is open.
+        """
+        try:
+            text, wrong = raw.decode(), None
+        except UnicodeDecodeError as error:
+            text, wrong = raw.decode(errors="replace"), error
+        found = read(self._dialect, raw, text)
+        decoded = self._items(found, raw, wrong)
+        decoded.size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
+        if decoded.fault is None and found.bad is not None:
+            decoded.fault = Fault(found.lines, 0, f"expected CSV: {found.bad}", found.bad)
+        elif decoded.fault is None and found.size < len(raw):
+            decoded.fault = self._open(len(raw) - found.size, found.lines, final)
+        if (fault := decoded.fault) is not None:
+            decoded.fault = Fault(fault.line, decoded.size, fault.reason, fault.cause, fault.lines)
+        return decoded
+
+    def _items(self, found: CsvRows, raw: bytes, wrong: UnicodeDecodeError | None) -> CsvItems:
+        rows, names = found.rows, self._names
+        if wrong is None and len(raw) <= self._max_bytes and all(rows):
+            kept = None if found.ends is None else [end - 1 for end in found.ends]
+            try:
+                if names is not None:
+                    return CsvItems([dict(zip(names, row, strict=True)) for row in rows], found.lines, kept)
+                if self._width is None or set(map(len, rows)) <= {self._width}:
+                    return CsvItems(rows, found.lines, kept)
+            except ValueError:
+                pass  # which of them it is, is told below
+        ends = range(1, len(rows) + 1) if found.ends is None else found.ends
+        items: list[Any] = []
+        kept = []
+        begin = 0
+        check = self._checks(raw, wrong)
+        for row, end in zip(rows, ends, strict=True):
+            if row:
+                fault = check(row, begin, end)
+                if fault is not None:
+                    return CsvItems(items, begin, kept, fault)
+                items.append(row if names is None else dict(zip(names, row, strict=True)))
+                kept.append(end - 1)
+            begin = end
+        return CsvItems(items, begin, kept)
+
+    def _checks(self, raw: bytes, wrong: UnicodeDecodeError | None) -> Any:
+        """Return what says what is wrong with a record of some lines."""
+        bad_line = None if wrong is None else raw.count(b"\n", 0, wrong.start)
+        lines = raw.split(b"\n") if len(raw) > self._max_bytes else None
+
+        def check(row: Row, begin: int, end: int) -> Fault | None:
+            if bad_line is not None and begin <= bad_line < end:
+                assert wrong is not None
+                return Fault(begin, 0, _not_utf8(wrong, raw, begin), wrong, end - begin)
+            if lines is not None and sum(map(len, lines[begin:end])) + end - begin - 1 > self._max_bytes:
+                return Fault(begin, 0, too_long(self._max_bytes), None, end - begin)
+            if self._width in (None, len(row)):
+                return None
+            return Fault(begin, 0, self._misfit(row, self._width), None, end - begin)
+
+        return check
+
+    def _open(self, size: int, line: int, final: bool) -> Fault | None:
+        if size - 1 > self._max_bytes:
+            return Fault(line, 0, too_long(self._max_bytes))
+        if final:
+            return Fault(line, 0, "expected the end of a field that is in quotes, got the end of the file")
+        return None
+
+    def _misfit(self, row: Row, width: int) -> str:
+        count = f"expected {width} fields, got {len(row)}"
+        if self._names is None:
+            return f"{count}: the file's first record has {width}"
+        if len(row) < width:
+            return f"{count}: none for {', '.join(map(repr, self._names[len(row) :][:5]))}"
+        shown = ", ".join(repr(field[:40]) for field in row[width:][:5])
+        return f"{count}: no column for {shown}"
+
+
+def too_long(max_record_bytes: int) -> str:
+    """Return what is wrong with a record that doesn't end in time."""
+    return (
+        f"expected a record of at most {max_record_bytes:,} bytes, found no end of it in them: a quote that isn't "
+        "closed, or raise max_record_bytes"
+    )
+
+
+def _not_utf8(error: UnicodeDecodeError, raw: bytes, line: int) -> str:
+    """Return what is wrong with a record that begins with a line of a slice."""
+    at = error.start - raw.rfind(b"\n", 0, error.start) - 1
+    more = raw.count(b"\n", 0, error.start) - line
+    where = f"byte {at} of the line" if not more else f"byte {at} of line {more + 1} of the record"
+    return f"expected UTF-8, got 0x{raw[error.start]:02x} ({error.reason}) in {where}"
+
+
+Row = list[str]
+
+
+OPEN = "unexpected end of data"
+"""What `csv` says of a record whose quote isn't closed."""
+
+
+FIELD_CHARACTERS = 131_072
+"""What `csv` allows in a field, unless somebody says otherwise for the whole process."""
+
+
+@dataclass(slots=True)
+class CsvRows:
+    """The records of a slice, up to one that is open or can't be told.
+
+    Attributes:
+      rows: the fields of each; none for a blank line.
+      ends: how many lines of the slice end with each record or before; None: every line is one.
+      lines: that they take up.
+      size: of those lines, in bytes.
+      bad: why what is behind them is no record; None: nothing is there, or an open record.
+    """
+
+    rows: list[Row]
+    ends: list[int] | None
+    lines: int
+    size: int
+    bad: csv.Error | None = None
+
+
+def read(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
+    """Return the records of a slice, which begins where one does, and of which `text` is what it says."""
+    if dialect.every_line_is_a_record(text):
+        try:
+            with _fields_of(len(text)):
+                rows = list(dialect.reader(StringIO(text, newline="\n")))
+            return CsvRows(rows, None, len(rows), len(raw))
+        except csv.Error:
+            pass  # where it is, is told below
+    elif dialect.quotechar is not None and dialect.quotechar.isascii():
+        found = _read_between_quotes(dialect, ord(dialect.quotechar), raw)
+        if found is not None:
+            return found
+    return _read_one_by_one(dialect, raw, text)
+
+
+def _read_between_quotes(dialect: Dialect, quote: int, raw: bytes) -> CsvRows | None:
+    """Return the records, if each ends with a line behind which an even number of quotes has been; else None.
+
+    If `csv` makes one row of each of the pieces between such line ends, it makes the same rows of their lines. In a
+    piece, a quote follows each line end but the last; and behind a line end that isn't inside quotes, as `csv` sees
+    them, anything but the piece's end is an error. Where another rule ended a record later, rows would be fewer.
+    """
+    codes = np.frombuffer(raw, np.uint8)
+    line_ends = np.flatnonzero(codes == ord("\n"))
+    even = np.flatnonzero(np.searchsorted(np.flatnonzero(codes == quote), line_ends) & 1 == 0)
+    stops = [0, *(line_ends[even] + 1).tolist()]
+    pieces = [raw[start:stop].decode(errors="replace") for start, stop in pairwise(stops)]
+    try:
+        with _fields_of(max(map(len, pieces), default=0)):
+            rows = list(dialect.reader(pieces))
+    except csv.Error:
+        return None
+    if len(rows) < len(pieces):
+        return None
+    ends, size = (even + 1).tolist(), stops[-1]
+    lines = ends[-1] if ends else 0
+    found = CsvRows(rows, None if lines == len(ends) else ends, lines, size)
+    if size < len(raw):  # an open record, unless its quotes are unusual
+        rest = _read_one_by_one(dialect, raw[size:], raw[size:].decode(errors="replace"))
+        found.bad = rest.bad
+        if rest.rows:
+            return None
+    return found
+
+
+def _read_one_by_one(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
+    reader = dialect.reader(StringIO(text, newline="\n"))
+    rows: list[Row] = []
+    ends: list[int] = []
+    bad = None
+    try:
+        with _fields_of(len(text)):
+            for row in reader:
+                rows.append(row)
+                ends.append(reader.line_num)
+    except csv.Error as error:
+        bad = None if str(error) == OPEN else error
+    lines = ends[-1] if ends else 0
+    return CsvRows(rows, ends, lines, bytes_of(raw, lines), bad)
+
+
+@contextmanager
+def _fields_of(size: int) -> Iterator[None]:
+    """Let `csv` read fields of `size` characters."""
+    if size <= FIELD_CHARACTERS:
+        yield
+        return
+    with _limit:
+        before = csv.field_size_limit(max(size, csv.field_size_limit()))
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
+_limit = threading.Lock()
+
+
+def bytes_of(raw: bytes, lines: int) -> int:
+    """Return how many bytes the first lines of a slice have, with their ends."""
+    if not lines:
+        return 0
+    parts = raw.split(b"\n", lines)
+    return len(raw) - len(parts[-1]) if len(parts) > lines else len(raw)

@@ -1,0 +1,199 @@
+"""Where a reader of line files stands: {"file", "line", "byte"}.
+
+`file` is named as it was opened; `line` is the 1-based number of the last line consumed, 0 before the first; `byte` is
+the offset behind it, in decompressed bytes. A `file` of None means that nothing is left. In a contiguous shard other
+than the first, lines are counted from the shard's own start: nobody has read what is before it.
+
+A file as slices of whole lines, from any byte on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from streamline.core.state import State, States, Tally, Tree
+from streamline.errors import DataError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Place
+from streamline.io.formats.byte_stream import pieces
+from streamline.io.formats.compression import named
+from streamline.io.formats.line_decoding import Splitter
+
+__all__ = ["LineSlice", "LineState", "LineStates", "TooLong", "slices", "stands"]
+
+
+@dataclass(frozen=True)
+class TooLong:
+    """A line that was passed over, unread.
+
+    Attributes:
+      size: its bytes with its end; 0: it is where the reading ends.
+      error: what is wrong with it.
+      head: how it begins.
+    """
+
+    size: int
+    error: DataError
+    head: bytes
+
+
+async def slices(
+    file: File,
+    start: int,
+    splitter: Splitter,
+    wrong: Callable[[str], DataError],
+    skipping: bool,
+    stop: int | None = None,
+) -> AsyncGenerator[tuple[bytes | TooLong, bool], None]:
+    """Yield slices of whole lines from byte `start` on, and whether one is known to be the file's last.
+
+    Args:
+      splitter: cuts them; empty.
+      wrong: makes the error for the line behind the slice yielded last, of what is wrong with it.
+      skipping: go on behind a line that is too long; else it is the last that is yielded.
+      stop: as `pieces`.
+
+    Raises:
+      As `pieces`.
+    """
+    long: TooLong | None = None
+    async with aclosing(pieces(file, start, stop)) as blocks:
+        async for block, last in blocks:
+            splitter.feed(block)
+            if long is not None and splitter.drop():
+                yield replace(long, size=splitter.dropped), last and splitter.empty
+                long = None
+            if long is not None:
+                continue
+            try:
+                while raw := splitter.cut():
+                    yield raw, last and splitter.empty
+            except DataError as error:
+                long = TooLong(0, wrong(str(error)), splitter.begin_dropping())
+                if not skipping:
+                    yield long, False
+                    return
+    if long is not None:
+        yield replace(long, size=splitter.dropped), True
+    elif raw := splitter.rest():
+        yield raw, True
+
+
+def stands(place: Place) -> str:
+    """Say where a place is, and what it takes to get there, for a person."""
+    if place["file"] is None:
+        return "nothing is left"
+    said = f"{place['file']}, line {place['line']:,}, byte {place['byte']:,}"
+    if not place["byte"]:
+        return said
+    how = "seeks" if named(place["file"]) is None else f"decompresses {place['byte']:,} bytes to get there"
+    return f"{said} ({how})"
+
+
+class LineSlice:
+    """Some lines of one file as a piece of bytes, which knows where it is.
+
+    Args:
+      file: as opened.
+      shard: " (of shard 2)" where lines are counted from the shard's own start, else "".
+      line: lines before it.
+      byte: where it begins.
+      raw: whole lines.
+      lines: how many.
+      successor: what a state behind the last line says instead; None: nothing else.
+    """
+
+    __slots__ = ("_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
+
+    def __init__(
+        self, file: str, shard: str, line: int, byte: int, raw: bytes, lines: int, successor: Place | None
+    ) -> None:
+        self._file = file
+        self._shard = shard
+        self._line = line
+        self._byte = byte
+        self._stop = byte + len(raw)
+        self._raw = raw if lines > 1 else b""  # one line may be huge, and its end is known
+        self._lines = lines
+        self._successor = successor
+        self._ends: list[int] | None = None  # where each line ends, where the bytes themselves are not here
+
+    def cut(self, first: int, count: int) -> LineSlice:
+        """Return lines first ... first + count - 1 of this slice, without their bytes: to be sent."""
+        if self._ends is None:
+            lengths = map(len, self._raw.split(b"\n", self._lines - 1)[:-1])
+            self._ends = [self._byte + end + at for at, end in enumerate(accumulate(lengths), 1)]
+            self._ends.append(self._stop)
+        successor = self._successor if first + count == self._lines else None
+        found = LineSlice(self._file, self._shard, self._line + first, self._byte, b"", count, successor)
+        found._ends = self._ends[first : first + count]
+        return found
+
+    def behind(self, index: int) -> Place:
+        """Return the place behind line `index` of this slice."""
+        if self._ends is not None:
+            byte = self._ends[index]
+        else:
+            byte = self._stop - (0 if index == self._lines - 1 else len(self._raw.split(b"\n", index + 1)[-1]))
+        return {"file": self._file, "line": self._line + index + 1, "byte": byte}
+
+    def json(self, index: int) -> Place:
+        """Return what a resume behind line `index` is to read from."""
+        if index == self._lines - 1 and self._successor is not None:
+            return self._successor
+        return self.behind(index)
+
+    def where(self, index: int) -> str:
+        """Return line `index` for a person."""
+        place = self.behind(index)
+        return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
+
+
+class LineState(State):
+    """Behind a line; turned into a place only when it is read."""
+
+    __slots__ = ("_index", "_name", "_slice")
+
+    def __init__(self, name: str, of: LineSlice, index: int) -> None:
+        self._name = name
+        self._slice = of
+        self._index = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the other lines."""
+        return LineState, (self._name, self._slice.cut(self._index, 1), 0)
+
+    def json(self, until: State | None = None) -> Tree:
+        return {self._name: dict(self._slice.json(self._index))}
+
+    def tally(self, found: Tally) -> None:
+        """A source adds nothing."""
+
+    def where(self) -> str:
+        return self._slice.where(self._index)
+
+
+class LineStates:
+    """The states behind the items of a slice; `kept` are their lines, None: item i is line i."""
+
+    __slots__ = ("_kept", "_name", "_slice")
+
+    def __init__(self, name: str, of: LineSlice, kept: Sequence[int] | None) -> None:
+        self._name = name
+        self._slice = of
+        self._kept = kept
+
+    def __getitem__(self, index: int, /) -> State:
+        return LineState(self._name, self._slice, index if self._kept is None else self._kept[index])
+
+    def trimmed(self, first: int, count: int) -> States:
+        if self._kept is None:
+            return LineStates(self._name, self._slice.cut(first, count), None)
+        kept = self._kept[first : first + count]
+        start = kept[0]
+        part = self._slice.cut(start, kept[-1] + 1 - start)
+        return LineStates(self._name, part, [line - start for line in kept])

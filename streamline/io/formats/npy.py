@@ -1,0 +1,509 @@
+"""The rows of one array, wherever they are: mapped, fetched by ranges, or unpacked from the start.
+
+npy and npz files: rows along the first axis, from any row on.
+
+What an npy file's header says: where the rows are, and what they are. Read by `numpy.lib.format`, without I/O.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.lib import format as npy
+
+from streamline.core.counters import HoldTimer, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.state import At
+from streamline.errors import DataError, PlanError, ReadError, ResumeError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, IndexedStates, Place
+from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
+from streamline.sharding.split import contiguous
+
+__all__ = [
+    "MAGIC",
+    "ArrayColumn",
+    "Blocks",
+    "InThread",
+    "Layout",
+    "NpyFormat",
+    "column_of",
+    "first_bytes",
+    "header_bytes",
+    "layout_of",
+]
+
+
+BLOCK_BYTES = 4 * 2**20
+"""Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
+map, nothing is read here, so lists of large rows are as long as others."""
+
+
+BLOCK_ROWS = 1 << 16
+"""Rows in a block at the most: tiny ones are handed on in lists of 256, and this many take some 10 ms."""
+
+
+@dataclass(frozen=True)
+class ArrayTable:
+    """Columns of one length.
+
+    Attributes:
+      columns: in the order of the archive.
+      archive: items are dicts; else the only column's rows.
+    """
+
+    columns: tuple[ArrayColumn, ...]
+    archive: bool
+
+    @property
+    def rows(self) -> int:
+        """As the headers say."""
+        return self.columns[0].layout.rows if self.columns else 0
+
+    @property
+    def good(self) -> int:
+        """Rows that are there in every column."""
+        return min((column.good for column in self.columns), default=0)
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the rows from `start` to `stop` in blocks, the same for all columns."""
+        row_bytes = sum(column.read_bytes for column in self.columns)
+        step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes)))
+        for at in range(start, stop, step):
+            yield at, min(stop, at + step)
+
+    async def blocks(self, start: int, stop: int) -> AsyncGenerator[list[np.ndarray[Any, Any]], None]:
+        """Yield blocks of rows from `start` to `stop`, a list of one array for each column."""
+        async with AsyncExitStack() as opened:
+            columns = []
+            for column in self.columns:
+                spans = self.spans(start, stop)
+                columns.append(await opened.enter_async_context(aclosing(column.blocks(spans))))
+            for _ in self.spans(start, stop):
+                yield [await anext(column) for column in columns]
+
+    def items(self, block: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        """Return the rows of a part of a block as items."""
+        if not self.archive:
+            return list(block[0])
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in zip(*block, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpyFormat(Format[Any]):
+    """npy files, whose items are rows, and npz files, whose items are dicts of rows. Place: `row`, rows before it.
+
+    Attributes:
+      arrays: those of an npz file that are read; None: all.
+    """
+
+    kind: ClassVar[str] = "read_npy"
+    reread: ClassVar[str] = "computes its row's byte (deflated: unpacks up to it)"
+    sequential: ClassVar[bool] = False
+
+    arrays: tuple[str, ...] | None = None
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "row": 0}
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        return None
+
+    def options(self) -> dict[str, Any]:
+        return {} if self.arrays is None else {"arrays": list(self.arrays)}
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        part, meter = file.part, demand.meter
+        row, stop = begin["row"], None
+        try:
+            with Working(meter):
+                table = await self._table(file, demand.site.tasks.threads.run)
+            if row > table.rows:
+                raise ResumeError(
+                    f"the snapshot stands behind {row:,} rows of {file.path}, which has {table.rows:,}: it was "
+                    "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
+                )
+            share = contiguous(table.rows, part.num_shards, part.shard)
+            row, stop = max(row, share.start), share.stop
+            async with aclosing(table.blocks(row, min(stop, table.good))) as blocks:
+                while True:
+                    with Working(meter):
+                        block = await anext(blocks, None)
+                    if block is None:
+                        break
+                    for at in range(0, len(block[0]), LIST_ITEMS):
+                        with HoldTimer(meter):
+                            items = table.items([column[at : at + LIST_ITEMS] for column in block])
+                        last = after if row + len(items) == stop else None
+                        yield Chunk(items, IndexedStates(name, begin, "row", row + 1, len(items), last))
+                        row += len(items)
+            if row < stop:
+                raise DataError(_cut_short(table))
+        except DataError as error:
+            known = "" if stop is None else f", row {row:,}"
+            wrong = DataError(f"{file.path}{known}: {error}")
+            wrong.__cause__ = error.__cause__
+            demand.judge(wrong, file.path, At(name, dict(after)), 1 if stop is None else stop - row)
+            yield Chunk((), (), At(name, dict(after)))
+
+    async def _table(self, file: File, in_thread: InThread) -> ArrayTable:
+        head = await first_bytes(file)
+        if not head.startswith(MAGICS):
+            return ArrayTable((await column_of(file, None, head, in_thread),), archive=False)
+        found = {member.name: member for member in await members(file)}
+        names = found if self.arrays is None else self.arrays
+        missing = [name for name in names if name not in found]
+        if missing or not found:
+            raise DataError(f"expected arrays {list(names)}, the archive has {list(found)}")
+        columns = []
+        for name in names:
+            try:
+                columns.append(await column_of(file, found[name], b"", in_thread))
+            except DataError as error:
+                said = str(error)
+                raise DataError(said if said.startswith("array ") else f"array {name!r}: {said}") from error.__cause__
+        lengths = {column.name: column.layout.rows for column in columns}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"expected arrays with as many rows, got {lengths}: name those that belong together, arrays=[...]"
+            )
+        return ArrayTable(tuple(columns), archive=True)
+
+
+def _cut_short(table: ArrayTable) -> str:
+    short: ArrayColumn = min(table.columns, key=lambda column: column.good)
+    which = f"array {short.name!r}" if short.name else "the file"
+    return f"{which} is truncated: its header says {short.layout.rows:,} rows, and {short.good:,} are there"
+
+
+HEAD_BYTES = 4096
+"""Asked for first: nearly every header takes 128 bytes, and a request as long as it takes."""
+
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
+
+
+class ArrayColumn(ABC):
+    """An array whose rows can be had, block by block.
+
+    Attributes:
+      name: of the array in its archive; "": the file is the array.
+      layout: of its rows.
+      good: rows that are there: fewer than the header says where the file was cut short.
+    """
+
+    def __init__(self, name: str, layout: Layout, good: int) -> None:
+        self.name = name
+        self.layout = layout
+        self.good = good
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are fetched or unpacked for a row."""
+        return self.layout.row_bytes
+
+    @abstractmethod
+    def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
+        """Yield the rows of each (start, stop), whole, in ascending order.
+
+        Raises:
+          DataError: damaged; it says no place.
+          ReadError: they can't be had.
+        """
+
+
+class Mapped(ArrayColumn):
+    """A local file, mapped: a row is read when it is looked at."""
+
+    def __init__(self, name: str, layout: Layout, good: int, array: np.ndarray[Any, Any]) -> None:
+        super().__init__(name, layout, good)
+        self._array = array
+
+    @property
+    def read_bytes(self) -> int:
+        return 0
+
+    async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
+        for start, stop in spans:
+            yield self._array[start:stop]
+
+
+class Ranged(ArrayColumn):
+    """A remote file, by ranges."""
+
+    def __init__(self, name: str, layout: Layout, good: int, file: File, base: int, seed: tuple[int, int]) -> None:
+        super().__init__(name, layout, good)
+        self._file = file
+        self._base = base + layout.start
+        self._crc, self._wanted = seed
+
+    async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
+        size, layout, base = self.layout.row_bytes, self.layout, self._base
+        spans = list(spans)
+        checked = bool(self.name and spans) and spans[0][0] == 0  # else its beginning is not here
+        if not size:
+            for start, stop in spans:
+                yield layout.empty(stop - start)
+            return
+        crc = self._crc
+        ranges = self._file.ranges((base + start * size, base + stop * size) for start, stop in spans)
+        async with aclosing(ranges) as fetched:
+            for start, stop in spans:
+                data = await anext(fetched)
+                if checked:
+                    crc = zlib.crc32(data, crc)
+                    if stop == layout.rows and crc != self._wanted:
+                        raise DataError(f"array {self.name!r} is damaged: its checksum (CRC-32) is not as it was")
+                yield layout.array(data, stop - start)
+
+
+class DeflatedColumn(ArrayColumn):
+    """A deflated member of an archive, unpacked from its start."""
+
+    def __init__(self, layout: Layout, file: File, member: ArchivedArray) -> None:
+        super().__init__(member.name, layout, layout.rows)
+        self._file = file
+        self._member = member
+
+    async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
+        layout = self.layout
+        size, at, held = layout.row_bytes, 0, bytearray()  # `held` begins at byte `at` of the member
+        async with aclosing(inflated(self._file, self._member)) as pieces:
+            for start, stop in spans:
+                begin, end = layout.start + start * size, layout.start + stop * size
+                while at + len(held) < end:
+                    held += await anext(pieces)
+                    if at < begin:
+                        gone = min(begin - at, len(held))
+                        del held[:gone]
+                        at += gone
+                data = bytes(memoryview(held)[begin - at : end - at]) if size else b""
+                if size:
+                    del held[: end - at]
+                    at = end
+                if end == self._member.size:
+                    async for _ in pieces:  # to its checksum, which is behind its last byte
+                        raise DataError(f"array {self.name!r} is damaged: it goes on behind its last row")
+                yield layout.array(data, stop - start)
+
+
+async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_thread: InThread) -> ArrayColumn:
+    """Return what has the rows of a file, or of a member of an archive.
+
+    Args:
+      head: the first bytes of the file, or of the member where it isn't packed, as far as somebody has read them.
+      in_thread: calls a sync function in a thread.
+
+    Raises:
+      DataError: it is no array, or not one whose rows can be had; it says no place.
+      ReadError: it can't be had.
+    """
+    packed = member is not None and member.packed
+    base = 0 if member is None else member.start
+    head = await _header(file, member, head)
+    layout = layout_of(head)
+    size = (await file.found()).size if member is None else member.size
+    name = "" if member is None else member.name
+    if size is not None and size > layout.stop:
+        raise DataError(
+            f"there are {size - layout.stop:,} bytes behind the array: was another one saved into the same file? Use "
+            "np.savez for several"
+        )
+    good = layout.rows
+    if size is not None and size < layout.stop:
+        good = 0 if layout.fortran else max(0, size - layout.start) // layout.row_bytes
+    if packed:
+        if good < layout.rows or layout.fortran:
+            raise DataError(_fortran() if layout.fortran else f"array {name!r} is shorter than its header says")
+        assert member is not None
+        return DeflatedColumn(layout, file, member)
+    if file.local:
+        found = await in_thread(lambda: _mapped(file, layout, base, good))
+        if isinstance(found, BaseException):
+            raise found
+        return Mapped(name, layout, good, found)
+    if layout.fortran:
+        raise DataError(_fortran())
+    seed = (zlib.crc32(head[: layout.start]), 0 if member is None else member.crc)
+    return Ranged(name, layout, good, file, base, seed)
+
+
+def _fortran() -> str:
+    return (
+        "the array is in Fortran order, so each row is spread over all of it: save np.ascontiguousarray(array), or "
+        "read an uncompressed local copy, which is mapped"
+    )
+
+
+async def first_bytes(file: File) -> bytes:
+    """Return the first bytes of a file: in nearly every case, all of the header, if it is an npy file."""
+    return await _gathered(file.blocks(0, HEAD_BYTES))
+
+
+async def _gathered(blocks: AsyncGenerator[bytes, None]) -> bytes:
+    async with aclosing(blocks):
+        return b"".join([block async for block in blocks])
+
+
+async def _header(file: File, member: ArchivedArray | None, head: bytes) -> bytes:
+    """Return the bytes of a header, and perhaps some behind it."""
+    if member is not None and member.packed:
+        async with aclosing(inflated(file, member)) as pieces:
+            async for piece in pieces:
+                head += piece
+                if len(head) >= len(MAGIC) + 6 and len(head) >= header_bytes(head):
+                    break
+        return head
+    base, limit = (0, math.inf) if member is None else (member.start, member.size)
+    if not head:
+        head = await _gathered(file.blocks(base, base + int(min(HEAD_BYTES, limit))))
+    if len(head) < (wanted := int(min(limit, header_bytes(head)))):
+        head += await _gathered(file.blocks(base + len(head), base + wanted))
+    return head
+
+
+def _mapped(file: File, layout: Layout, base: int, good: int) -> np.ndarray[Any, Any] | BaseException:
+    """Return a local array, mapped, read-only; or what went wrong. For a thread."""
+    path, listed = file.path, file.part.found.size
+    if not layout.row_bytes or not good:
+        return layout.empty(good)
+    try:
+        size = Path(path).stat().st_size
+        if listed is not None and size != listed:
+            # A map of a file that is shorter than it was ends the process when it is looked at.
+            return ReadError(f"{path} changed since it was listed: it had {listed:,} bytes, and has {size:,}")
+        mapped = np.memmap(
+            os.fspath(path),
+            layout.dtype,
+            "r",
+            base + layout.start,
+            (good, *layout.row_shape),
+            "F" if layout.fortran else "C",
+        )
+    except (OSError, ValueError) as error:
+        return ReadError(f"can't map {path} into memory: {error}")
+    return mapped.view(np.ndarray)
+
+
+MAGIC = b"\x93NUMPY"
+
+
+LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+"""Bytes of the header's length, behind the magic and the version. Source: NEP 1, and `numpy.lib.format`."""
+
+
+MAX_HEADER_BYTES = 2**20
+"""More is damage: numpy itself reads no header of more than 10,000 characters unless it is told to."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of an array are.
+
+    Attributes:
+      start: the byte at which the first one begins, from the header's first byte on.
+      rows: length of the first axis.
+      row_shape: of the other axes.
+      dtype: of the elements.
+      fortran: the first axis varies fastest, so the bytes of a row are spread over the whole array.
+    """
+
+    start: int
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        """The byte behind the last row, from the header's first byte on."""
+        return self.start + self.rows * self.row_bytes
+
+    def array(self, data: bytes, rows: int) -> np.ndarray[Any, Any]:
+        """Return the bytes of some rows as an array over them, read-only."""
+        if not self.row_bytes:
+            return self.empty(rows)
+        return np.frombuffer(data, self.dtype).reshape(rows, *self.row_shape)
+
+    def empty(self, rows: int) -> np.ndarray[Any, Any]:
+        """Return rows that have no bytes."""
+        found = np.empty((rows, *self.row_shape), self.dtype)
+        found.flags.writeable = False
+        return found
+
+
+def header_bytes(head: bytes) -> int:
+    """Return how many bytes a file's header takes, out of its first 12 bytes or more.
+
+    Raises:
+      DataError: it isn't one; it says no place.
+    """
+    if not head.startswith(MAGIC):
+        raise DataError(f"expected an npy file, which begins with {MAGIC!r}, got {head[: len(MAGIC)]!r}")
+    version = (head[6], head[7]) if len(head) > 7 else (0, 0)
+    if version not in LENGTHS:
+        raise DataError(f"expected an npy file of version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}, or its end")
+    begin = 8 + LENGTHS[version]
+    if len(head) < begin:
+        raise DataError(f"the npy header is truncated: the file ends at its byte {len(head)}")
+    size = begin + int.from_bytes(head[8:begin], "little")
+    if size > MAX_HEADER_BYTES:
+        raise DataError(f"the npy header is damaged: it says that it has {size:,} bytes")
+    return size
+
+
+def layout_of(head: bytes) -> Layout:
+    """Return what a whole header says; what is behind it is not looked at.
+
+    Raises:
+      DataError: it can't be read, or what it says can't be; it says no place.
+    """
+    size = header_bytes(head)
+    if len(head) < size:
+        raise DataError(
+            f"the npy header is truncated: expected {size:,} bytes, the file ends at its byte {len(head):,}"
+        )
+    begin = 8 + LENGTHS[head[6], head[7]]
+    try:
+        shape, fortran, dtype = _parsed(head[6], head[begin:size])
+    except Exception as error:  # of numpy's parser, on garbage: ValueError, TypeError, RecursionError, ...
+        raise DataError(f"the npy header can't be read: {error}") from error
+    if dtype.hasobject:
+        raise DataError(
+            f"the array holds Python objects ({dtype}), which are pickled: reading them could run anything, so they "
+            "are never read. Save numbers, strings of a fixed length or a structured dtype"
+        )
+    if not shape:
+        raise DataError("expected an array with rows, got a single value (0 axes): np.load reads it")
+    if min(shape) < 0 or dtype.subdtype is not None:
+        raise DataError(f"the npy header can't be: shape {shape}, dtype {dtype}")
+    return Layout(size, shape[0], shape[1:], dtype, fortran and len(shape) > 1)
+
+
+def _parsed(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    if version == 3:
+        # numpy's public functions read versions 1 and 2, which are Latin-1. Beyond ASCII there is nothing in a header
+        # but names in quotes, so escaped it means the same.
+        text = text.decode().encode("ascii", "backslashreplace")
+    parsed = npy.read_array_header_2_0(BytesIO(len(text).to_bytes(4, "little") + text))
+    shape, fortran, dtype = parsed
+    return tuple(int(length) for length in shape), bool(fortran), dtype

@@ -1,0 +1,88 @@
+"""Parquet files: the format, as it is told; what it takes to read one is in `formats.parquet_table`."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from streamline.core.counters import Working
+from streamline.core.flow import Demand, Lists
+from streamline.core.threads import in_thread
+from streamline.errors import DataError, ReadError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Place
+from streamline.io.formats.columnar import Columnar, GroupedTable, watched
+
+__all__ = ["ParquetFormat"]
+
+
+FOOTER_BYTES = 64 * 1024
+"""Read from a file's end at first: the footer of most files is in it. Arrow's own guess."""
+
+
+TAIL_BYTES = 8
+"""The footer's length in 4 bytes, little-endian, and the magic (parquet-format, "File format")."""
+
+
+MAGIC, ENCRYPTED = b"PAR1", b"PARE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetFormat(Columnar):
+    """Reads Parquet files. Place: `formats.arrow_groups`."""
+
+    kind: ClassVar[str] = "read_parquet"
+    reread: ClassVar[str] = "reads its row group again"
+    unit: ClassVar[str] = "row group"
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        with Working(demand.meter):
+            unchanged = await watched(file, demand)
+            table = await self._opened(file, begin, demand)
+        async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _opened(self, file: File, begin: Place, demand: Demand) -> GroupedTable:
+        size = await size_of(file)
+        footer = await _footer(file, size)
+
+        def open_() -> GroupedTable:
+            from streamline.io.formats.parquet_table import ParquetTable  # imports pyarrow
+
+            return ParquetTable(self, file, size, footer, begin["group"])
+
+        return await in_thread(demand.site.tasks.threads, open_)
+
+
+async def size_of(file: File) -> int:
+    """Return the size of a file that is read from its end.
+
+    Raises:
+      ReadError: nobody says it, or it has changed.
+    """
+    size = (await file.found()).size
+    if size is None:
+        raise ReadError(f"{file.path}: the server doesn't tell its size, which reading a file from its end needs")
+    return size
+
+
+async def _footer(file: File, size: int) -> bytes:
+    """Return the end of a file, from the start of its footer on or before."""
+    if size < TAIL_BYTES + len(MAGIC):
+        raise DataError(f"{file.path} is not a Parquet file, or was cut short: it has {size:,} bytes")
+    data = await file.read(max(0, size - FOOTER_BYTES), size)
+    magic = data[-len(MAGIC) :]
+    if magic == ENCRYPTED:
+        raise DataError(f"{file.path} is an encrypted Parquet file, which can't be read")
+    if magic != MAGIC:
+        raise DataError(
+            f"{file.path} is not a Parquet file, or was cut short: expected {MAGIC!r} at its end, got {magic!r}"
+        )
+    length = int.from_bytes(data[-TAIL_BYTES : -len(MAGIC)], "little") + TAIL_BYTES
+    if length > size - len(MAGIC):
+        raise DataError(f"{file.path} is damaged: expected a footer of {length:,} bytes in a file of {size:,}")
+    if length > len(data):
+        data = await file.read(size - length, size - len(data)) + data
+    return data

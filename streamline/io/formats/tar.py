@@ -1,0 +1,560 @@
+"""Samples of a tar archive: consecutive members that share a key, as WebDataset groups them. No I/O.
+
+Tar archives, read from any sample on: WebDataset's, or any other's members.
+
+Where in a tar archive the samples of each share begin: found by a walk over its headers, past the data.
+
+An archive has no index, and data may look like headers (an archive in an archive), so nothing but the headers from the
+first on says where a member begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import anyio
+
+from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.pace import Pace
+from streamline.core.state import At, State, States
+from streamline.errors import DataError, PlanError, ReadError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, Place
+from streamline.io.formats.byte_stream import pieces
+from streamline.io.formats.compression import named, not_splittable
+from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
+from streamline.sharding.split import byte_range
+
+__all__ = [
+    "MAX_SAMPLE_BYTES",
+    "Begin",
+    "Gathered",
+    "Member",
+    "Samples",
+    "TarFormat",
+    "Walk",
+    "Wrong",
+    "part_of",
+    "walk_of",
+]
+
+
+MAX_SAMPLE_BYTES = 256 * 1024 * 1024
+"""The most data that a sample has unless the user says otherwise: as long as the longest line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarFormat(Format[Any]):
+    """Tar archives. Place: {"file", "byte", "sample"}: where the next sample begins, and how many are before it.
+
+    A byte of 0 in a share other than the first means that nobody has looked yet where its first sample begins.
+
+    Attributes:
+      group: whether members are grouped into samples; otherwise each is one.
+      max_sample_bytes: a sample with more data is an error.
+    """
+
+    kind: ClassVar[str] = "read_tar"
+    reread: ClassVar[str] = "seeks to its sample (compressed: unpacks up to it)"
+
+    group: bool = True
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "byte": 0, "sample": 0}
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        kind = named(path)
+        return None if kind is None else not_splittable(path, num_shards, kind)
+
+    def options(self) -> dict[str, Any]:
+        return {"group": self.group}
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        meter = demand.meter
+        with Working(meter):
+            reader = await _reader(self, file, begin, after, name, demand)
+        if reader is None:
+            yield Chunk((), (), At(name, dict(after)))
+            return
+        pace = Pace()
+        async with aclosing(pieces(file, reader.byte)) as blocks:
+            while True:
+                failure: Exception | None = None
+                with Working(meter):
+                    try:
+                        block = await anext(blocks, None)
+                    except (DataError, ReadError) as error:
+                        failure = error
+                if failure is not None:
+                    for chunk in reader.chunks(reader.samples.rest()):
+                        yield chunk
+                    raise failure
+                if block is None:
+                    break
+                reader.scanner.feed(block[0])
+                more = True
+                while more:
+                    found = _held(reader.samples.next, meter)
+                    for chunk in reader.chunks(found):
+                        yield chunk
+                    if reader.samples.over:
+                        return
+                    more = found.more
+                    await pace.breathe()
+        for chunk in reader.chunks(_held(reader.samples.finish, meter), final=True):
+            yield chunk
+
+
+def _held(work: Any, meter: StageMeter | None) -> Gathered:
+    with HoldTimer(meter):
+        found: Gathered = work()
+    return found
+
+
+async def _reader(
+    format: TarFormat, file: File, begin: Place, after: Place, name: str, demand: Demand
+) -> _ArchiveReader | None:
+    """Return what reads from `begin` on; None: nothing in this share of the archive is left."""
+    part, byte, sample, stop = file.part, begin["byte"], begin["sample"], None
+    if part.num_shards > 1:
+        walk = await walk_of(file, format.group)
+        stop = byte_range(walk.size, part.num_shards, part.shard)[1] if part.shard < part.num_shards - 1 else None
+        if part.shard and not byte:
+            found = await walk.begin(file, part.shard)
+            if found is None:
+                return None
+            byte, sample = found
+    scanner = Scanner(file.path, byte)
+    samples = Samples(
+        file.path,
+        scanner,
+        stop,
+        group=format.group,
+        max_bytes=format.max_sample_bytes,
+        patient=demand.skips is not None and demand.skips.active,
+    )
+    return _ArchiveReader(scanner, samples, file.path, byte, sample, name, after, demand)
+
+
+class _ArchiveReader:
+    """Turns what is found in one archive into chunks.
+
+    Attributes:
+      byte: where it begins to read.
+    """
+
+    def __init__(
+        self,
+        scanner: Scanner,
+        samples: Samples,
+        path: str,
+        byte: int,
+        sample: int,
+        name: str,
+        after: Place,
+        demand: Demand,
+    ) -> None:
+        self.scanner = scanner
+        self.samples = samples
+        self.byte = byte
+        self._path = path
+        self._sample = sample
+        self._name = name
+        self._after = after
+        self._demand = demand
+
+    def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
+        """Yield the samples of a slice; behind one that is left out, only the place.
+
+        Raises:
+          DataError: what the slice ends with.
+        """
+        last = self.samples.over or (final and found.wrong is None and found.failure is None)
+        if found.items:
+            self._sample += len(found.items)
+            first = self._sample - len(found.items) + 1
+            states = _SampleEnds(self._name, self._path, first, found.ends, self._after if last else None)
+            yield Chunk(found.items, states)
+        elif last:
+            yield Chunk((), (), At(self._name, dict(self._after)))
+        if found.failure is not None:
+            raise found.failure
+        if found.wrong is not None:
+            self._sample += 1
+            end = found.wrong.end
+            place = dict(self._after) if end is None else _place(self._path, end, self._sample)
+            self._demand.judge(found.wrong.error, found.wrong.item, At(self._name, place))
+            yield Chunk((), (), At(self._name, place))
+
+
+class _SampleEnds:
+    """A column: behind sample i of a list, the byte where the next one begins.
+
+    Args:
+      first: samples of the archive up to the list's first one, with it.
+      last: the place behind the last one, where it is the archive's last; else None.
+    """
+
+    __slots__ = ("_ends", "_first", "_last", "_name", "_path")
+
+    def __init__(self, name: str, path: str, first: int, ends: Sequence[int], last: Place | None) -> None:
+        self._name = name
+        self._path = path
+        self._first = first
+        self._ends = ends
+        self._last = last
+
+    def __getitem__(self, index: int, /) -> State:
+        if self._last is not None and index == len(self._ends) - 1:
+            return At(self._name, dict(self._last))
+        return At(self._name, _place(self._path, self._ends[index], self._first + index))
+
+    def trimmed(self, first: int, count: int) -> States:
+        last = self._last if first + count == len(self._ends) else None
+        return _SampleEnds(self._name, self._path, self._first + first, self._ends[first : first + count], last)
+
+
+def _place(path: str, byte: int, sample: int) -> Place:
+    return {"file": path, "byte": byte, "sample": sample}
+
+
+SLICE_MEMBERS = 128
+"""Members dealt with between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
+
+
+class Member(NamedTuple):
+    """A file in an archive; its name is never used as one here."""
+
+    name: str
+    data: bytes
+
+
+class Wrong(NamedTuple):
+    """What is wrong with a sample, what to call it, and where the next one begins; None: behind the archive."""
+
+    error: DataError
+    item: Any
+    end: int | None
+
+
+class Gathered(NamedTuple):
+    """What a slice of an archive has.
+
+    Attributes:
+      items: samples, in order.
+      ends: for each, where in the archive the next one begins.
+      wrong: what is wrong with the sample behind them, which can be left out; None: nothing.
+      failure: what is wrong with the archive behind them; None: nothing.
+      more: whether there may be more in what was fed.
+    """
+
+    items: list[Any]
+    ends: list[int]
+    wrong: Wrong | None = None
+    failure: DataError | None = None
+    more: bool = False
+
+
+def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
+    """Return the sample that a member belongs to, its key, and the member's field in it; None: it belongs to none.
+
+    A key is cut from a name at the first dot of its last part, as WebDataset's `base_plus_ext` does. What has nothing
+    in front of the dot, no dot at all, or is called __so__ at the top is no sample's. Without `group`, each file is a
+    sample, without a key.
+    """
+    name = header.name
+    if not header.regular and not header.link:
+        return None
+    if not group:
+        return None, name
+    slash = name.rfind("/") + 1
+    dot = name.find(".", slash)
+    if dot <= slash or (name.startswith("__") and _is_meta(name.partition("/")[0])):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def _is_meta(top: str) -> bool:
+    return len(top) >= 4 and top.endswith("__")
+
+
+class Samples:
+    """Makes samples of what a scanner cuts.
+
+    A sample is whole when the next one begins, or when the archive has been found to be whole: until then it is kept.
+
+    Args:
+      path: for messages.
+      scanner: at the beginning of a sample.
+      stop: samples that begin at this byte or behind it are another's; None: there is no other.
+      group: whether there are samples; otherwise each member is one.
+      max_bytes: of the data of a sample; more is wrong with it.
+      patient: whether a sample that something is wrong with is read to its end before that is said.
+
+    Attributes:
+      over: whether the next sample is another's.
+    """
+
+    def __init__(
+        self, path: str, scanner: Scanner, stop: int | None, *, group: bool, max_bytes: int, patient: bool
+    ) -> None:
+        self._path = path
+        self._scanner = scanner
+        self._stop = stop
+        self._group = group
+        self._max_bytes = max_bytes
+        self._patient = patient
+        self._header: TarHeader | None = None  # of the next sample's first member
+        self._item: Any = None  # what there is of the sample that is being read; None: none is
+        self._key: str | None = None
+        self._begin = self._bytes = 0
+        self._field: str | None = None  # of the member whose data come next
+        self._error: DataError | None = None  # what is wrong with the sample
+        self.over = False
+
+    def next(self) -> Gathered:
+        """Return what the next members give."""
+        items: list[Any] = []
+        ends: list[int] = []
+        for _ in range(SLICE_MEMBERS):
+            try:
+                done = not self._step(items, ends)
+            except DataError as error:
+                self._keep(items, ends)
+                return Gathered(items, ends, failure=error)
+            if self._error is not None and (self._header is not None or not self._patient):
+                return Gathered(items, ends, wrong=self._left_out(self._error, self._scanner.start), more=True)
+            if done:
+                return Gathered(items, ends)
+        return Gathered(items, ends, more=True)
+
+    def finish(self) -> Gathered:
+        """Return what is left at the end of the archive; all of it has been fed."""
+        items: list[Any] = []
+        ends: list[int] = []
+        try:
+            self._scanner.finish()
+        except NoEndMarkError as error:
+            if not self._group:
+                self._keep(items, ends)
+            return Gathered(items, ends, wrong=self._left_out(error, None))
+        except DataError as error:
+            self._keep(items, ends)
+            return Gathered(items, ends, failure=error)
+        if self._error is not None:
+            return Gathered(items, ends, wrong=self._left_out(self._error, None))
+        self._keep(items, ends)
+        return Gathered(items, ends)
+
+    def rest(self) -> Gathered:
+        """Return what is left where the archive can't be read any further."""
+        items: list[Any] = []
+        ends: list[int] = []
+        self._keep(items, ends)
+        return Gathered(items, ends)
+
+    def _step(self, items: list[Any], ends: list[int]) -> bool:
+        """Deal with one member; return whether that could be done with what was fed, and was needed."""
+        if self._field is not None:
+            return self._take(self._field)
+        scanner = self._scanner
+        header, self._header = self._header or scanner.header(), None
+        if header is None:
+            return False
+        part = part_of(header, self._group)
+        if part is None:
+            scanner.skip()
+            return True
+        key, field = part
+        if self._item is None or not self._group or key != self._key:
+            if self._error is not None:
+                self._header = header
+                return True
+            if self._item is not None:
+                items.append(self._item)
+                ends.append(scanner.start)
+                self._item = None
+            if self._stop is not None and scanner.start >= self._stop:
+                self.over = True
+                return False
+            self._key, self._begin, self._bytes = key, scanner.start, 0
+            self._item = {"__key__": key} if self._group else header.name
+        self._bytes += header.size
+        if self._error is None:
+            self._error = self._fault(header, field)
+        if self._error is not None:
+            scanner.skip()
+            return True
+        return self._take(field)
+
+    def _take(self, field: str) -> bool:
+        data = self._scanner.data()
+        if data is None:
+            self._field = field
+            return False
+        self._field = None
+        if self._group:
+            self._item[field] = data
+        else:
+            self._item = Member(field, data)
+        return True
+
+    def _fault(self, header: TarHeader, field: str) -> DataError | None:
+        """Return what is wrong with a sample because of its next member."""
+        start = self._scanner.start
+        what = f"{self._path}, member {header.name!r} (byte {start:,})"
+        if header.link:
+            return DataError(
+                f"{what} is a hard link to {header.link!r}, whose data are elsewhere in the archive: write it with "
+                "tar --hard-dereference"
+            )
+        if self._group and field in self._item:
+            return DataError(
+                f"{what} is the second one for {field!r} of the sample {self._key!r} (byte {self._begin:,}): give each "
+                "sample a name of its own, or read members with group=False"
+            )
+        if self._bytes > self._max_bytes:
+            of = f"makes its sample {self._bytes:,} bytes long" if self._group else f"has {self._bytes:,} bytes"
+            return DataError(
+                f"{what} {of}, expected {self._max_bytes:,} at most: raise max_sample_bytes, if that is no damage"
+            )
+        return None
+
+    def _left_out(self, error: DataError, end: int | None) -> Wrong:
+        """Return what is wrong with the sample that is being read, and forget it."""
+        item = {"__key__": self._key} if self._group and self._item is not None else self._item
+        self._item = self._error = None
+        return Wrong(error, item, end)
+
+    def _keep(self, items: list[Any], ends: list[int]) -> None:
+        """Add the sample that is being read, if it is known to be whole."""
+        whole = self._scanner.ended or not self._group
+        if self._item is not None and self._error is None and self._field is None and whole:
+            items.append(self._item)
+            ends.append(self._scanner.mark if self._scanner.ended else self._scanner.at)
+            self._item = None
+
+
+Begin = tuple[int, int]
+"""Where a sample begins, in bytes, and how many are before it."""
+
+
+SEEK_BYTES = 1024 * 1024
+"""Data to pass over that are worth another request, rather than to be read: some 1 to 10 ms of reading."""
+
+
+FIRST_BYTES = 64 * 1024
+"""Read at first, and behind data that were passed over."""
+
+
+MOST_BYTES = 4 * 1024 * 1024
+"""Read at a time where members are small."""
+
+
+SLICE_HEADERS = 64
+"""Headers between two looks at the clock: some 1 ms."""
+
+
+class Walk:
+    """The walk over one archive, for all shares that one event loop reads: whoever waits for his share takes a step.
+
+    Args:
+      path: for messages.
+      size: of the archive in bytes.
+      num_shards: shares.
+      group: whether members are grouped into samples.
+
+    Attributes:
+      size: as it was given.
+    """
+
+    def __init__(self, path: str, size: int, num_shards: int, *, group: bool) -> None:
+        self.size = size
+        self._num_shards = num_shards
+        self._group = group
+        self._scanner = Scanner(path, 0)
+        self._key: str | None = None
+        self._samples = 0
+        self._found: list[Begin | None] = []
+        self._read = 0  # bytes of the archive that were fed or passed over
+        self._window = FIRST_BYTES
+        self._lock = anyio.Lock()
+
+    async def begin(self, file: File, shard: int) -> Begin | None:
+        """Return where the first sample of a share begins; None: it has none.
+
+        Raises:
+          DataError: the archive is damaged before it.
+          ReadError: the archive can't be read.
+          PlanError: it is compressed.
+        """
+        while len(self._found) <= shard:
+            async with self._lock:
+                if len(self._found) <= shard:
+                    await self._step(file)
+        return self._found[shard]
+
+    async def _step(self, file: File) -> None:
+        """Read a window and walk through it. Cancelled, it has done nothing that can't be done again."""
+        start = self._read
+        stop = min(start + self._window, self.size)
+        if start >= stop:  # whoever reads the last sample says whether the archive is whole
+            self._found += [None] * (self._num_shards - len(self._found))
+            return
+        if not start:
+            await _check_plain(file)
+        self._scanner.feed(await file.read(start, stop))
+        self._read = stop
+        self._window = min(2 * self._window, MOST_BYTES)
+        pace = Pace()
+        while self._walk():
+            await pace.breathe()
+        if self._scanner.ended:
+            self._read = self.size
+        elif self._scanner.beyond >= SEEK_BYTES:
+            self._scanner.jump()
+            self._read, self._window = self._scanner.at, FIRST_BYTES
+
+    def _walk(self) -> bool:
+        """Walk over some headers; return whether there may be more in what was fed."""
+        scanner = self._scanner
+        for _ in range(SLICE_HEADERS):
+            header = scanner.header()
+            if header is None:
+                return False
+            scanner.skip()
+            part = part_of(header, self._group)
+            if part is None or (self._group and part[0] == self._key):
+                continue
+            self._key = part[0]
+            while len(self._found) < self._num_shards and self._starts_at(len(self._found)) <= scanner.start:
+                self._found.append((scanner.start, self._samples))
+            self._samples += 1
+        return True
+
+    def _starts_at(self, shard: int) -> int:
+        return byte_range(self.size, self._num_shards, shard)[0]
+
+
+async def walk_of(file: File, group: bool) -> Walk:
+    """Return the walk over an archive; the same for all of its shares that one event loop reads.
+
+    Raises:
+      ReadError: the server doesn't tell its size.
+    """
+    size = (await file.found()).size
+    if size is None:
+        raise ReadError(f"{file.path}: the server doesn't tell its size, which splitting it into shards needs")
+    made = Walk(file.path, size, file.part.num_shards, group=group)
+    walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
+    return walk
+
+
+async def _check_plain(file: File) -> None:
+    async with aclosing(pieces(file, 0)) as blocks:  # says so if it is compressed
+        await anext(blocks, None)

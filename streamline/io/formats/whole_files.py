@@ -1,0 +1,93 @@
+"""Whole files: each is one item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from streamline.core.counters import Working
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.state import At, State, States
+from streamline.errors import PlanError, ReadError
+from streamline.io.fetch.fetcher import Fetcher
+from streamline.io.fetch.file import File, FilePart
+from streamline.io.formats.base import AHEAD_BYTES, Format, Place
+
+__all__ = ["WholeFile", "WholeFormat"]
+
+
+class WholeFile(NamedTuple):
+    """A file with all that is in it."""
+
+    path: str
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds, in bytes."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeFormat(Format[WholeFile]):
+    """Each file is one item. Place: {"file": path}, the next one."""
+
+    kind: ClassVar[str] = "read_files"
+    reread: ClassVar[str] = "goes on with the next file"
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        return AHEAD_BYTES
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path}
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        return PlanError(
+            f"{path} is one file, and so one item of {self.kind}, which {num_shards} shards can't share: give several "
+            "files, or write .shard(1)"
+        )
+
+    async def lists(
+        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
+    ) -> Lists[WholeFile]:
+        index = 0
+        paths = [part.path for part in parts]
+        while index < len(parts):
+            with Working(demand.meter):
+                found = await fetcher.wholes(index, demand.want)
+            items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
+            if items:
+                yield Chunk(items, _FileStates(name, paths, index))
+                index += len(items)
+            last = found[-1][1]
+            if isinstance(last, ReadError):
+                behind = _FileStates(name, paths, index)[0]
+                demand.judge(last, paths[index], behind)
+                yield Chunk((), (), behind)
+                index += 1
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
+        data = b"".join([block async for block in file.blocks()])
+        yield Chunk([WholeFile(file.path, data)], (At(name, dict(after)),))
+
+
+class _FileStates:
+    """A column: behind file i of a list stands file `first` + i + 1 of all files."""
+
+    __slots__ = ("_first", "_name", "_paths")
+
+    def __init__(self, name: str, paths: list[str], first: int) -> None:
+        self._name = name
+        self._paths = paths
+        self._first = first
+
+    def __getitem__(self, index: int, /) -> State:
+        following = self._first + index + 1
+        path = self._paths[following] if following < len(self._paths) else None
+        return At(self._name, {"file": path})
+
+    def trimmed(self, first: int, count: int) -> States:
+        """As `states.trimmed`; what is kept is small."""
+        return _FileStates(self._name, self._paths[self._first + first : self._first + first + count + 1], 0)

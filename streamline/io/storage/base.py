@@ -1,0 +1,159 @@
+"""The one seam between formats and what holds the files: list, look at, stream, read a range.
+
+Several questions at once, to a store or to a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import anyio
+
+from streamline.errors import ReadError
+
+__all__ = ["MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
+
+
+MODIFIED = "Last-Modified: "
+"""How `Found.etag` begins where it is a date: no ETag does, which is in quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundObject:
+    """What is known of an object: in a listing, or because somebody has asked.
+
+    Attributes:
+      path: local path or URL, as it is opened, and as states name it.
+      size: in bytes; None: nobody has said.
+      etag: tells one version from another: an ETag, or `MODIFIED` and a date, where a server tells only that;
+        None: nobody has said, or there is none (local files).
+      ranged: whether its server is known to send parts of it; not saved.
+    """
+
+    path: str
+    size: int | None = None
+    etag: str | None = None
+    ranged: bool = field(default=False, compare=False)
+
+    def json(self) -> dict[str, Any]:
+        """Return this as an entry of a snapshot's listing."""
+        entry: dict[str, Any] = {"path": self.path, "size": self.size}
+        return entry if self.etag is None else {**entry, "etag": self.etag}
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> FoundObject:
+        """Return what an entry of a listing says."""
+        return cls(entry["path"], entry.get("size"), entry.get("etag"))
+
+
+class Arrival(Protocol):
+    """What a storage with a `fetch` hands bytes to: one request's answer tells what the object is, before they come.
+
+    Attributes:
+      stop: the offset at which they end; None: that is not known yet, or at the object's end.
+    """
+
+    stop: int | None
+
+    def begins(self, found: FoundObject, end: int | None, ranged: bool) -> bool:
+        """Take what the answer says: of the object, where its bytes end (None: unknown), and whether others follow.
+
+        Returns:
+          Whether its bytes are wanted.
+        """
+
+    def put(self, block: bytes) -> bool:
+        """Take the next bytes; return whether more are wanted."""
+
+
+class Storage(Protocol):
+    """Objects by path. Shared by the flows of one event loop that read with the same `Access`.
+
+    A storage of objects whose sizes are not listed may have a `fetch(path, start, stop, etag, arrival)`, which learns
+    of an object from the answer to its first request; without it, `stat` is asked before.
+    """
+
+    async def list(self, pattern: str) -> list[FoundObject]:
+        """Return the objects that a glob matches, sorted by path; none is no error here.
+
+        Raises:
+          ReadError: it can't be listed: credentials, no such bucket, a scheme without listings.
+        """
+
+    async def stat(self, path: str) -> FoundObject:
+        """Return what there is to know of an object.
+
+        Raises:
+          ReadError: as for `blocks`.
+        """
+
+    def blocks(
+        self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) in blocks of bounded size, none of them empty, as they come.
+
+        Args:
+          etag: of the version that is wanted; None: whichever there is, but one from start to end.
+
+        Raises:
+          ReadError: the object can't be had, is another version than wanted, changed on the way, or has no byte
+            `start`. Being cut short is never an end.
+        """
+
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        """Return bytes `start` to `stop` (None: the end) as one piece: what `blocks` would yield, joined.
+
+        Raises:
+          ReadError: as for `blocks`; fewer bytes than `stop - start` are there.
+        """
+
+    async def aclose(self) -> None:
+        """Close what is open. Idempotent."""
+
+
+def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
+    """Return blocks as one piece.
+
+    Raises:
+      ReadError: they are less than bytes `start` to `stop`.
+    """
+    data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+    if stop is not None and len(data) != stop - start:
+        raise ReadError(f"{path} ends at byte {start + len(data):,}, expected {stop:,}: has it been replaced?")
+    return data
+
+
+R = TypeVar("R")
+
+
+IN_FLIGHT = 64
+"""Questions in flight: at 30 ms each, a thousand take half a second."""
+
+
+async def together(calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
+    """Return what each call returns, in order; at most `IN_FLIGHT` run at any time.
+
+    Raises:
+      Exception: the first that fails, as it is; the others are cancelled.
+    """
+    found: dict[int, R] = {}
+    failures: list[Exception] = []
+    waiting = iter(enumerate(calls))
+
+    async def work() -> None:
+        for at, call in waiting:
+            try:
+                found[at] = await call()
+            except Exception as error:
+                failures.append(error)
+                group.cancel_scope.cancel()
+                return
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(IN_FLIGHT, len(calls))):
+            group.start_soon(work)
+    if failures:
+        raise failures[0]
+    return [found[at] for at in range(len(calls))]

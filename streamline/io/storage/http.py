@@ -1,0 +1,335 @@
+"""http(s) URLs, streamed; a dropped connection resumes at its byte.
+
+Success: the body comes in one answer. A drop, a stall or a busy server: asked again for the bytes from where it broke,
+of the same version (`Range` with `If-Range`), after a pause that doubles (`attempts`). A server that ignores `Range`
+sends all of it again, and what is known is skipped. The end is where the length says, or where a chunked body says that
+it ends; nothing else is.
+
+Hedged requests: where an answer is late, the same is asked once more, and the first one to answer wins.
+
+Source: J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request behind
+the 95th percentile of the times costs a few per cent more requests and takes most of the tail away.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+
+import aiohttp
+import anyio
+from aiohttp.http_exceptions import HttpProcessingError
+
+from streamline.core.meters import Traffic
+from streamline.errors import ReadError
+from streamline.io.storage.base import Arrival, FoundObject, joined
+from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
+from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
+from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.retry import Attempts, TransientError
+
+__all__ = ["HEDGED_BYTES", "HttpStorage", "first_answer"]
+
+
+HEDGED_BYTES = 8 * 2**20
+"""Requests for more than this aren't hedged: one part of a large object, the most that is asked for read-ahead."""
+
+
+async def first_answer(
+    ask: Callable[[], Awaitable[aiohttp.ClientResponse]], after_s: float, asking_again: Callable[[], None]
+) -> aiohttp.ClientResponse:
+    """Return the answer of `ask`; if it hasn't begun after `after_s`, of a second one, if that begins before.
+
+    The other one is cancelled, and its connection closed. A failure of one leaves it to the other.
+
+    Args:
+      asking_again: called before the second one.
+
+    Raises:
+      Exception: what the first one failed with, where no answer came.
+    """
+    answers: list[aiohttp.ClientResponse] = []
+    failures: list[Exception] = []
+    known = anyio.Event()
+
+    async def one() -> None:
+        try:
+            response = await ask()
+        except Exception as failure:
+            failures.append(failure)
+        else:
+            if answers:
+                response.close()
+            answers.append(response)
+            group.cancel_scope.cancel()
+        known.set()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            with anyio.move_on_after(after_s):
+                await known.wait()
+            if not known.is_set():
+                asking_again()
+                group.start_soon(one)
+    except BaseException:
+        for response in answers:
+            response.close()
+        raise
+    if not answers:
+        raise failures[0]
+    return answers[0]
+
+
+logger = logging.getLogger("streamline.reading")  # as the docs call it
+
+
+FAILURES = (aiohttp.ClientError, TransientError, OSError)
+"""What a request may fail with; which of them may pass is `judged`."""
+
+
+UNKNOWN = sys.maxsize
+"""The end of an object whose size nobody has told."""
+
+
+REFUSAL_BYTES = 4096
+"""How much of a refusal is looked at for what it says ..."""
+
+
+REFUSAL_S = 2.0
+"""... and for how long."""
+
+
+UNNAMED: set[str] = set()
+"""Hosts of which this process has said that they name no versions."""
+
+
+class HttpStorage:
+    """Reads URLs over one session, which keeps its connections for the next file."""
+
+    def __init__(self, options: HttpOptions, traffic: Traffic | None = None) -> None:
+        self._options = options
+        self._traffic = traffic or Traffic()
+        self._client = HttpClient(options, self._traffic)
+
+    async def list(self, pattern: str) -> list[FoundObject]:
+        """Refuse: HTTP has no listing."""
+        raise ReadError(f"HTTP has no listing, so a * can't be expanded: {shown(pattern)}")
+
+    async def stat(self, url: str) -> FoundObject:
+        """Return an object's size and ETag, where the server says them.
+
+        Asks for its first byte, which signed URLs allow where HEAD is refused.
+        """
+        attempts = self._attempts(url)
+        one = _Try(0, attempts)
+        while True:
+            async with one:
+                one.response, answer = await self._request(url, 0, 1, None, attempts)
+                return FoundObject(url, answer.version.total, answer.version.tag, ranged=not answer.whole)
+
+    async def blocks(
+        self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) of an object, as they arrive.
+
+        Raises:
+          ReadError: the server refuses, goes on failing, or has another version now than when reading began.
+        """
+        attempts = self._attempts(url)
+        one = _Try(start, attempts)
+        known = None if etag is None else Version.of(etag)
+        while stop is None or one.position < stop:
+            async with one:
+                one.response, answer = await self._request(url, one.position, stop, known, attempts)
+                if answer.stop == one.position:
+                    return
+                body = _Body(one.response, answer, one.position, stop, attempts, self._options.timeout_s)
+                while block := await body.next():
+                    one.position += len(block)
+                    known = known or answer.version
+                    attempts.progress()
+                    yield block
+                    attempts.wanted()
+                if answer.whole or one.position == answer.version.total:
+                    return
+
+    async def read(self, url: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
+        async with aclosing(self.blocks(url, start, stop, etag)) as blocks:
+            return joined(shown(url), [block async for block in blocks], start, stop)
+
+    async def fetch(self, url: str, start: int, stop: int, etag: str | None, arrival: Arrival) -> None:
+        """Hand bytes `start` to `stop` of an object to `arrival` as they come.
+
+        Raises:
+          ReadError: as for `blocks`; what came before has been handed on.
+        """
+        attempts = self._attempts(url)
+        one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
+        known = None if etag is None else Version.of(etag)
+        while one.position < end:
+            async with one:
+                one.response, answer = await self._request(url, one.position, end, known, attempts)
+                version = answer.version
+                if one.position == start:
+                    found = FoundObject(url, version.total, version.tag)
+                    if not arrival.begins(found, answer.stop, not answer.whole):
+                        return
+                    end = UNKNOWN if arrival.stop is None else arrival.stop
+                    known = known or version
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
+                while one.position < end and (block := await body.next()):
+                    one.position += len(block)
+                    attempts.forgive()
+                    if not arrival.put(block):
+                        return
+                if answer.whole or one.position == version.total:
+                    return
+
+    async def aclose(self) -> None:
+        """Close the session and its connections."""
+        await self._client.aclose()
+
+    def _attempts(self, url: str) -> Attempts:
+        return Attempts(shown(url), self._options.retries, self._options.deadline_s, self._traffic)
+
+    async def _request(
+        self, url: str, position: int, stop: int | None, known: Version | None, attempts: Attempts
+    ) -> tuple[aiohttp.ClientResponse, Answer]:
+        headers, left_s, after_s = ask(position, stop, known), attempts.left_s, self._options.hedge_after_s
+        if after_s is None or stop is None or stop - position > HEDGED_BYTES:
+            response = await self._client.get(url, headers, within_s=left_s)
+        else:
+            send = partial(self._client.get, url, headers, within_s=left_s)
+            response = await first_answer(send, after_s, self._traffic.hedge)
+        status = response.status
+        try:
+            if 400 <= status < 500 and status not in (408, 416, 429):
+                raise refusal(attempts.what, status, await _content(response))
+            strict = self._options.require_validator
+            answer = understand(attempts.what, status, response.headers, position, known, strict)
+            if status != 416 and answer.version.tag is None:
+                _note_unnamed(response.url.authority, attempts.what)
+            return response, answer
+        except BaseException:
+            response.close()
+            raise
+
+
+def _note_unnamed(host: str, url: str) -> None:
+    """Say, once for each host, that an object can be replaced in silence."""
+    if host not in UNNAMED:
+        UNNAMED.add(host)
+        logger.warning(
+            "%s: the server tells neither an ETag nor a Last-Modified that is a second old: if an object of %s is "
+            "replaced by one of the same length, while it is read or before a resume, old and new data are mixed "
+            "unnoticed. HttpOptions(require_validator=True) refuses such objects",
+            url,
+            host,
+        )
+
+
+async def _content(response: aiohttp.ClientResponse) -> str:
+    """Return how the content of a refusal begins, if it comes at once."""
+    content = b""
+    with anyio.move_on_after(REFUSAL_S):
+        try:
+            content = await response.content.read(REFUSAL_BYTES)
+        except FAILURES as error:
+            return f"its content was cut short: {error}"
+    return content.decode(errors="replace")
+
+
+class _Try:
+    """One try after the other, in an `async with` each: its answer is closed, and a failure that may pass waited out.
+
+    Attributes:
+      position: of the next byte.
+      response: the answer, as soon as there is one.
+    """
+
+    __slots__ = ("_attempts", "position", "response")
+
+    def __init__(self, position: int, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self.position = position
+        self.response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        response, self.response = self.response, None
+        if response is not None and not response.closed:  # one that was read to its end has given its connection back
+            response.close()
+        if not isinstance(error, FAILURES):
+            return False
+        await self._attempts.failed(judged(self._attempts.what, error), self.position, error)
+        return True
+
+
+class _Body:
+    """What an answer brings of bytes `position` to `stop`."""
+
+    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_response", "_stop", "_timeout_s")
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        answer: Answer,
+        position: int,
+        stop: int | None,
+        attempts: Attempts,
+        timeout_s: float,
+    ) -> None:
+        self._response = response
+        self._answer = answer
+        self._at = answer.first
+        self._position = position
+        self._stop = UNKNOWN if stop is None else stop
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        self._protocol = None if response.connection is None else response.connection.protocol
+
+    async def next(self) -> bytes:
+        """Return the next block; an empty one at the end.
+
+        Raises:
+          TransientError: the body broke off, or stalled.
+          ReadError: it is longer than told, or the object shorter than expected; too slowly it came.
+        """
+        begin = self._at
+        while begin < self._stop and (data := await self._more()):
+            self._at += len(data)
+            self._attempts.arrived(len(data))
+            if self._position <= begin and self._at <= self._stop:
+                return data
+            if block := data[max(0, self._position - begin) : max(0, self._stop - begin)]:
+                return block
+            begin = self._at
+        if begin < self._stop:
+            self._check_end()
+        return b""
+
+    async def _more(self) -> bytes:
+        try:
+            return await more_of(self._response.content, min(self._timeout_s, self._attempts.left_s))
+        except TimeoutError:
+            self._attempts.arrived(0)
+            raise TransientError(f"the server stalled: nothing came for timeout_s={self._timeout_s:g} s") from None
+
+    def _check_end(self) -> None:
+        at, stop = self._at, self._answer.stop
+        if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
+            raise ReadError(  # what came behind is no answer
+                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server had told, got more"
+            )
+        if stop is not None and at != stop:
+            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server had told")
+        if at < self._position:
+            url = shown(str(self._response.url))
+            raise ReadError(f"{url} has {at:,} bytes, expected more than {self._position:,}: has it been replaced?")

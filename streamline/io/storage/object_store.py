@@ -1,0 +1,423 @@
+"""Object stores, S3, Google's and Azure's, through obstore: listed, streamed, resumed at the byte.
+
+Success: the body comes in one answer. A body that breaks off, a stall or a busy server: asked again for the bytes from
+where it broke, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the store
+says that the object ends; nothing else is.
+
+What an object store's refusal means, and what to do about it. Pure: decided by the text that obstore gives.
+
+obstore names the HTTP status and what the server said, in all its errors alike; which class they are of differs between
+the operations. Its texts hold whole URLs, which may be signed: so only parts of them are told on, and an error of ours
+is not chained to one of its.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import anyio
+
+from streamline.core.meters import Traffic
+from streamline.errors import ReadError, printable
+from streamline.io.storage.base import FoundObject, joined, together
+from streamline.io.storage.options import HttpOptions, open_store
+from streamline.io.storage.paths import Glob, bucket_of
+from streamline.io.storage.retry import Attempts, TransientError
+
+__all__ = ["ObjectStorage", "behind_end", "meaning", "other_version"]
+
+
+R = TypeVar("R")
+
+
+BLOCK_BYTES = 1024 * 1024
+"""A block is at least so long, and at most some 0.3 MiB longer: each is a hop to obstore's threads and back, 60 µs."""
+
+
+AS_IT_COMES = 1
+"""The least that a block holds behind a failure: else a body that breaks off again and again within its first MiB would
+never get on, since what obstore has gathered of a block is lost with it."""
+
+
+PAGE = 1000
+"""Objects that a store lists in one answer."""
+
+
+class ObjectStorage:
+    """Reads the objects of some buckets. Each is opened when a path needs it, and stays open.
+
+    Args:
+      options: the user's `storage_options=`.
+      http: how often and how long is tried.
+      traffic: counts what is asked; None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        http: HttpOptions | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._options = options or {}
+        self._http = http or HttpOptions()
+        self._traffic = traffic or Traffic()
+        self._stores: dict[str, Any] = {}
+
+    async def list(self, pattern: str) -> list[FoundObject]:
+        """Return the objects that a glob matches, sorted by path. Only what is below its plain directories is listed.
+
+        Objects of no bytes that stand for directories, as some tools make them, are left out.
+        """
+        base, key = bucket_of(pattern)
+        glob = Glob(key)
+        below = f"{base}/{glob.directory}"
+        listed = await (self._below if glob.deep else self._directly_in)(below, glob.directory or None)
+        metas = sorted((meta for meta in listed if glob.matches(meta["path"])), key=lambda meta: meta["path"])
+        empty = [meta["path"] for meta in metas if not meta["size"]]
+        there = await together([partial(self._exists, f"{base}/{path}") for path in empty])
+        marks = {path for path, is_object in zip(empty, there, strict=True) if not is_object}
+        return [_found(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
+
+    async def stat(self, path: str) -> FoundObject:
+        """Return an object's size and ETag."""
+        base, key = bucket_of(path)
+        store = self._store(base)
+        return _found(path, await self._tried(path, lambda: store.head_async(key)))
+
+    def blocks(
+        self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end) of an object, in blocks of some 1 MiB."""
+        return self._blocks(path, start, stop, etag, BLOCK_BYTES)
+
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
+        size = BLOCK_BYTES if stop is None else max(1, stop - start)
+        async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
+            return joined(printable(path), [block async for block in blocks], start, stop)
+
+    async def aclose(self) -> None:
+        """Let go of the stores: their connections close behind them."""
+        self._stores.clear()
+
+    async def _blocks(
+        self, path: str, start: int, stop: int | None, etag: str | None, size: int
+    ) -> AsyncGenerator[bytes, None]:
+        base, key = bucket_of(path)
+        store, attempts = self._store(base), self._attempts(path)
+        position, what = start, attempts.what
+        known: Version | None = None if etag is None else (etag, None)
+        while stop is None or position < stop:
+            try:
+                options = _options(position, stop, known)
+                answer = await self._asked(attempts, partial(store.get_async, key, options=options))
+                known = _same(what, known, _version(answer.meta), position)
+                begin, end = answer.range
+                if begin != position:
+                    raise ReadError(f"{what}: asked for bytes from {position:,}, the store sent those from {begin:,}")
+                body = aiter(answer.stream(min_chunk_size=size))
+                while block := bytes(await _next(attempts, body)):
+                    position += len(block)
+                    attempts.arrived(len(block))
+                    attempts.progress()
+                    yield block
+                    attempts.wanted()
+                if position == end:
+                    return
+                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had told")
+            except ReadError:
+                raise
+            except Exception as error:
+                _let_go(error)
+                if other_version(error) and known is not None:
+                    raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
+                if behind_end(error) and await self._ends_at(path, position, known):
+                    return
+                await _failed(attempts, error, position)
+                size = AS_IT_COMES
+
+    async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
+        """Whether an object ends where more of it was asked for.
+
+        Raises:
+          ReadError: it is shorter, or not as long as it was.
+        """
+        size = (await self.stat(path)).size
+        told = position if known is None or known[1] is None else known[1][0]
+        if size is not None and (size < position or size != told):
+            raise ReadError(
+                f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
+            )
+        return size == position
+
+    async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
+        store = self._store(bucket_of(url)[0])
+        listed = await self._tried(url, lambda: store.list_with_delimiter_async(directory))
+        objects: Sequence[Any] = listed["objects"]
+        return objects
+
+    async def _below(self, url: str, directory: str | None) -> Sequence[Any]:
+        """Return all objects below a directory; what fails on the way goes on behind the last one that came."""
+        store, attempts = self._store(bucket_of(url)[0]), self._attempts(url)
+        listed: Any = []
+        while True:
+            offset = listed[-1]["path"] if listed else None
+            try:
+                pages = aiter(store.list(directory, offset=offset, chunk_size=PAGE))
+                while page := await _next(attempts, pages):
+                    self._traffic.requests += 1
+                    listed.extend(page)
+                    attempts.progress()
+                    attempts.wanted()
+            except Exception as error:
+                await _failed(attempts, error, 0)
+                if any(one["path"] > other["path"] for one, other in pairwise(listed)):
+                    listed = []  # S3's directory buckets keep no order: there is no "behind" in them
+            else:
+                return tuple(listed)
+
+    async def _exists(self, path: str) -> bool:
+        """Whether there is an object of that name; a directory's mark, "a/", is listed as "a", which there is not."""
+        base, key = bucket_of(path)
+        store = self._store(base)
+
+        async def look() -> bool:
+            try:
+                await store.head_async(key)
+            except FileNotFoundError as error:
+                _let_go(error)
+                return False
+            return True
+
+        return await self._tried(path, look)
+
+    async def _tried(self, path: str, ask: Callable[[], Awaitable[R]]) -> R:
+        attempts = self._attempts(path)
+        while True:
+            try:
+                return await self._asked(attempts, ask)
+            except Exception as error:
+                await _failed(attempts, error, 0)
+
+    async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
+        self._traffic.requests += 1
+        with anyio.fail_after(attempts.left_s):
+            return await ask()
+
+    def _attempts(self, path: str) -> Attempts:
+        return Attempts(printable(path), self._http.retries, self._http.deadline_s, self._traffic)
+
+    def _store(self, base: str) -> Any:
+        if base not in self._stores:
+            self._stores[base] = open_store(base, self._options, self._http)
+        return self._stores[base]
+
+
+async def _next(attempts: Attempts, parts: AsyncIterator[Any]) -> Any:
+    """Return the next block of a body, or page of a listing; an empty one at the end."""
+    with anyio.fail_after(attempts.left_s):
+        return await anext(parts, b"")
+
+
+def _let_go(error: Exception) -> None:
+    """Take its traceback from an error of obstore's, which may hold on to it until it is asked for something else.
+
+    Its threads give references back only then. Through the traceback's frames, a storage that was closed would keep its
+    connections.
+    """
+    error.__traceback__ = None
+
+
+async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
+    """Wait before the next attempt.
+
+    Raises:
+      ReadError: there is none.
+    """
+    _let_go(error)
+    meant = meaning(attempts.what, error)
+    if isinstance(meant, ReadError):
+        raise meant from None
+    await attempts.failed(meant, position)
+
+
+Version = tuple[str | None, tuple[int, object] | None]
+"""An ETag; and, for a store that has none, what else tells versions apart."""
+
+
+def _version(meta: Any) -> Version:
+    return _etag(meta), (meta["size"], meta["last_modified"])
+
+
+def _same(path: str, known: Version | None, now: Version, position: int) -> Version:
+    if known is None:
+        return now
+    if known[0] is not None and now[0] is not None:
+        if known[0] != now[0]:
+            raise _changed(path, position, known[0], now[0])
+    elif known[1] is not None and known[1] != now[1]:
+        raise ReadError(f"{path} changed while it was read, at byte {position:,}: read it again from its start")
+    return now
+
+
+def _changed(path: str, position: int, before: str | None, now: str | None) -> ReadError:
+    tags = f"its ETag was {printable(str(before))} and is {printable(str(now))}"
+    return ReadError(f"{path} has changed, at byte {position:,}: {tags}; read it again from its start")
+
+
+def _options(position: int, stop: int | None, known: Version | None) -> dict[str, Any]:
+    etag = None if known is None else known[0]
+    can_be_sent = etag is not None and etag.isprintable()  # a listing's XML may hold anything; obstore panics then
+    options: dict[str, Any] = {"if_match": etag} if can_be_sent else {}
+    if stop is not None:
+        options["range"] = (position, stop)
+    elif position:
+        options["range"] = {"offset": position}
+    return options
+
+
+def _found(path: str, meta: Any) -> FoundObject:
+    return FoundObject(path, meta["size"], _etag(meta))
+
+
+def _etag(meta: Any) -> str | None:
+    """Return an ETag as HTTP writes it: Azure's listings leave the quotes out."""
+    etag: str | None = meta["e_tag"]
+    return etag if etag is None or etag.endswith('"') else f'"{etag}"'
+
+
+STATUS = re.compile(r"status code: (\d{3})(?: ([\w ]+))?")
+
+
+CODE = re.compile(r"<Code>\s*(.*?)\s*</Code>", re.DOTALL)
+
+
+SAID = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
+
+
+QUERY = re.compile(r"\?\S*")
+
+
+METADATA = re.compile(r"://169\.254\.|metadata\.google\.internal|/latest/api/token|/computeMetadata/|/identity/oauth2/")
+"""Where a machine in a cloud asks who it is: tried when nothing else says with which credentials to read."""
+
+
+CERTIFICATE = re.compile(r"certificate|UnknownIssuer|CertExpired|NotValidForName", re.IGNORECASE)
+
+
+REGIONS = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+
+
+BUCKETS = ("NoSuchBucket", "ContainerNotFound")
+
+
+WAYS = {
+    "s3": (
+        'AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or storage_options={"access_key_id": …, "secret_access_key": …} '
+        "(the files in ~/.aws are not read)"
+    ),
+    "gs": 'GOOGLE_APPLICATION_CREDENTIALS, or storage_options={"service_account_path": …}',
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or "
+        'storage_options={"account_name": …, "account_key": …}'
+    ),
+}
+"""What says with which credentials to read, by the first two letters of a scheme."""
+
+
+def behind_end(error: Exception) -> bool:
+    """Whether bytes were asked for that the object doesn't have."""
+    text = str(error)
+    return _status(text) == 416 or "Wanted range starting at" in text  # obstore's own word, where the store sent less
+
+
+def other_version(error: Exception) -> bool:
+    """Whether the object is another version than the one that was asked for."""
+    return _status(str(error)) == 412 or type(error).__name__ == "PreconditionError"
+
+
+def meaning(path: str, error: Exception) -> ReadError | TransientError:
+    """Return what an operation on `path`, a URL of a store as messages show it, has failed with.
+
+    Returns:
+      TransientError: another try may do better; ReadError: it would not.
+    """
+    text = str(error)
+    status, said = _status(text), _said(text)
+    if METADATA.search(text) and (status is None or status < 500):
+        return ReadError(f"{path}: no credentials were found. {_give_credentials(path)}")
+    if isinstance(error, TransientError):
+        return error
+    if isinstance(error, TimeoutError):
+        return TransientError("no answer came in time")
+    if type(error).__name__ == "InvalidPathError":
+        return ReadError(f"{path}: a key with an empty part, '.' or '..' in it can't be read or listed: {_first(text)}")
+    if CERTIFICATE.search(text):
+        return ReadError(
+            f"{path}: the server's certificate is not trusted: {_certificate(text)}; give the authority's own by "
+            'storage_options={"client_options": {"root_certificate": PEM}}'
+        )
+    if "builder error" in text and "http://" in text:
+        return ReadError(f'{path}: the endpoint is plain http: allow it, storage_options={{"allow_http": True}}')
+    if "without LOCATION" in text or any(code in text for code in REGIONS):
+        return ReadError(f"{path}: the bucket is in another region: {said}. {_give_region(text)}")
+    if status is not None and not (status in (408, 429) or status >= 500):
+        return ReadError(f"{path}: {said}: {_advice(path, text, status)}")
+    if isinstance(error, FileNotFoundError):
+        return ReadError(f"{path}: {said}: {_advice(path, text, 404)}")
+    return TransientError(said)
+
+
+def _advice(path: str, text: str, status: int) -> str:
+    if any(code in text for code in BUCKETS):
+        return "there is no such bucket (or container): check its name, and the endpoint"
+    if status == 404:
+        return "there is no such object: check its bucket and key; it may have been there when it was listed"
+    if status in (401, 403):
+        return f"check who this reads as, and what they may read. {_give_credentials(path)}"
+    return "another try would get the same"
+
+
+def _give_credentials(path: str) -> str:
+    way = next((way for scheme, way in WAYS.items() if path.lower().startswith(scheme)), WAYS["az"])
+    return f'Set {way}; or storage_options={{"skip_signature": True}} for what is public'
+
+
+def _give_region(text: str) -> str:
+    told = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
+    region = printable(told[1] or told[2]) if told else "…"
+    return f'Set AWS_REGION, or storage_options={{"region": "{region}"}}'
+
+
+def _status(text: str) -> int | None:
+    found = STATUS.search(text)
+    return int(found[1]) if found else None
+
+
+def _said(text: str) -> str:
+    """Return what the server said, in short; without a query, which may be a signature."""
+    status, code, message = STATUS.search(text), CODE.search(text), SAID.search(text)
+    if status is not None:
+        words = [f"{status[1]} {status[2] or ''}".strip(), *(found[1] for found in (code, message) if found)]
+        return printable("the server answered " + ": ".join(words))
+    if "dns error" in text:
+        return "the name of the server can't be looked up"
+    if "Connection refused" in text or "ConnectionRefused" in text:
+        return "the server refuses connections"
+    if "TimedOut" in text or "timed out" in text:
+        return "the server stalled"
+    return _first(text)
+
+
+def _first(text: str) -> str:
+    return printable(QUERY.sub("", text.strip().partition("\n")[0]))
+
+
+def _certificate(text: str) -> str:
+    found = re.search(r"InvalidCertificate\(\s*([\w ]+)", text)
+    return found[1] if found else "see the server's own page"

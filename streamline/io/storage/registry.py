@@ -1,0 +1,91 @@
+"""The storage of each path, by its scheme."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+
+from streamline.core.meters import Traffic
+from streamline.errors import ReadError
+from streamline.io.storage.base import Storage
+from streamline.io.storage.local import LocalStorage
+from streamline.io.storage.object_cache import CachedStorage, ObjectCache
+from streamline.io.storage.options import Access, HttpOptions
+from streamline.io.storage.paths import is_object, is_url
+
+__all__ = ["Storages"]
+
+
+WHERE = re.compile(r"^(?:(?:aws|azure|google|s3)_.*)?(?:endpoint|account_name)")
+"""Options and variables of the environment that say where a store is, by obstore's names in small letters."""
+
+
+class Storages:
+    """The storages that one `Access` needs, each opened when a path needs it.
+
+    Attributes:
+      cache: what keeps objects on local disk, and counts what that saves; None: nothing does.
+
+    Args:
+      traffic: counts what they ask of servers; None: nobody wants to know.
+    """
+
+    def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:
+        self._access = access or Access()
+        self._traffic = traffic or Traffic()
+        self._open: dict[str, Storage] = {}
+        self.cache = _cache(self._access, self._traffic)
+
+    def of(self, path: str) -> Storage:
+        """Return the storage that holds `path`.
+
+        Raises:
+          ReadError: this is not asyncio's event loop.
+        """
+        kind = "http" if is_url(path) else "objects" if is_object(path) else "local"
+        if kind not in self._open:
+            made = self._make(kind)
+            self._open[kind] = (
+                made
+                if self.cache is None or kind == "local"
+                else CachedStorage(made, self.cache, _scope(kind, self._access))
+            )
+        return self._open[kind]
+
+    def _make(self, kind: str) -> Storage:
+        if asyncio._get_running_loop() is None:
+            raise ReadError(
+                "files, servers and stores are read in asyncio's event loop, and this isn't one (trio's?): "
+                "open the pipeline with backend=sl.Threads(n), whose threads have one each"
+            )
+        if kind == "local":
+            return LocalStorage()
+        if kind == "objects":
+            from streamline.io.storage.object_store import ObjectStorage
+
+            return ObjectStorage(self._access.storage_options, self._access.http, self._traffic)
+        from streamline.io.storage.http import HttpStorage  # aiohttp takes 0.2 s to import
+
+        return HttpStorage(self._access.http or HttpOptions(), self._traffic)
+
+    async def aclose(self) -> None:
+        """Close them all."""
+        while self._open:
+            await self._open.popitem()[1].aclose()
+        if self.cache is not None:
+            await self.cache.aclose()
+
+
+def _cache(access: Access, traffic: Traffic) -> ObjectCache | None:
+    return (
+        None if access.cache_dir is None else ObjectCache(os.fspath(access.cache_dir), access.cache_max_bytes, traffic)
+    )
+
+
+def _scope(kind: str, access: Access) -> str:
+    """Return what says, besides their paths, which objects a store's are: not credentials, which come and go."""
+    if kind != "objects":
+        return ""
+    named = {**os.environ, **(access.storage_options or {})}
+    return repr(sorted((name.lower(), str(value)) for name, value in named.items() if WHERE.search(name.lower())))

@@ -1,0 +1,126 @@
+"""From the paths that a user gave to the files that are read: globs and braces expanded, each file looked at.
+
+Local files are looked at where they are. Servers and stores are asked in the running event loop by whoever can await
+(`afind`): it goes on meanwhile, and a cancellation leaves nothing. For whoever can't (`find`), a loop runs in a thread
+of its own, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+
+from anyio.from_thread import start_blocking_portal
+
+from streamline.core.meters import Traffic
+from streamline.core.threads import OneThread
+from streamline.errors import ReadError
+from streamline.io.storage.base import FoundObject, together
+from streamline.io.storage.options import Access
+from streamline.io.storage.paths import braces, check_once, is_glob, is_object, is_url, local_files, size_of
+from streamline.io.storage.registry import Storages
+
+__all__ = ["afind", "find", "is_afar"]
+
+
+MOST_ASKED = 1000
+"""URLs, and objects that no listing has shown, that are asked for their size and ETag when a pipeline is opened. Of
+more, none are, and what is missing among them is found when it is read. Asking takes as long as reading small ones:
+worth it for a thousand, once a run, for a listing with ETags; more would be noticed."""
+
+
+def is_afar(path: str) -> bool:
+    """Whether a server or a store is asked for a path."""
+    return is_url(path) or is_object(path)
+
+
+def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
+    """Return the files that paths mean, in order; those of one glob sorted. Looks at them; blocks meanwhile.
+
+    Args:
+      paths: as `given` has checked them.
+      access: how stores and servers are reached.
+      traffic: counts what they are asked; None: nobody wants to know.
+
+    Raises:
+      ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
+      PlanError: braces that mean nothing; a file given twice; storage options that aren't any.
+    """
+    named = _named(paths)
+    remote = _remote(named)
+    if not remote:
+        return _joined(named, [])
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        return _joined(named, portal.call(_look, remote, access, traffic))
+
+
+async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
+    """As `find`, awaited: asyncio's running loop asks servers and stores, and a thread looks at local files.
+
+    Cancellation: nothing is left.
+    """
+    thread = OneThread("streamline finding")
+    try:
+        named = await asyncio.get_running_loop().run_in_executor(thread, _named, paths)
+    finally:
+        thread.shutdown()
+    return _joined(named, await _look(_remote(named), access, traffic))
+
+
+def _named(paths: Sequence[str]) -> list[str | FoundObject]:
+    """Return the URLs and globs that paths and their braces stand for, and local files as they are found."""
+    named: list[str | FoundObject] = []
+    for path in paths:
+        if is_afar(path):
+            named += braces(path)
+        else:
+            named += [FoundObject(file, size_of(file)) for file in local_files(path)]
+    if any(map(is_url, _remote(named))):
+        import_module("streamline.io.storage.http")  # takes 0.2 s: here, rather than in the event loop
+    return named
+
+
+def _remote(named: list[str | FoundObject]) -> list[str]:
+    return [one for one in named if isinstance(one, str)]
+
+
+def _joined(named: list[str | FoundObject], looked_at: list[list[FoundObject]]) -> tuple[FoundObject, ...]:
+    """Return all files in order; `looked_at` has those of the URLs and globs."""
+    of_each = iter(looked_at)
+    found = tuple(file for one in named for file in ([one] if isinstance(one, FoundObject) else next(of_each)))
+    check_once(file.path for file in found)
+    return found
+
+
+async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[FoundObject]]:
+    """Return the files that each URL or glob means."""
+    storages = Storages(access, traffic)
+    patterns = [_is_pattern(path) for path in paths]
+    strict = access.http is not None and access.http.require_validator
+    few = strict or patterns.count(False) <= MOST_ASKED
+    asked = [path for path, pattern in zip(paths, patterns, strict=True) if pattern or few]
+    try:
+        said = iter(await together([partial(_meant, storages, path) for path in asked]))
+    finally:
+        await storages.aclose()
+    return [
+        next(said) if pattern or few else [FoundObject(path)] for path, pattern in zip(paths, patterns, strict=True)
+    ]
+
+
+async def _meant(storages: Storages, path: str) -> list[FoundObject]:
+    storage = storages.of(path)
+    if not _is_pattern(path):
+        return [await storage.stat(path)]
+    if found := await storage.list(path):
+        return found
+    try:
+        return [await storage.stat(path)]  # as for local files: it may exist as it is written
+    except ReadError:
+        raise ReadError(f"no object matches {path}: check the spelling, and that the data is there") from None
+
+
+def _is_pattern(path: str) -> bool:
+    return is_object(path) and is_glob(path)

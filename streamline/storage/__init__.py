@@ -1,1 +1,0 @@
-"""Storages: what holds bytes under a path, behind one seam, `Storage`."""
