@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot import Snapshot
     from streamline.sources.dataset import StreamDataset
-    from streamline.sources.sse import ServerSentEvent
+    from streamline.sources.framing import ServerSentEvent
     from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
     from streamline.stream import Stream
     from streamline.sync import SyncStream
@@ -111,7 +111,7 @@ _WHERE = {
     "Pipeline": "streamline.pipeline",
     "Processes": "streamline.backends.processes",
     "Report": "streamline.preflight.report",
-    "ServerSentEvent": "streamline.sources.sse",
+    "ServerSentEvent": "streamline.sources.framing",
     "Snapshot": "streamline.snapshot",
     "Stats": "streamline.observe.stats",
     "Stream": "streamline.stream",

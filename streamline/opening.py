@@ -40,8 +40,8 @@ from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
 from streamline.sharding.split import shards_of_rank
 from streamline.snapshot import Keeper, Snapshot
-from streamline.sources.feed import Feed
 from streamline.sources.live import Live
+from streamline.sources.live_reader import LiveReader
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.repeat import Repeat
 from streamline.worker import SourceOpener, StageOpener
@@ -323,12 +323,12 @@ class _MergeOpener:
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
 
-    def _feed(self, shards: range, state: Tree | None) -> Feed | None:
+    def _feed(self, shards: range, state: Tree | None) -> LiveReader | None:
         """Return what reads a live source for all workers of the rank; None for any other source."""
         plan = self.plan
         if not isinstance(plan.source, Live):
             return None
-        return Feed(
+        return LiveReader(
             plan.source,
             self.site,
             shards,

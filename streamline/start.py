@@ -10,18 +10,18 @@ from typing import Any, TypeAlias, TypeVar, get_args
 
 from streamline.core.options import check_seed, given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.mixing.components import component, named
-from streamline.mixing.draws import draws_of
-from streamline.mixing.mix import Mix, Stop
-from streamline.mixing.zipped import Zip
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan
 from streamline.replicating.replicator import Replicator
+from streamline.sources.composite import component, named
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
-from streamline.table_rows import rows_of
+from streamline.sources.mix import Mix, Stop
+from streamline.sources.sampler import draws_of
+from streamline.sources.table_rows import rows_of
+from streamline.sources.zip import Zip
 
 __all__ = ["StreamReplicator", "from_items", "from_iterable", "from_stream", "mix", "zip"]
 

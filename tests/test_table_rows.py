@@ -14,7 +14,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
-from streamline.table_rows import rows_of
+from streamline.sources.table_rows import rows_of
 from streamline.testing.checks import check_resume
 
 ROWS = [{"n": n, "name": f"row {n}", "f": n / 2} for n in range(30)]

@@ -9,7 +9,7 @@ from streamline.core.channel import Inbox
 from streamline.core.flow import Site
 from streamline.core.state import Tree
 from streamline.plan import Plan
-from streamline.sources.fed import FedSource
+from streamline.sources.live import FedSource
 from streamline.worker import open_worker
 
 __all__ = ["Inline"]

@@ -12,7 +12,7 @@ from streamline.core.state import At, State, Tally, Tree
 from streamline.core.tasks import Tasks
 from streamline.plan import Plan
 from streamline.sources.base import Source
-from streamline.sources.fed import FedSource
+from streamline.sources.live import FedSource
 from streamline.worker import worker_flow
 
 __all__ = ["BeginState"]

@@ -45,7 +45,7 @@ from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
 from streamline.observe.stacks import waiting_tasks
 from streamline.plan import Plan
-from streamline.sources.fed import FedSource
+from streamline.sources.live import FedSource
 from streamline.worker import worker_flow
 
 __all__ = ["Spec", "serve"]

@@ -7,11 +7,10 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from streamline.io.storage.options import HttpOptions
 from streamline.pipeline import Pipeline
-from streamline.sources.framing import Framing
-from streamline.sources.http_feed import HttpFeed, codec_of
+from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
+from streamline.sources.http_stream import HttpFeed, codec_of
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
-from streamline.sources.sse import ServerSentEvent
 
 __all__ = ["stream_http"]
 

@@ -20,7 +20,7 @@ from streamline.core.state_types import check_type
 from streamline.errors import printable
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.snapshot import Snapshot
-from streamline.sources.journal import Kept
+from streamline.sources.journal import SavedJournal
 
 __all__ = ["describe", "report"]
 
@@ -151,7 +151,7 @@ def _journal(journal: Json) -> Iterator[tuple[str, str]]:
     """Say in one line what a live source keeps."""
     if journal is None:
         return
-    check_type(journal, Kept, "its journal")
+    check_type(journal, SavedJournal, "its journal")
     read = f"{journal['read']:,} read in all, shard {journal['next']} is next"
     if journal["stored"]:
         yield "journal", f"on disk, of id {journal['id']}; {read}"

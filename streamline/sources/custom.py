@@ -97,7 +97,7 @@ class CustomSource(Source[T]):
         return session.beginnings.first_items(self.name, site.shard, site.epoch, where)
 
     async def _lists(self, demand: Demand, begin: At, first: FirstItems | None) -> Lists[T]:
-        rows, pace = _Rows[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
+        rows, pace = _SourceRun[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
         async with aclosing(rows):
             while not rows.ended:
                 items = await rows.read(demand.want, pace)
@@ -111,7 +111,7 @@ class CustomSource(Source[T]):
                 await pace.breathe()
 
 
-class _Rows(Generic[T]):
+class _SourceRun(Generic[T]):
     """One running of the user's generator.
 
     Attributes:

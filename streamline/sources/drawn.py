@@ -18,9 +18,9 @@ import anyio.lowlevel
 
 from streamline.core.blame import cancellation_requested, not_an_end
 from streamline.errors import ClosedError, PlanError, ResumeError
+from streamline.sources.foreign_state import Foreign, foreign
 from streamline.sources.single_use import Use
-from streamline.sources.stateful import Foreign, foreign
-from streamline.table_rows import check_not_table
+from streamline.sources.table_rows import check_not_table
 
 __all__ = ["AsyncDrawn", "Drawn", "SyncDrawn"]
 

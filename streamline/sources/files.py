@@ -28,7 +28,7 @@ from streamline.sharding.index import Bijection
 from streamline.sharding.split import files_of
 from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.sources.interleave import Turns, in_turn
+from streamline.sources.interleave import ShardPlace, in_turn
 
 __all__ = ["Files"]
 
@@ -200,12 +200,12 @@ class Files(Source[T]):
         lists = in_turn(self.name, turns, lambda place: self._lists([by_path[place["file"]]], place, demand))
         return ListsFlow(At(self.name, turns.json() if own is None else own), lists, demand)
 
-    def _turns(self, parts: list[FilePart], interleave: int) -> Turns:
+    def _turns(self, parts: list[FilePart], interleave: int) -> ShardPlace:
         """Return where a shard that reads several files in turn begins."""
         places = [self.format.begin(part.path) for part in parts if part.path not in self.gone]
-        return Turns(tuple(places[:interleave]), tuple(places[interleave:]))
+        return ShardPlace(tuple(places[:interleave]), tuple(places[interleave:]))
 
-    def _turns_at(self, parts: list[FilePart], site: Site, own: Json) -> Turns:
+    def _turns_at(self, parts: list[FilePart], site: Site, own: Json) -> ShardPlace:
         """Return where it stands at a state; the place of a slot whose file is gone is that of no file."""
         slots: list[Place] = []
         for place in own["slots"]:
@@ -213,7 +213,7 @@ class Files(Source[T]):
             slots.append(found if found["file"] == place["file"] else self.format.begin(None))
         following = self.format.begin(own["next"])
         waiting, _ = self._from(parts, following, site)
-        return Turns(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
+        return ShardPlace(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
 
     async def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
         sequential = self.format.sequential

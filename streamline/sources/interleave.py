@@ -20,7 +20,7 @@ from streamline.core.flow import LIST_ITEMS, Chunk, Lists
 from streamline.core.state import At, Json, Reference, State, States, Tally, Tree, trimmed
 from streamline.io.formats.base import Place
 
-__all__ = ["Turns", "in_turn"]
+__all__ = ["ShardPlace", "in_turn"]
 
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ Open = Callable[[Place], Lists[T]]
 
 
 @dataclass(frozen=True)
-class Turns:
+class ShardPlace:
     """Where a shard stands.
 
     Attributes:
@@ -47,7 +47,7 @@ class Turns:
         return _own([dict(place) for place in self.slots], self.waiting[0]["file"] if self.waiting else None)
 
 
-async def in_turn(name: str, turns: Turns, open: Open[T]) -> Lists[T]:
+async def in_turn(name: str, turns: ShardPlace, open: Open[T]) -> Lists[T]:
     """Yield the items of several files in turn, each with the state behind it.
 
     Args:
@@ -56,7 +56,7 @@ async def in_turn(name: str, turns: Turns, open: Open[T]) -> Lists[T]:
       open: what opens a file; closed here.
     """
     async with AsyncExitStack() as stack:
-        order: deque[_Slot[T]] = deque(_Slot(name, place) for place in turns.slots)
+        order: deque[_FileSlot[T]] = deque(_FileSlot(name, place) for place in turns.slots)
         for slot in order:
             stack.push_async_callback(slot.aclose)
         waiting = deque(turns.waiting)
@@ -66,14 +66,18 @@ async def in_turn(name: str, turns: Turns, open: Open[T]) -> Lists[T]:
             elif await order[0].fill(open):
                 if not order[0].ready:  # something was left out
                     states = [slot.behind for slot in order]
-                    yield Chunk((), (), _Turn(name, states, waiting[0]["file"] if waiting else None, order[0].behind))
+                    yield Chunk(
+                        (),
+                        (),
+                        _InterleavedState(name, states, waiting[0]["file"] if waiting else None, order[0].behind),
+                    )
             elif waiting:
                 order[0].take(waiting.popleft())
             else:
                 order.popleft()
 
 
-class _Slot(Generic[T]):
+class _FileSlot(Generic[T]):
     """Reads one file after the other.
 
     Attributes:
@@ -138,21 +142,21 @@ class _Slot(Generic[T]):
             await lists.aclose()
 
 
-def _round(name: str, order: deque[_Slot[T]], following: str | None) -> Chunk[T]:
+def _round(name: str, order: deque[_FileSlot[T]], following: str | None) -> Chunk[T]:
     """Hand on as many whole rounds as are ready; or, if some slot has nothing, one item of each slot before it."""
     size = len(order)
     rounds = min(min(slot.ready for slot in order), max(1, LIST_ITEMS // size))
     giving = size if rounds else next(index for index, slot in enumerate(order) if not slot.ready)
-    columns = [_Column(slot.behind, slot.states if i < giving else (), slot.at) for i, slot in enumerate(order)]
+    columns = [_SlotStates(slot.behind, slot.states if i < giving else (), slot.at) for i, slot in enumerate(order)]
     lists = [slot.hand_on(rounds or 1) for slot in list(order)[:giving]]
     items = lists[0] if giving == 1 else list(chain.from_iterable(zip(*lists, strict=True)))
     if giving < size:
         order.rotate(-giving)
-    return Chunk(items, _Turned(name, columns, following, 0))
+    return Chunk(items, _InterleavedStates(name, columns, following, 0))
 
 
 @dataclass(frozen=True)
-class _Column:
+class _SlotStates:
     """The states of one slot: `before` its first item of a list, and behind item i: `states[first + i]`."""
 
     before: Reference
@@ -163,13 +167,13 @@ class _Column:
         """Return the state behind `count` items of the list."""
         return Reference(self.states, self.first + count - 1) if count else self.before
 
-    def cut(self, skipped: int, count: int) -> _Column:
+    def cut(self, skipped: int, count: int) -> _SlotStates:
         """Return this without the first items, and what only those need."""
         states = trimmed(self.states, self.first + skipped, count) if self.states != () else ()
-        return _Column(Reference.to(self.behind(skipped).get()), states, 0)
+        return _SlotStates(Reference.to(self.behind(skipped).get()), states, 0)
 
 
-class _Turned:
+class _InterleavedStates:
     """A column: item i of a list is number i // slots of slot i mod slots.
 
     Args:
@@ -180,7 +184,7 @@ class _Turned:
 
     __slots__ = ("_columns", "_following", "_name", "_start")
 
-    def __init__(self, name: str, columns: Sequence[_Column], following: str | None, start: int) -> None:
+    def __init__(self, name: str, columns: Sequence[_SlotStates], following: str | None, start: int) -> None:
         self._name = name
         self._columns = columns
         self._following = following
@@ -189,17 +193,17 @@ class _Turned:
     def __getitem__(self, index: int, /) -> State:
         full, last = divmod(index + self._start, len(self._columns))
         states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
-        return _Turn(self._name, [*states[last + 1 :], *states[: last + 1]], self._following, states[last])
+        return _InterleavedState(self._name, [*states[last + 1 :], *states[: last + 1]], self._following, states[last])
 
     def trimmed(self, first: int, count: int) -> States:
         size = len(self._columns)
         skipped, start = divmod(first + self._start, size)
         full, rest = divmod(start + count, size)
         columns = [column.cut(skipped, full + (slot < rest)) for slot, column in enumerate(self._columns)]
-        return _Turned(self._name, columns, self._following, start)
+        return _InterleavedStates(self._name, columns, self._following, start)
 
 
-class _Turn(State):
+class _InterleavedState(State):
     """Where a shard stands behind an item.
 
     Args:
@@ -219,7 +223,7 @@ class _Turn(State):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without what only other items need."""
         slots = [Reference.to(slot.get()) for slot in self._slots]
-        return _Turn, (self._name, slots, self._following, Reference.to(self._last.get()))
+        return _InterleavedState, (self._name, slots, self._following, Reference.to(self._last.get()))
 
     def json(self, until: State | None = None) -> Tree:
         return {self._name: _own([slot.get().json()[self._name] for slot in self._slots], self._following)}

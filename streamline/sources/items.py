@@ -21,7 +21,7 @@ from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sharding import split as sharding
 from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.table_rows import TableRows
+from streamline.sources.table_rows import TableRows
 
 __all__ = ["Indexable", "Items"]
 

@@ -25,9 +25,9 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.dataset import StreamDataset
+from streamline.sources.foreign_state import Foreign, Marks, as_text, foreign
 from streamline.sources.single_use import Use
-from streamline.sources.stateful import Foreign, Marks, as_text, foreign
-from streamline.table_rows import check_not_table
+from streamline.sources.table_rows import check_not_table
 
 __all__ = ["IterableSource"]
 
@@ -85,7 +85,7 @@ class IterableSource(Source[T]):
         return ListsFlow(_position(self.name, own), self._lists(demand, own), demand)
 
     async def _lists(self, demand: Demand, own: Json) -> Lists[T]:
-        reader = _Reader(self, demand, own)
+        reader = _ListReader(self, demand, own)
         done: int = own["items"] if isinstance(own, dict) else own
         try:
             ended = False
@@ -111,7 +111,7 @@ class IterableSource(Source[T]):
             await reader.aclose()
 
 
-class _Reader:
+class _ListReader:
     """Draws lists from a sync or an async iterator.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Reader:
         """Return the states behind the items that come next."""
         if self._marks is None:
             return CountedStates(self._source.name, self.count + 1)
-        return _Behind(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
+        return _IterableStates(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
 
     async def read(self, found: list[Any]) -> bool:
         """Append the next items to `found`, as many as come without waiting, at least one; True at the end."""
@@ -234,7 +234,7 @@ def _each(iterator: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-class _Behind:
+class _IterableStates:
     """The states behind items of an iterable that has states itself, the last of them `at` items from the start."""
 
     __slots__ = ("_at", "_first", "_mark", "_name")

@@ -19,7 +19,7 @@ from streamline.core.item_codec import EncodedItem, from_json, to_json
 from streamline.core.state import Json, Reference, Tree
 from streamline.errors import ResumeError, SnapshotError
 
-__all__ = ["Entry", "Journal", "Kept", "MemoryJournal", "Places", "kept_of"]
+__all__ = ["Entry", "Journal", "MemoryJournal", "Places", "SavedJournal", "kept_of"]
 
 
 LEAST_ITEMS = 256
@@ -32,7 +32,7 @@ LEAST_BYTES = 2**20
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class KeptWorker(msgspec.Struct, forbid_unknown_fields=True):
+class SavedWorker(msgspec.Struct, forbid_unknown_fields=True):
     """One worker's part of a journal in a snapshot.
 
     Attributes:
@@ -47,7 +47,7 @@ class KeptWorker(msgspec.Struct, forbid_unknown_fields=True):
     items: list[Any]
 
 
-class Kept(msgspec.Struct, forbid_unknown_fields=True):
+class SavedJournal(msgspec.Struct, forbid_unknown_fields=True):
     """A journal in a snapshot.
 
     Attributes:
@@ -63,7 +63,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     stored: bool
     read: Count
     next: Count
-    workers: list[KeptWorker]
+    workers: list[SavedWorker]
     mark: Any = None
 
 
@@ -168,7 +168,7 @@ class MemoryJournal(Journal):
     of what was read, whatever the reader does meanwhile.
     """
 
-    def __init__(self, places: Places, kept: Kept | None, entries: Sequence[Entry]) -> None:
+    def __init__(self, places: Places, kept: SavedJournal | None, entries: Sequence[Entry]) -> None:
         super().__init__(places, secrets.token_hex(16) if kept is None else kept.id)
         self._log = list(entries)
         self._bytes = sum(entry.written.size for entry in entries)
@@ -226,7 +226,7 @@ class MemoryJournal(Journal):
         return self._json(passed, self._cut + len(log), turn, mark, items)
 
 
-def kept_of(journal: Json, state: Tree, places: Places) -> tuple[Kept, list[Entry]]:
+def kept_of(journal: Json, state: Tree, places: Places) -> tuple[SavedJournal, list[Entry]]:
     """Return a snapshot's journal, and the items in it.
 
     Raises:
@@ -236,7 +236,7 @@ def kept_of(journal: Json, state: Tree, places: Places) -> tuple[Kept, list[Entr
     if journal is None:
         raise ResumeError("the snapshot has no journal: it wasn't taken of a live source")
     try:
-        kept = msgspec.convert(journal, Kept)
+        kept = msgspec.convert(journal, SavedJournal)
         passed = places.passed(state)
         if [worker.shard for worker in kept.workers] != list(places.shards) or kept.next not in [*places.shards, 0]:
             raise ValueError(f"expected the shards {list(places.shards)}")

@@ -1,7 +1,9 @@
 """A live source as written in a plan: an async iterable that can't be read again.
 
-It is read once, by one reader for all workers of a rank (`streamline.sources.feed`), and what was read is kept until
+It is read once, by one reader for all workers of a rank (`streamline.sources.live_reader`), and what was read is kept until
 the consumer is past it (`streamline.sources.journal`).
+
+What a worker of a live source is opened on: what its feed, one for all workers of the rank, hands to it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.core.channel import Inbox
 from streamline.core.flow import Flow, Site
 from streamline.core.item_codec import Codec, EncodedItem
 from streamline.core.meters import Traffic
@@ -24,13 +27,35 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.single_use import check_not_over
 
-__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "Live", "MarkedStream", "live_of"]
+__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "FedSource", "Live", "MarkedStream", "live_of"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedSource(Source[Any]):
+    """One worker's queue."""
+
+    modes: ClassVar[tuple[Mode, ...]] = ("shared",)
+
+    inbox: Inbox[Any]
+
+    @property
+    def kind(self) -> str:
+        return "from_stream"
+
+    def listing(self) -> None:
+        """A feed has no length and no files."""
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[Any]:
+        return self.inbox
+
 
 T = TypeVar("T")
+
 
 MAX_AHEAD = 65_536
 """Items that may wait for a worker while another one starves: a worker may drop so many in a row. Six times the longest
 run of drops that the tests know (10,000); small items that wait take some 100 bytes each, so 16 workers some 100 MB."""
+
 
 MAX_AHEAD_BYTES = 256 * 2**20
 """Bytes that may wait for all workers of a rank; large items reach this long before `MAX_AHEAD`."""

@@ -14,12 +14,12 @@ import anyio.lowlevel
 from hypothesis import strategies as st
 
 from streamline.errors import PlanError
-from streamline.mixing.mix import Stop
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode
 from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
+from streamline.sources.mix import Stop
 from streamline.start import from_iterable, mix
 from streamline.start import zip as side_by_side
 from streamline.testing.sources import Script

@@ -24,13 +24,13 @@ from streamline.caching.regenerate import Regenerate
 from streamline.collate import stack, unstack
 from streamline.core.flow import Flow, Site
 from streamline.core.tasks import Tasks
-from streamline.mixing.components import Several
-from streamline.mixing.mix import Mix
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
 from streamline.sharding.index import Bijection
+from streamline.sources.composite import Several
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
+from streamline.sources.mix import Mix
 from streamline.testing.oracle_words import bucketed, mixed, packed
 from streamline.testing.sources import Abort, Script
 from streamline.transforms.base import Stage

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from streamline.core.flow import Site
-from streamline.mixing.draws import Numbers
-from streamline.mixing.mix import Mix
+from streamline.sources.mix import Mix
+from streamline.sources.sampler import Numbers
 from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.pack import Pack
 

@@ -18,7 +18,7 @@ from streamline.core.replay import FailedCall
 from streamline.core.state import Json, Over, Since, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError
-from streamline.table_rows import check_not_table
+from streamline.sources.table_rows import check_not_table
 from streamline.transforms.base import Stage
 
 __all__ = ["FlatMap", "Unbatch"]

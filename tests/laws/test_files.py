@@ -113,9 +113,9 @@ def unturned(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, index: int) -> Any:
         full, last = divmod(index + self._start, len(self._columns))
         states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
-        return interleave._Turn(self._name, states, self._following, states[last])
+        return interleave._InterleavedState(self._name, states, self._following, states[last])
 
-    patch.setattr(interleave._Turned, "__getitem__", wrong)
+    patch.setattr(interleave._InterleavedStates, "__getitem__", wrong)
 
 
 MUTANTS: dict[str, tuple[Any, dict[str, Any], Callable[[pytest.MonkeyPatch], None]]] = {

@@ -14,7 +14,7 @@ import streamline as sl
 import streamline.core.channel
 import streamline.core.pace
 from streamline.core.flow import LONG_LIST_ITEMS
-from streamline.mixing.drawing import Drawing
+from streamline.sources.mix import MixRun
 
 ITEMS = 6_000
 
@@ -73,12 +73,12 @@ def test_a_resume_inside_a_long_list_is_exact(name: str) -> None:
 
 
 def test_lists_are_long_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths, serve = list[int](), Drawing._serve
+    lengths, serve = list[int](), MixRun._serve
 
-    def served(self: Drawing, drawn: Any, counts: Any) -> Any:
+    def served(self: MixRun, drawn: Any, counts: Any) -> Any:
         lengths.append(len(drawn))
         return serve(self, drawn, counts)
 
-    monkeypatch.setattr(Drawing, "_serve", served)
+    monkeypatch.setattr(MixRun, "_serve", served)
     anyio.run(partial(taken, mixed(), count=ITEMS))
     assert max(lengths) > LONG_LIST_ITEMS // 2

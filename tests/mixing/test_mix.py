@@ -16,9 +16,9 @@ import streamline as sl
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.mixing.draws import BLOCK, Numbers
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Part
+from streamline.sources.sampler import BLOCK, Numbers
 from streamline.testing import oracle
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition, continued

@@ -14,12 +14,12 @@ from streamline.backends.base import Backend
 from streamline.core.flow import Flow, Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
-from streamline.mixing.components import SeveralState
-from streamline.mixing.draws import draws_of
-from streamline.mixing.told import Told, pass_of
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.plan import Plan, Shard
+from streamline.sources.composite import SeveralState
+from streamline.sources.mix import ComponentMetrics, pass_of
+from streamline.sources.sampler import draws_of
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import Read, Subject, opened, read, run
 from streamline.worker import worker_flow
@@ -196,6 +196,6 @@ def test_weights_are_those_of_the_next_item() -> None:
     weights = []
     for n in range(5):
         state = SeveralState("mix", {"n": n, "taken": {"a": 0, "b": 0}, "ended": []}, {})
-        one = Told(state, [(2, old), (math.inf, new)], Site(None, 1, 2), {})  # type: ignore[arg-type]
+        one = ComponentMetrics(state, [(2, old), (math.inf, new)], Site(None, 1, 2), {})  # type: ignore[arg-type]
         weights.append(tuple(detail.value for detail in one.details() if detail.name == "weight"))
     assert weights == [(5, 5), (5, 5), (1, 0), (0.25, 3), (0.25, 3)]

@@ -16,8 +16,8 @@ from streamline.caching.cycle import order_of
 from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.tasks import Tasks
-from streamline.mixing.draws import Numbers
 from streamline.sharding.index import Bijection
+from streamline.sources.sampler import Numbers
 from streamline.transforms.shuffle import permutation
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8, epoch=(2,))  # type: ignore[arg-type]

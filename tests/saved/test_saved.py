@@ -12,7 +12,7 @@ import pytest
 
 import streamline as sl
 from streamline.sources.base import Source
-from streamline.sources.fed import FedSource
+from streamline.sources.live import FedSource
 from streamline.transforms.base import Stage
 from streamline.transforms.stride import Stride
 from tests.saved.plans import FREE, PLANS, shown

@@ -17,7 +17,7 @@ from streamline.core.state import At, trimmed
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.io.fetch.file import File
 from streamline.io.formats import line_decoding as lines
-from streamline.sources.interleave import Turns, in_turn
+from streamline.sources.interleave import ShardPlace, in_turn
 from streamline.testing.checks import check_resume
 from tests.formats.archives import archive
 from tests.laws.files import turned
@@ -285,7 +285,7 @@ async def test_files_that_are_open_are_closed() -> None:
             open_.discard(place["file"])
 
     places = tuple({"file": name, "line": 0} for name in "abcde")
-    lists = in_turn("x", Turns(places[:3], places[3:]), one)
+    lists = in_turn("x", ShardPlace(places[:3], places[3:]), one)
     for _ in range(4):
         await anext(lists)
     assert open_ == set("abc")
@@ -308,7 +308,7 @@ def test_columns_can_be_cut_and_sent(files: list[list[int]], k: int, data: Any) 
     async def run() -> None:
         places = tuple({"file": str(number), "line": 0} for number in range(len(files)))
         found = []
-        lists: Any = in_turn("x", Turns(places[:k], places[k:]), one)
+        lists: Any = in_turn("x", ShardPlace(places[:k], places[k:]), one)
         async for chunk in lists:
             count = len(chunk.items)
             states = [chunk.states[index].json() for index in range(count)]

@@ -19,7 +19,7 @@ import pytest
 import streamline as sl
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.sources.stateful import decoded, encoded
+from streamline.sources.foreign_state import decoded, encoded
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.running import LOOPS
 

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.core.item_codec import EncodedItem
 from streamline.resuming.inspection import report
-from streamline.sources import directory as directory_module
-from streamline.sources import segments as segments_module
-from streamline.sources.directory import DiskJournal
+from streamline.sources import disk_journal as directory_module
+from streamline.sources import disk_journal as segments_module
+from streamline.sources.disk_journal import MAGIC, DiskJournal, read_segment, record
 from streamline.sources.journal import Places, kept_of
-from streamline.sources.segments import MAGIC, read_segment, record
 
 from .live_kit import Pipe, Tape, rest, some
 
@@ -565,4 +564,4 @@ async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(sl.errors.JournalError, match="can't open the journal"):
         await rest(pipe_over(Tape(3), tmp_path / "file"), None)
-    assert MAGIC in segments_module.Header("x", 0, 0, {0: 0}, 0).begin()
+    assert MAGIC in segments_module.SegmentHeader("x", 0, 0, {0: 0}, 0).begin()

@@ -17,7 +17,7 @@ CHILD = """
 import asyncio, json, sys
 from pathlib import Path
 import streamline as sl
-from streamline.sources import directory
+from streamline.sources import disk_journal as directory
 
 port, folder, kind, shape = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 directory.SEGMENT_BYTES = 300  # so that files are begun and removed all the time

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
-from streamline.sources.framing import LineFramer, framer_of
-from streamline.sources.sse import EventParser, ServerSentEvent
+from streamline.sources.framing import EventParser, LineFramer, ServerSentEvent, framer_of
 from tests.laws.profile import examples
 
 E = ServerSentEvent

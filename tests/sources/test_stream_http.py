@@ -20,7 +20,8 @@ from streamline.core.meters import Traffic
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
 from streamline.io.formats.line_decoding import BOM
 from streamline.pipeline import Pipeline
-from streamline.sources import directory, http_reader
+from streamline.sources import disk_journal as directory
+from streamline.sources import http_stream_reader as http_reader
 from streamline.sources.framing import framer_of
 from streamline.sources.http_request import EndlessRequest
 from tests.servers.nginx import Nginx
@@ -241,7 +242,7 @@ def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         request = EndlessRequest(url="http://host/", framing="lines")
-        reader = http_reader._Reader(request, None, Traffic(), 5, "")  # type: ignore[arg-type]
+        reader = http_reader._FeedReader(request, None, Traffic(), 5, "")  # type: ignore[arg-type]
         for _ in range(9):
             await reader.pause()
 

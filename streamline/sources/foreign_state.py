@@ -25,10 +25,13 @@ from streamline.errors import PlanError, PlanTypeError, printable
 
 __all__ = ["Foreign", "Marks", "as_text", "decoded", "encoded", "foreign"]
 
+
 SNAPSHOT_EVERY = 16
 """Items between two states that are taken; a resume iterates over up to twice as many again."""
 
+
 PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+
 
 BYTES, TUPLE = "__bytes__", "__tuple__"
 """An object of this one entry stands for what JSON has no word for."""
@@ -120,8 +123,6 @@ class Marks:
 
 
 # States as JSON -----------------------------------------------------------------------------------------------------
-
-
 def encoded(state: Any, where: str) -> str:
     """Return a state as JSON text, bytes and tuples wrapped.
 

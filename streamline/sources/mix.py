@@ -3,33 +3,49 @@
 Of each component a list is at hand. They are served in the order of the draws, as far as they go; then another list
 is waited for, of the component that is drawn next. Those whose items are there for the asking are asked before, so
 that lists are long.
+
+A mixture of pipelines: item n comes from the one that is drawn for (seed, n), by weights.
+
+The draw needs nothing but n, so the state is n, and where each component stands. Weights belong to no state: a resume
+may have others. A stage behind that goes back to an older state must see the same items again, though: there the state
+says, under "drawn", by which weights the items up to where that stage stands were drawn; and under "over", if that is
+the end, which components had ended there; and under "passes", if it stands in a later pass, by what all is drawn.
+
+What is counted of a mixture's components, in one worker: how much each gave, in which pass it is, and its weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, Site
+from streamline.core.counters import Detail, Details
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Reference
+from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
-from streamline.mixing.draws import BLOCK, Draws, Numbers, Span
-from streamline.mixing.hand import Hand
-from streamline.mixing.mix_states import Behind, Drawn, Ended, MixState, Pass, Picks
-from streamline.mixing.told import PassOf, Told
+from streamline.plan import Plan
+from streamline.sources.base import Part
+from streamline.sources.composite import Several, SeveralState, grown
+from streamline.sources.items import positions_of
+from streamline.sources.mix_state import ComponentBuffer, Ended, MixedStates, MixPass, MixState, MixStateFactory, Picks
+from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
+from streamline.transforms.repeat import Repeat
 
-__all__ = ["Drawing"]
+__all__ = ["ComponentMetrics", "Mix", "MixRun", "PassOf", "Stop", "pass_of"]
 
 
 NOTHING: Picks = np.empty(0, np.intp)
 
 
-class Drawing:
+class MixRun:
     """One running of a mixture.
 
     Args:
@@ -57,7 +73,7 @@ class Drawing:
         self._name, self._stop, self._site = name, stop, site
         self._n: int = own["n"]
         self._ended = frozenset(one for one in own["ended"] if one in flows)
-        self._hands = [Hand(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
+        self._hands = [ComponentBuffer(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
         self._number = {one: number for number, one in enumerate(flows)}
         self._spans: tuple[Span, ...] = (*((one["until"], Draws.of(one)) for one in own["drawn"]), (math.inf, draws))
         self._again: int = own["drawn"][-1]["until"] if own["drawn"] else self._n  # items before this one were drawn
@@ -71,26 +87,26 @@ class Drawing:
                     f"a stage behind {name!r} goes back to items of {', '.join(map(repr, gone))}, which is no "
                     "component any more: keep it, with weight 0, until a snapshot behind them"
                 )
-        self._wheel: _Wheel | None = None
+        self._wheel: _AliasTable | None = None
         if self._over is not None and self._left(draws, self._again, self._over, stop):
             raise ResumeError(
                 f"a stage behind {name!r} goes back to items before its end, where there would be more now: keep "
                 "components, stop= and weights of 0 as they were until a snapshot behind them, or begin anew"
             )
         then, drawn_by = own.get("passes"), {**draws.json(), "stop": stop, "of": sorted(flows)}
-        self._pass = Pass(site.epoch, drawn_by, then is not None)
+        self._pass = MixPass(site.epoch, drawn_by, then is not None)
         if then not in (None, drawn_by):
             raise ResumeError(
                 f"a stage behind {name!r} goes back to an earlier pass of it: keep weights, seed, stop= and components "
                 "as they were until a snapshot behind that pass"
             )
         self._behind = self._made_behind()
-        self._told = Told(self.state, self._spans, site, passes)
+        self._told = ComponentMetrics(self.state, self._spans, site, passes)
 
     @property
     def state(self) -> MixState:
         """The state behind what was served."""
-        return Drawn(self._behind, self._n, self._hands, NOTHING).behind(0)
+        return MixedStates(self._behind, self._n, self._hands, NOTHING).behind(0)
 
     async def lists(self, demand: Demand) -> Lists[Any]:
         """Yield items until those that there is weight for have ended; or the first of them."""
@@ -154,23 +170,23 @@ class Drawing:
         """Items that all workers have served behind n of this one, as a strict merge takes them in turn."""
         return n * self._site.num_shards + self._site.shard
 
-    def _turned(self) -> _Wheel | None:
+    def _turned(self) -> _AliasTable | None:
         """Return what is drawn with from here on; None at the end."""
         wheel = self._wheel
         if wheel is None or self._n >= wheel.until:
             wheel = self._wheel = self._made_wheel()
         return wheel
 
-    def _made_wheel(self) -> _Wheel | None:
+    def _made_wheel(self) -> _AliasTable | None:
         weights = self._weights()
         if not weights:
             return None
         numbers: Picks = np.array([self._number[name] for name in weights], np.intp)
         change = self._now.change(self._served(self._n)) - self._site.shard
         until = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
-        return _Wheel(numbers, np.cumsum(list(weights.values())), self._now.seed, until)
+        return _AliasTable(numbers, np.cumsum(list(weights.values())), self._now.seed, until)
 
-    def _draw(self, wheel: _Wheel) -> Picks:
+    def _draw(self, wheel: _AliasTable) -> Picks:
         """Return for the next items which component each comes from, by number."""
         count = int(min(BLOCK, wheel.until - self._n))
         numbers = self._numbers.of(wheel.seed, self._n, count) * wheel.bounds[-1]
@@ -199,7 +215,7 @@ class Drawing:
 
     def _serve(self, drawn: Picks, counts: Sequence[int]) -> Chunk[Any]:
         """Return items for draws that are all at hand, so many of each component."""
-        column = Drawn(self._behind, self._n, self._hands, drawn)
+        column = MixedStates(self._behind, self._n, self._hands, drawn)
         nexts = [hand.items.pop for hand in self._hands]
         items = [nexts[pick]() for pick in drawn.tolist()]
         for hand, count in zip(self._hands, counts, strict=True):
@@ -207,14 +223,14 @@ class Drawing:
         self._n += len(drawn)
         return Chunk(items, column)
 
-    def _made_behind(self, *, at_end: bool = False) -> Behind:
+    def _made_behind(self, *, at_end: bool = False) -> MixStateFactory:
         before = {name: self._hands[number].before for name, number in self._number.items()}
         ended = tuple(sorted(self._ended))
         over, end = (None, ended) if at_end else (self._over, None)
-        return Behind(self._name, ended, self._spans, before, over, end, self._pass)
+        return MixStateFactory(self._name, ended, self._spans, before, over, end, self._pass)
 
 
-class _Wheel(NamedTuple):
+class _AliasTable(NamedTuple):
     """What is drawn with, as long as weights stay as they are.
 
     Attributes:
@@ -228,3 +244,165 @@ class _Wheel(NamedTuple):
     bounds: npt.NDArray[np.float64]
     seed: int
     until: float
+
+
+T = TypeVar("T")
+
+
+Weight: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+Stop = Literal["first", "all"]
+
+
+class By(msgspec.Struct):
+    """By what items were drawn, in a saved state: as `Draws.json` writes it."""
+
+    seed: Unsigned
+    weights: Annotated[list[tuple[Count, dict[str, Weight]]], msgspec.Meta(min_length=1)]
+
+
+class ByUntil(By):
+    """Likewise, up to an item."""
+
+    until: Count
+
+
+class Mixed(msgspec.Struct):
+    """Its part of a saved state; see above."""
+
+    n: Count
+    ended: list[str]
+    taken: dict[str, Count]
+    drawn: list[ByUntil]
+    over: list[str] | None
+    passes: dict[str, Any] | None
+    of: dict[str, Tree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Several[T]):
+    """Draws each item from one of its components. State: items drawn, components that have ended, where each stands."""
+
+    state_type: ClassVar[Any] = Mixed
+
+    draws: Draws
+    stop: Stop = "all"
+
+    @property
+    def kind(self) -> str:
+        return "mix"
+
+    @property
+    def reread(self) -> str:
+        return "draws on, by the number of items served"
+
+    def __str__(self) -> str:
+        changes = "".join(f", other weights from {start:,} on" for start, _ in self.draws.schedule[1:])
+        stop = "" if self.stop == "all" else f", stop={self.stop!r}"
+        return f"{super().__str__()} (seed={self.draws.seed}{stop}{changes})"
+
+    @property
+    def made_of(self) -> Sequence[tuple[str, str, Plan]]:
+        schedule = [dict(weights) for _, weights in self.draws.schedule]
+        weights = {name: " → ".join(f"{entry.get(name, 0):g}" for entry in schedule) for name, _ in self.components}
+        return [(name, f"weight {weights[name]}, ", plan) for name, plan in self.components]
+
+    def drawn(self) -> Json:
+        return {"draws": self.draws.json(), "stop": self.stop}
+
+    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+        found, known = super().fitted(own, listing, now), self._known(listing)
+        more = {name for name, plan in known.items() if grown(plan, listing[name]["data"], now[name]["data"])}
+        return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
+
+    def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
+        own = (
+            {"n": 0, "ended": [], "taken": {}, "drawn": [], "over": None, "passes": None}
+            if state is None
+            else state[self.name]
+        )
+        flows = self.flows(site, state)
+        demand = self.demand(site, state)
+        passes = {name: found for name, plan in self.components if (found := pass_of(plan, site)) is not None}
+        drawing = MixRun(self.name, self.draws, self.stop, site, own, flows, passes)
+        return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
+
+    def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
+        found = self.outputs(part, shard, num_shards)
+        if self.stop == "first" and len(found) > 1:
+            return math.inf if all(count == math.inf for count in found) else None
+        return None if None in found else sum(count for count in found if count is not None)
+
+
+PassOf = Callable[[State], int]
+
+
+class ComponentMetrics:
+    """Tells the mixture's meter. Once a list, `now` is replaced; all else is done when somebody asks.
+
+    Args:
+      begin: where the mixture was opened.
+      spans: by what items are drawn, and up to which number.
+      passes: tells the pass that a state of a component is in, of those that are repeated.
+
+    Attributes:
+      now: where it stands.
+    """
+
+    __slots__ = ("_before", "_passes", "_site", "_spans", "now")
+
+    def __init__(self, begin: SeveralState, spans: Sequence[Span], site: Site, passes: Mapping[str, PassOf]) -> None:
+        self.now = Reference.to(begin)
+        self._before = begin.own["taken"]
+        self._spans = spans
+        self._site = site.shard, site.num_shards
+        self._passes = passes
+
+    def details(self) -> Details:
+        """Tell of each component, by name."""
+        state: Any = self.now.get()
+        n, taken, ended, parts = state.own["n"], state.own["taken"], state.own["ended"], state.parts
+        shard, num_shards = self._site
+        draws = next(draws for until, draws in self._spans if until > n)
+        weights = dict(next(draws.onward(n * num_shards + shard)))
+        found: list[Detail] = []
+        for name, count in taken.items():
+            number = self._passes[name](parts[name].get()) if name in self._passes else 0
+            found += (
+                Detail("served", count - self._before[name], name),
+                Detail("taken", count, name, "total"),
+                Detail("epoch", number, name, "now"),
+                Detail("ended", int(name in ended), name, "total"),
+                Detail("weight", weights.get(name, 0.0), name, "now"),
+            )
+        return tuple(found)
+
+
+def pass_of(plan: Plan, site: Site) -> PassOf | None:
+    """Return what tells the pass over a component's data that its state is in, from 0 on; None: it isn't repeated.
+
+    A repeat that acts on an index is arithmetic on the items taken there; the others say it in their state.
+    """
+    repeats = [stage for stage in (*plan.before, *plan.worker) if isinstance(stage, Repeat)]
+    if not repeats:
+        return None
+    part, name = plan.part((0,)), plan.source.name
+    index = part.index
+    positions = None if index is None else positions_of(index, site.shard, site.num_shards, part)
+
+    def found(state: State) -> int:
+        tally = Tally()
+        state.tally(tally)
+        number = 0
+        for stage in reversed(repeats):
+            own: Any = tally.stands.get(stage.name)
+            if own is not None:
+                number = number * (stage.times or 1) + own["pass"]
+        if index is None or index.passes == 1:
+            return number
+        at = max(0, tally.stands[name] - 1)
+        position = site.shard + at * site.num_shards if positions is None else positions[at] if positions else 0
+        return number * (index.passes or 1) + index.pass_of(position)
+
+    return found

@@ -137,7 +137,10 @@ KINDS: dict[tuple[str, str], type[TableRows]] = {
 }
 """By library and class, a base class's, too."""
 
+
 LIBRARIES = {library for library, _ in KINDS}
+
+
 TABLES = ("DataFrame", "Table", "RecordBatch")
 
 

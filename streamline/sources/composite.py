@@ -117,7 +117,7 @@ class SeveralState(State):
             yield from part.get().forks()
 
 
-class Parts(msgspec.Struct):
+class ComponentParts(msgspec.Struct):
     """Its part of a saved state: the state of each component, by name."""
 
     of: dict[str, Tree]
@@ -139,7 +139,7 @@ class Several(Source[T], ABC):
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
-    state_type: ClassVar[Any] = Parts
+    state_type: ClassVar[Any] = ComponentParts
     listing_type: ClassVar[Any] = dict[str, Listed]
 
     components: tuple[tuple[str, Plan], ...]

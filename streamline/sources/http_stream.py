@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 from streamline.core.item_codec import Codec
 from streamline.core.meters import Traffic
 from streamline.core.state import Json
-from streamline.sources.framing import Framing
+from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.live import MarkedStream
-from streamline.sources.sse import ServerSentEvent
 
 __all__ = ["HttpFeed", "codec_of"]
 
@@ -33,10 +32,10 @@ class HttpFeed(MarkedStream[Any]):
         return {"framing": self.request.framing}
 
     def prepare(self) -> None:
-        import_module("streamline.sources.http_reader")  # aiohttp takes 0.2 s
+        import_module("streamline.sources.http_stream_reader")  # aiohttp takes 0.2 s
 
     def behind(self, mark: Json, traffic: Traffic) -> AsyncIterator[Any]:
-        from streamline.sources.http_reader import read
+        from streamline.sources.http_stream_reader import read
 
         return read(self.request, mark if isinstance(mark, str) else "", traffic)
 

@@ -1,20 +1,110 @@
-"""Where a mixture stands, and the states behind the items of one of its lists."""
+"""Where a mixture stands, and the states behind the items of one of its lists.
+
+What is at hand of one component of a mixture, and where the component stands behind each item of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from streamline.core.state import Reference, State, Tree
-from streamline.mixing.components import SeveralState
-from streamline.mixing.draws import Span
-from streamline.mixing.hand import Ground, Hand, part_of
+from streamline.core.flow import Flow
+from streamline.core.state import Joined, Reference, State, States, Tree
+from streamline.sources.composite import SeveralState
+from streamline.sources.sampler import Span
 
-__all__ = ["Behind", "Drawn", "Ended", "MixState", "Pass", "Picks"]
+__all__ = [
+    "ComponentBuffer",
+    "Ended",
+    "Ground",
+    "MixPass",
+    "MixState",
+    "MixStateFactory",
+    "MixedStates",
+    "Picks",
+    "part_of",
+]
+
+
+Ground: TypeAlias = tuple[int, Reference, States]
+"""A number of items served, the component's state behind them, and the states behind the items that follow, by the
+number of items served before each."""
+
+
+class ComponentBuffer:
+    """What is at hand of one component.
+
+    Attributes:
+      before: items of it that were served before this running.
+      items: the next one last. One that was served is the reader's: nothing here refers to it any more.
+      served: items of it that were served in this running.
+      ground: what its states are made of, see `Ground`.
+    """
+
+    __slots__ = ("_after", "_lists", "before", "flow", "ground", "items", "served")
+
+    def __init__(self, flow: Flow[Any], before: int) -> None:
+        self.flow, self.before, self.served = flow, before, 0
+        self.items: list[Any] = []
+        self.ground: Ground = (0, Reference.to(flow.state), ())
+        self._lists: list[tuple[int, States]] = []
+        self._after: State | None = None
+
+    def gave(self, count: int) -> None:
+        """Take note that `count` items were served."""
+        self.served += count
+        if self._after is not None and not self.items:
+            self.ground = (self.served, Reference.to(self._after), ())
+            self._after = None
+
+    async def fill(self, count: int, most: int) -> bool:
+        """Get what is there for the asking, until there are `count` items at hand; say whether there are.
+
+        Whatever has to be waited for, or calls a function of the user's, is asked for when it is drawn next and not
+        before: no item waits for another one that comes later.
+        """
+        while len(self.items) < count and self.flow.at_once:
+            try:
+                if not await self.pull(most):
+                    break
+            except Exception:  # it comes again when its item is due
+                break
+        return len(self.items) >= count
+
+    async def pull(self, most: int) -> bool:
+        """Get more items, so that there are up to `most`, or progress; False at the end."""
+        chunk = await self.flow.pull(most - len(self.items))
+        if chunk is None:
+            if not self.items:
+                self.ground = (self.served, Reference.to(self.flow.state), ())
+            return False
+        end = self.served + len(self.items)
+        if chunk.items:
+            part = part_of(self.ground, self.served)
+            self._lists = [one for one, after in pairwise([*self._lists, (end, ())]) if after[0] > self.served]
+            self._lists.append((end, chunk.states))
+            column = Joined()
+            for start, states in self._lists:
+                column.add(start, states)
+            self.items = [*reversed(chunk.items), *self.items]
+            self.ground = (self.served, part, column)
+            self._after = chunk.after
+        elif chunk.after is not None and self.items:
+            self._after = chunk.after
+        elif chunk.after is not None:
+            self.ground = (self.served, Reference.to(chunk.after), ())
+        return True
+
+
+def part_of(ground: Ground, served: int) -> Reference:
+    """Return a component's state behind so many items served."""
+    floor, part, column = ground
+    return part if served == floor else Reference(column, served - 1)
 
 
 Picks: TypeAlias = "npt.NDArray[np.intp]"
@@ -44,7 +134,7 @@ class MixState(SeveralState):
         draws: tuple[Span, ...],
         over: Ended | None,
         end: Ended | None,
-        of_pass: Pass,
+        of_pass: MixPass,
     ) -> None:
         super().__init__(name, own, parts)
         self.draws, self.over, self.end, self.of_pass = draws, over, end, of_pass
@@ -71,7 +161,7 @@ class MixState(SeveralState):
 
 
 @dataclass(frozen=True)
-class Pass:
+class MixPass:
     """A pass of a repeated mixture.
 
     Attributes:
@@ -85,7 +175,7 @@ class Pass:
     again: bool
 
 
-class Behind:
+class MixStateFactory:
     """Makes states; holds nothing that runs, so that columns can be sent.
 
     Args:
@@ -103,7 +193,7 @@ class Behind:
         before: Mapping[str, int],
         over: Ended | None,
         end: Ended | None,
-        of_pass: Pass,
+        of_pass: MixPass,
     ) -> None:
         self._name, self._ended, self._spans, self._before = name, ended, spans, before
         self._over, self._end, self._of_pass = over, end, of_pass
@@ -116,12 +206,12 @@ class Behind:
         return MixState(self._name, own, parts, spans, self._over, self._end, self._of_pass)
 
 
-class Drawn:
+class MixedStates:
     """The states behind the items of one list: made of where the components stood before it, and of its draws."""
 
     __slots__ = ("_behind", "_drawn", "_grounds", "_n", "_served")
 
-    def __init__(self, behind: Behind, n: int, hands: Sequence[Hand], drawn: Picks) -> None:
+    def __init__(self, behind: MixStateFactory, n: int, hands: Sequence[ComponentBuffer], drawn: Picks) -> None:
         self._behind, self._n, self._drawn = behind, n, drawn
         self._grounds = [hand.ground for hand in hands]
         self._served = [hand.served for hand in hands]

@@ -11,9 +11,9 @@ from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import Reference, State, States, Tree
 from streamline.errors import DataError, PlanError
-from streamline.mixing.components import Several, SeveralState
 from streamline.plan import Plan
 from streamline.sources.base import Mode, Part
+from streamline.sources.composite import Several, SeveralState
 
 __all__ = ["Zip"]
 
@@ -70,7 +70,7 @@ class Zip(Several[tuple[Any, ...]]):
             count = min(len(chunk.items) for chunk in held)
             columns = {name: chunk.states for (name, _), chunk in zip(flows, held, strict=True)}
             rows = list(zip(*(chunk.items[:count] for chunk in held), strict=True))
-            yield Chunk(rows, _Rows(self.name, columns))
+            yield Chunk(rows, _ZippedStates(self.name, columns))
             del rows  # the reader has them: items are not kept while the next are made
             parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
@@ -93,7 +93,7 @@ class Zip(Several[tuple[Any, ...]]):
                 raise DataError(f"sl.zip(strict=True): part {flows[at][0]} has ended, and part {name} has more items")
 
 
-class _Rows:
+class _ZippedStates:
     """The states behind some tuples."""
 
     __slots__ = ("_columns", "_name")

@@ -27,9 +27,8 @@ from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
 from streamline.io.storage.http_response import refusal, status_name, understand
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.retry import TransientError
-from streamline.sources.framing import Framer, SseFramer, framer_of
+from streamline.sources.framing import MIME_TYPE, Framer, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
-from streamline.sources.sse import MIME_TYPE
 
 __all__ = ["read"]
 
@@ -63,7 +62,7 @@ async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> Async
     """
     options = replace(request.http or HttpOptions(), timeout_s=request.idle_timeout_s)
     client = HttpClient(options, traffic, "idle_timeout_s")
-    reader = _Reader(request, client, traffic, options.retries, last_id)
+    reader = _FeedReader(request, client, traffic, options.retries, last_id)
     try:
         while not reader.over:
             async with aclosing(reader.connection()) as items:
@@ -75,7 +74,7 @@ async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> Async
         await client.aclose()
 
 
-class _Reader:
+class _FeedReader:
     """One reading of a feed.
 
     Attributes:

@@ -18,6 +18,7 @@ from streamline.errors import PlanError, PlanTypeError
 
 __all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
 
+
 BLOCK = 1024
 """Numbers that are drawn together; item n is number n mod this of block n div this."""
 

@@ -2,38 +2,63 @@
 
 Each item is written before the feed is asked for its next one, so whoever is asked may take the one before for kept. A
 directory holds `journal.json` (whose it is, where it begins, which snapshot it was trimmed behind), files of items
-(`streamline.sources.segments`), and a lock. Whole files are removed when a snapshot that has passed them is stored.
+(`streamline.sources.disk_journal`), and a lock. Whole files are removed when a snapshot that has passed them is stored.
+
+What a journal's directory holds beside its items: whose it is, a lock, and which files must be there.
+
+The files of a journal on disk: records that are only ever appended, each with its length and checksums.
+
+A file is a magic line, then frames: three little-endian uint32 (length of the payload, its CRC-32, the CRC-32 of these
+first eight bytes), then the payload. The first frame is the file's header, JSON; each other one is an item: uint32
+shard, then `encoding.to_bytes`.
+
+A process that is killed leaves a prefix of what it wrote: a last frame that is cut short, a *torn tail*, in the last
+file. A power cut may leave zeros there. Anything else that doesn't add up is damage.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import secrets
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
+from zlib import crc32
 
-from streamline.core.atomic_file import make_directory, open_own, sync_directory
-from streamline.core.item_codec import EncodedItem
+import msgspec
+
+from streamline.core.atomic_file import make_directory, open_own, read_own, replace_file, sync_directory, try_lock
+from streamline.core.item_codec import EncodedItem, from_bytes, to_bytes
 from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
-from streamline.sources.journal import Entry, Journal, Kept, Places
-from streamline.sources.journal_files import (
-    About,
-    DiskErrors,
-    Lock,
-    files_in,
-    mend_files,
-    read_about,
-    read_files,
-    segment_path,
-)
-from streamline.sources.segments import Header, Segment, record
+from streamline.sources.journal import Entry, Journal, Places, SavedJournal
 
-__all__ = ["SEGMENT_BYTES", "DiskJournal"]
+__all__ = [
+    "ABOUT",
+    "MAGIC",
+    "SEGMENT_BYTES",
+    "About",
+    "DiskErrors",
+    "DiskJournal",
+    "JournalSegment",
+    "Lock",
+    "SegmentHeader",
+    "files_in",
+    "frame",
+    "mend_files",
+    "read_about",
+    "read_files",
+    "read_segment",
+    "record",
+    "segment_path",
+]
+
 
 SEGMENT_BYTES = 8 * 2**20
 """A file is closed behind so many bytes: what is let go of is let go of in such pieces, and fsync of one takes some
@@ -48,7 +73,7 @@ class DiskJournal(Journal):
       kept: the snapshot's that is resumed; None: there is none.
       entries: the items in that snapshot: of a journal in memory that goes on on disk.
       state: the snapshot's.
-      mark_of: returns the mark of an item, see `Kept`.
+      mark_of: returns the mark of an item, see `SavedJournal`.
 
     Attributes:
       backlog: the items that are to be fed before what the feed gives from now on.
@@ -62,7 +87,7 @@ class DiskJournal(Journal):
         self,
         directory: Path,
         places: Places,
-        kept: Kept | None,
+        kept: SavedJournal | None,
         entries: Sequence[Entry],
         state: Tree | None,
         mark_of: Callable[[EncodedItem], Json] = lambda written: None,
@@ -73,7 +98,7 @@ class DiskJournal(Journal):
         self._file: int | None = None
         self._given: dict[int, int] = {}
         self._written = 0
-        self._segments: list[Header] = []
+        self._segments: list[SegmentHeader] = []
         self._closed = False
         self._mark_of = mark_of
         self.backlog: list[Entry] = []
@@ -93,7 +118,7 @@ class DiskJournal(Journal):
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    def _open(self, kept: Kept | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
+    def _open(self, kept: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
         about = read_about(self._directory)
         if about is None or not about.begun:
             self._create(kept, entries, passed)
@@ -127,7 +152,7 @@ class DiskJournal(Journal):
         self.next, self.mark = self._next_behind(segments, kept)
         self._roll({shard: n + beyond.get(shard, 0) for shard, n in given.items()}, self.read, there)
 
-    def _create(self, kept: Kept | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
+    def _create(self, kept: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
         """Begin a journal; the items of a snapshot that kept them itself come first."""
         if kept is not None and kept.stored:
             raise ResumeError(
@@ -149,7 +174,9 @@ class DiskJournal(Journal):
         self.sync()
         self._write_about(first, why)
 
-    def _gather(self, segments: Sequence[Segment], passed: dict[int, int | float], about: About) -> dict[int, int]:
+    def _gather(
+        self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
+    ) -> dict[int, int]:
         """Make the backlog: what the positions have not passed; return how many items each shard was handed.
 
         Raises:
@@ -187,7 +214,7 @@ class DiskJournal(Journal):
             f"snapshot stands{why}"
         )
 
-    def _too_short(self, kept: Kept, there: int, segments: Sequence[Segment]) -> NoReturn:
+    def _too_short(self, kept: SavedJournal, there: int, segments: Sequence[JournalSegment]) -> NoReturn:
         """Refuse a journal that ends before what the snapshot needs, by file and byte.
 
         What a power cut took may be missing if the snapshot's state has passed all of it. How many items a worker that
@@ -204,7 +231,7 @@ class DiskJournal(Journal):
             f"of {self._directory} that is as new as the snapshot, or {way_out}"
         )
 
-    def _next_behind(self, segments: Sequence[Segment], kept: Kept | None) -> tuple[int, Json]:
+    def _next_behind(self, segments: Sequence[JournalSegment], kept: SavedJournal | None) -> tuple[int, Json]:
         """Return the shard whose turn is next behind all that was read, and the mark of the last item.
 
         The reader passes over shards that ended.
@@ -309,7 +336,7 @@ class DiskJournal(Journal):
         flags = os.O_WRONLY | os.O_APPEND | (0 if again else os.O_CREAT | os.O_EXCL)
         self._file = open_own(segment_path(self._directory, read), flags)
         if not again:
-            header = Header(self.id, read, behind, dict(given), self.next, self.mark)
+            header = SegmentHeader(self.id, read, behind, dict(given), self.next, self.mark)
             _write(self._file, header.begin())
             sync_directory(self._directory)
             self._segments.append(header)
@@ -330,3 +357,301 @@ def _write(descriptor: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+ABOUT = "journal.json"
+
+
+_NAME = re.compile(r"[0-9]{20}\.segment")
+"""Other files are left alone: what a file manager calls "0 (copy).segment", say."""
+
+
+class About(msgspec.Struct, forbid_unknown_fields=True):
+    """What `journal.json` says.
+
+    Attributes:
+      begun: everything that a journal begins with is there; else it is begun again, for nothing was read yet.
+      first: items that were read before what is still here.
+      trimmed_for: the snapshot that was stored before the last trim; "": nothing was trimmed.
+    """
+
+    streamline_journal: int
+    id: str
+    shards: list[int]
+    begun: bool
+    first: int
+    trimmed_for: str
+
+    def write(self, directory: Path) -> None:
+        """Put it in the place of what the directory says."""
+        replace_file(directory / ABOUT, json.dumps(msgspec.structs.asdict(self), indent=1).encode() + b"\n")
+
+
+class Lock:
+    """One process at a time, and one opening of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Take the lock if nobody has it."""
+        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            if try_lock(descriptor):
+                self._descriptor = descriptor
+                return True
+        except ImportError:  # pragma: no cover - Windows
+            os.close(descriptor)
+            raise JournalError("from_stream(journal=) needs a system with flock: leave it out here") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return False
+
+    def free(self) -> None:
+        """Let others have it. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class DiskErrors:
+    """Turns a disk's error in a `with` block into one that names the journal, and what was done to it."""
+
+    def __init__(self, directory: Path, what: str) -> None:
+        self._directory = directory
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise JournalError(
+                f"can't {self._what} the journal in {self._directory}: {error.strerror or error}"
+            ) from error
+
+
+def segment_path(directory: Path, read: int) -> Path:
+    """Return the file that begins behind item `read` of the feed."""
+    return directory / f"{read:020d}.segment"
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return the files of items, in order."""
+    return sorted(path for path in directory.glob("*.segment") if _NAME.fullmatch(path.name))
+
+
+def read_about(directory: Path) -> About | None:
+    """Return whose journal is in a directory; None where there is none.
+
+    Raises:
+      JournalError: that is damaged or missing, or of a newer format.
+    """
+    path = directory / ABOUT
+    try:
+        about = msgspec.convert(json.loads(read_own(path)), About)
+    except FileNotFoundError:
+        if files_in(directory):
+            raise JournalError(f"{directory} has files of a journal, but no {ABOUT}: use a copy of it") from None
+        return None
+    except (ValueError, msgspec.ValidationError) as error:
+        raise JournalError(f"{path} is damaged: {error}; use a copy of it") from None
+    if about.streamline_journal != 1:
+        raise JournalError(f"{path} is of format {about.streamline_journal}: upgrade streamline")
+    return about
+
+
+def read_files(directory: Path, about: About) -> list[JournalSegment]:
+    """Read all files, without what a kill has left over, and insist that nothing between them is missing.
+
+    Raises:
+      JournalError: a file is damaged, missing, or of another journal.
+    """
+    segments: list[JournalSegment] = []
+    paths = files_in(directory)
+    for path in paths:
+        last = path is paths[-1]
+        if not last and int(path.stem) < about.first:
+            continue  # a kill came between a trim's two steps
+        segment = read_segment(path, last=last)
+        if segment.header is None:
+            continue  # a kill came while it was begun
+        if segment.header.id != about.id:
+            raise JournalError(f"{path} is of another journal ({segment.header.id}): it doesn't belong here")
+        expected, found = about.first, segment.header.read
+        if segments:
+            expected, found = segments[-1].read, segment.header.behind
+        if expected != found:
+            raise JournalError(
+                f"{path} goes on behind item {found:,}, and what is before it ends behind item {expected:,}: a file is "
+                f"missing, or was cut; use a copy of {directory}"
+            )
+        segments.append(segment)
+    if not segments and about.first:
+        raise JournalError(f"the files of the journal in {directory} are missing: use a copy of it")
+    return segments
+
+
+def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
+    """Cut off a torn tail, and remove what a kill has left over: all but these.
+
+    Only once it is certain that the journal is used: one that is refused stays as it is.
+    """
+    sound = {segment.path for segment in segments}
+    for path in files_in(directory):
+        if path not in sound:
+            path.unlink()
+    for segment in segments:
+        if segment.size > segment.end:
+            descriptor = open_own(segment.path, os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, segment.end)
+            finally:
+                os.close(descriptor)
+
+
+MAGIC = b"streamline journal 1\n"
+
+
+_FRAME = struct.Struct("<III")
+
+
+_HEAD = struct.Struct("<II")
+
+
+_SHARD = struct.Struct("<I")
+
+
+Record: TypeAlias = "tuple[int, EncodedItem]"
+
+
+class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file begins with.
+
+    Attributes:
+      id: the feed's.
+      read: items that the feed had read before this file.
+      behind: where the file before this one ended; less than `read` where a power cut took what a snapshot has passed.
+      given: for each shard, items that had been handed to its worker.
+      next: the shard whose turn was next.
+      mark: of the last item before this file, see `journal.Kept`; left out where there is none.
+    """
+
+    id: str
+    read: int
+    behind: int
+    given: dict[int, int]
+    next: int
+    mark: Any = None
+
+    def begin(self) -> bytes:
+        """Return the file's first bytes."""
+        body = {**msgspec.structs.asdict(self), "given": {str(shard): n for shard, n in self.given.items()}}
+        if self.mark is None:
+            del body["mark"]  # what has no use for it stays readable by a streamline that doesn't know it
+        return MAGIC + frame(json.dumps(body).encode())
+
+
+class JournalSegment(msgspec.Struct):
+    """A file that was read.
+
+    Attributes:
+      header: None: the file was cut short within it, so it holds nothing.
+      records: shard and item, in the order in which they were read.
+      end: its sound bytes.
+      size: its bytes; more than `end`: its tail is torn.
+    """
+
+    path: Path
+    header: SegmentHeader | None
+    records: list[Record]
+    end: int
+    size: int
+
+    @property
+    def read(self) -> int:
+        """Items that the feed had read by its end."""
+        return (self.header.read if self.header is not None else 0) + len(self.records)
+
+
+def record(shard: int, written: EncodedItem) -> bytes:
+    """Return an item's frame."""
+    return frame(_SHARD.pack(shard) + to_bytes(written))
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a payload with its length and checksums."""
+    head = _HEAD.pack(len(payload), crc32(payload))
+    return head + struct.pack("<I", crc32(head)) + payload
+
+
+def read_segment(path: Path, *, last: bool) -> JournalSegment:
+    """Read a file.
+
+    Args:
+      last: the journal's last one, whose tail may be torn.
+
+    Raises:
+      JournalError: it is damaged; the message names the byte.
+    """
+    content = read_own(path)
+    start = len(MAGIC)
+    if not content.startswith(MAGIC):
+        if last and (MAGIC.startswith(content) or not content.strip(b"\0")):
+            return JournalSegment(path, None, [], 0, len(content))
+        raise JournalError(f"{path} is damaged at byte 0: it doesn't begin as a journal's file does; use a copy of it")
+    header: SegmentHeader | None = None
+    records: list[Record] = []
+    end = start
+    for stop, payload in _frames(content, start, path, last=last):
+        end = stop
+        if header is None:
+            header = _header(payload, path)
+        else:
+            records.append((_SHARD.unpack_from(payload)[0], from_bytes(payload[_SHARD.size :])))
+    if header is None and not last:
+        raise JournalError(f"{path} is damaged at byte {start}: it has no header")
+    return JournalSegment(path, header, records, end if header is not None else 0, len(content))
+
+
+def _frames(content: bytes, start: int, path: Path, *, last: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the payload of each sound frame with the byte at which it ends."""
+    while start < len(content):
+        rest = len(content) - start
+        if rest < _FRAME.size:
+            return _torn(path, start, last=last)
+        length, check, head_check = _FRAME.unpack_from(content, start)
+        if crc32(content[start : start + _HEAD.size]) != head_check:
+            if last and not content[start:].strip(b"\0"):
+                return None
+            raise _damaged(path, start, "the checksum of a frame's length")
+        if rest < _FRAME.size + length:
+            return _torn(path, start, last=last)
+        payload = content[start + _FRAME.size : start + _FRAME.size + length]
+        if crc32(payload) != check:
+            raise _damaged(path, start, "a frame's checksum")
+        start += _FRAME.size + length
+        yield start, payload
+    return None
+
+
+def _torn(path: Path, byte: int, *, last: bool) -> None:
+    if not last:
+        raise _damaged(path, byte, "the file ends within a frame, and it is not the journal's last one: its end")
+
+
+def _damaged(path: Path, byte: int, what: str) -> JournalError:
+    return JournalError(
+        f"{path} is damaged at byte {byte:,}: {what} is not as it was written. Use a copy of the journal; without one, "
+        f"cutting the file off at this byte loses the items behind it"
+    )
+
+
+def _header(payload: bytes, path: Path) -> SegmentHeader:
+    try:
+        return msgspec.convert(json.loads(payload), SegmentHeader, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise JournalError(f"{path} is damaged at byte {len(MAGIC)}: not a journal's header ({error})") from None

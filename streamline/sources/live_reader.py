@@ -1,11 +1,17 @@
 """The reader of a live source: one task for all workers of a rank, which hands out what it reads in turn.
 
-It waits for room in the queue whose turn it is (`streamline.sources.turns`), asks the feed for one item, keeps it
+It waits for room in the queue whose turn it is (`streamline.sources.live_reader`), asks the feed for one item, keeps it
 (`streamline.sources.journal`), and hands it out; between the feed's answer and its being kept nothing waits, so no
 cancellation can lose an item.
 
 End: the queues end. Failure: each queue's worker gets what was read before, then the failure. Leaving: the reader is
 cancelled, and closes the feed's iterator.
+
+Whose turn it is to be handed a live item, and whether there is room: the queues of a rank's workers, without I/O.
+
+A full queue may belong to a worker that nobody waits for, while another one, which drops what it is given, *starves*:
+its queue is empty, its chain waits for an item, and the merge waits for it. Then the others' queues may grow, up to a
+bound.
 """
 
 from __future__ import annotations
@@ -21,21 +27,20 @@ from typing import Any
 import anyio
 
 from streamline.core.blame import cancellation_requested, not_an_end
-from streamline.core.channel import Inbox
+from streamline.core.channel import Channel, Inbox
 from streamline.core.counters import Working
 from streamline.core.flow import Site
 from streamline.core.gate import resting
 from streamline.core.item_codec import EncodedItem
 from streamline.core.pace import HANDOVER_S, Pace
-from streamline.core.state import Json, Tree
+from streamline.core.state import At, CountedStates, Json, Tree
 from streamline.core.tasks import Job
-from streamline.errors import JournalError, ResumeError
-from streamline.sources.directory import DiskJournal
-from streamline.sources.journal import Entry, Journal, Kept, MemoryJournal, Places, kept_of
+from streamline.errors import JournalError, ResumeError, WorkerStarved
+from streamline.sources.disk_journal import DiskJournal
+from streamline.sources.journal import Entry, Journal, MemoryJournal, Places, SavedJournal, kept_of
 from streamline.sources.live import Live
-from streamline.sources.turns import Queue, Turns
 
-__all__ = ["Feed"]
+__all__ = ["LiveReader", "WorkerQueue", "WorkerQueues"]
 
 
 SYNC_S = 0.1
@@ -45,7 +50,7 @@ SYNC_S = 0.1
 logger = logging.getLogger(__name__)
 
 
-class Feed:
+class LiveReader:
     """Reads a live source for the workers of a rank.
 
     Args:
@@ -89,7 +94,7 @@ class Feed:
         self._meter = site.meter(live.name, live.kind)
         self.journal, self._backlog = self._opened(state, journal)
         queues = self._queues(state, capacity)
-        self.turns = Turns(live, queues, list(shards).index(self.journal.next), stages)
+        self.turns = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
             queue.channel.inbox.on_wait = self._wanted
         site.tasks.own(self._clean_up)
@@ -99,7 +104,7 @@ class Feed:
     def _opened(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
         """Return the journal, and what is to be fed before what the feed gives from now on."""
         places = self._places
-        kept: Kept | None = None
+        kept: SavedJournal | None = None
         entries: list[Entry] = []
         if state is not None:
             kept, entries = kept_of(journal, state, places)
@@ -119,11 +124,11 @@ class Feed:
         self._site.tasks.session.at_edges(memory.at_edge)
         return memory, entries
 
-    def _queues(self, state: Tree | None, capacity: int) -> list[Queue]:
+    def _queues(self, state: Tree | None, capacity: int) -> list[WorkerQueue]:
         places, queues, meters = self._places, [], self._site.tasks.session.meters
         for index, (shard, passed) in enumerate(places.passed(state).items()):
             done = 0 if state is None else state[places.merge]["workers"][index][places.source]
-            queue = Queue(self._live.name, index, shard, done, capacity)
+            queue = WorkerQueue(self._live.name, index, shard, done, capacity)
             if passed == math.inf:
                 queue.over = True
                 queue.channel.finish()
@@ -167,7 +172,7 @@ class Feed:
                 tasks.start(partial(self._sync, self.journal), "journal", lambda: None)
         self.turns.notice()
 
-    def _worker_over(self, queue: Queue, failed: bool) -> None:
+    def _worker_over(self, queue: WorkerQueue, failed: bool) -> None:
         """A worker has ended: it is passed over from now on. The last one ends the reader."""
         queue.over = not failed
         if self.turns.all_over:
@@ -255,7 +260,7 @@ class Feed:
             del item, written
             await pace.breathe(HANDOVER_S)
 
-    def _keep(self, written: EncodedItem, mark: Json) -> tuple[Queue, int] | None:
+    def _keep(self, written: EncodedItem, mark: Json) -> tuple[WorkerQueue, int] | None:
         """Keep an item; return whose it is, and its number there. None: there is nobody to hand it to."""
         queue = self.turns.next()
         if queue is None:
@@ -305,3 +310,170 @@ class Feed:
             self.journal.close()
         except JournalError as error:
             logger.error("%s", error)  # the stream is closed: there is nobody to raise it to
+
+
+SPARE_ITEMS = 64
+"""Items that may be read once a worker was seen to starve, though it has some by then: else each would cost switches of
+tasks (10,000 drops in a row take a fifth of the time)."""
+
+
+class WorkerQueue:
+    """What waits for one worker.
+
+    Attributes:
+      index: of the worker on its rank.
+      given: items that the worker was handed since the feed began.
+      closed: the worker reads no more: it has ended, it has failed, or nobody knows yet.
+      worker: what it gives; None: that isn't known yet.
+      over: the worker has ended; a failed one has not: a resume behind a fix needs its items where they were.
+    """
+
+    def __init__(self, name: str, index: int, shard: int, done: int, capacity: int) -> None:
+        self.index = index
+        self.shard = shard
+        self.given = done
+        self.closed = False
+        self.over = False
+        self.worker: Inbox[Any] | None = None
+        self.channel = Channel[Any](At(name, done), capacity)
+        self._full = False
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the worker needs another item to give one: it has dealt with all, and what it gave was taken."""
+        return self.channel.inbox.hungry and (self.worker is None or self.worker.idle)
+
+    def has_room(self) -> bool:
+        """Whether it may be filled; one that was full, only when it is down to three quarters."""
+        if self.closed:
+            return False
+        held, capacity = self.channel.held, self.channel.capacity
+        self._full = held > capacity * 3 // 4 if self._full else held >= capacity
+        return not self._full
+
+
+class WorkerQueues:
+    """The queues of a rank's workers, filled in turn; a worker that has ended is passed over.
+
+    Args:
+      live: the source, for its bounds.
+      queues: in index order.
+      turn: the index of the worker that is next.
+      stages: the worker's, for messages.
+
+    Attributes:
+      peak: the most items that waited for one worker at once.
+      awaited: the workers that the merge waits for, by index; an item of any of them would do.
+    """
+
+    def __init__(self, live: Live[Any], queues: Sequence[WorkerQueue], turn: int, stages: str) -> None:
+        self.queues = queues
+        self.peak = 0
+        self.awaited: Sequence[int] = ()
+        self._live = live
+        self._turn = turn
+        self._stages = stages
+        self._spare = 0
+        self._news: anyio.Event | None = None
+        for queue in queues:
+            queue.channel.on_freed = self.notice
+
+            queue.channel.inbox.on_closed = partial(self._closed, queue)
+
+    @property
+    def all_over(self) -> bool:
+        """Whether all workers have ended."""
+        return all(queue.over for queue in self.queues)
+
+    def _closed(self, queue: WorkerQueue) -> None:
+        queue.closed = True
+        self.notice()
+
+    def notice(self) -> None:
+        """Something has changed that the reader may wait for."""
+        if self._news is not None:
+            self._news.set()
+
+    async def wait_news(self) -> None:
+        """Wait until something has changed."""
+        self._news = anyio.Event()
+        await resting(self._news.wait())
+
+    async def wait_room(self) -> bool:
+        """Wait until the next item may be read; False if all workers have ended.
+
+        Raises:
+          WorkerStarved: there is no room, and without the next item nothing goes on.
+        """
+        while (queue := self.next()) is not None:
+            if self._may_read(queue):
+                return True
+            await self.wait_news()
+        return False
+
+    def next(self) -> WorkerQueue | None:
+        """Return the queue whose turn it is; None if all workers have ended."""
+        for queue in (*self.queues[self._turn :], *self.queues[: self._turn]):
+            if not queue.over:
+                return queue
+        return None
+
+    def pass_on(self, queue: WorkerQueue) -> int:
+        """Let it be the turn of the one behind `queue`; return that one's shard."""
+        self._turn = (queue.index + 1) % len(self.queues)
+        return self.queues[self._turn].shard
+
+    def hand(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
+        """Hand out an item of `size` bytes, the worker's number `ordinal`, whatever the room."""
+        if queue.closed:
+            return  # it is kept for a resume all the same
+        queue.channel.admit(item, CountedStates(self._live.name, ordinal + 1), size)
+        self.peak = max(self.peak, queue.channel.held)
+
+    def end(self, failure: BaseException | None) -> None:
+        """Let every worker have what it was handed, then the end, or the failure."""
+        for queue in self.queues:
+            if queue.closed or queue.channel.finished:
+                continue
+            if failure is None:
+                queue.channel.finish()
+            else:
+                queue.channel.fail(failure)
+
+    @property
+    def starving(self) -> WorkerQueue | None:
+        """A worker that starves: the merge waits, and nothing that it waits for can come without another item."""
+        queues = [self.queues[index] for index in self.awaited]
+        if queues and all(queue.hungry for queue in queues):
+            return queues[0]
+        return None
+
+    def _may_read(self, queue: WorkerQueue) -> bool:
+        """Say whether there is room for the next item, which is for `queue`."""
+        held = queue.channel.held
+        heavy = held > 0 and self._held_bytes >= self._live.max_ahead_bytes
+        if queue.has_room() and not heavy:
+            return True
+        if (starving := self.starving) is not None:
+            self._spare = SPARE_ITEMS
+        if held < self._live.max_ahead and not heavy:
+            self._spare -= 1
+            return self._spare >= 0 and bool(self.awaited)
+        if starving is None:
+            return False
+        raise self._starved(starving, queue)
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum([queue.channel.held_bytes for queue in self.queues])
+
+    def _starved(self, starving: WorkerQueue, full: WorkerQueue) -> WorkerStarved:
+        live = self._live
+        return WorkerStarved(
+            f"the worker of shard {starving.shard} ({self._stages}) was handed {starving.given:,} items by {live.name} "
+            f"and the merge still waits for it, while {full.channel.held:,} read ahead wait for shard {full.shard} "
+            f"({self._held_bytes:,} bytes for all; max_ahead={live.max_ahead:,}, "
+            f"max_ahead_bytes={live.max_ahead_bytes:,}): drop items in the stream itself, before they are handed out, "
+            "use fewer shards, .merge('best_effort', max_lead=) with a larger lead, or "
+            f"{live.kind}(max_ahead=, max_ahead_bytes=) with larger ones. Nothing is lost: resume behind the change"
+        )

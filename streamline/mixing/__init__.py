@@ -1,1 +1,0 @@
-"""Sources that are made of several pipelines."""
