@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.merge import Merge, Strict
+from streamline.merge.best_effort import Merge, Strict
 from streamline.plan import Plan, Shard, index_of
 from streamline.rules import (
     INDEX_OPS,

@@ -10,8 +10,6 @@ from typing import Any
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
-from streamline.caching.regenerate import Regenerate
-from streamline.caching.spill import SpillKeeper
 from streamline.compiling import merged_size
 from streamline.core.channel import Inbox
 from streamline.core.dead_letters import DeadLetters
@@ -26,8 +24,7 @@ from streamline.core.tasks import Tasks
 from streamline.core.text import Entry
 from streamline.ending.agreement import begun_at
 from streamline.envelope import FORMAT_VERSION
-from streamline.merge_flow import MergeFlow
-from streamline.merge_state import Held
+from streamline.merge.base import DeferredProgress, MergeFlow
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
@@ -43,6 +40,8 @@ from streamline.snapshot import Keeper, Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
+from streamline.transforms.regenerate_spill import SpillKeeper
 from streamline.transforms.repeat import Repeat
 from streamline.worker import SourceOpener, StageOpener
 
@@ -317,7 +316,7 @@ class _MergeOpener:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         else:
             if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
-                merge.held = Held()  # of a live source the journal would grow meanwhile
+                merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
             if not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
                 _tell_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)

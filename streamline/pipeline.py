@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
-from streamline.caching.cache import Cache
-from streamline.caching.regenerate import Regenerate
-from streamline.collate import unstack
 from streamline.compiling import compiled
 from streamline.core.blame import stage_name
 from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
@@ -40,7 +37,7 @@ from streamline.debug import DebugStream
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
-from streamline.merge import Merge, merge_of
+from streamline.merge.best_effort import Merge, merge_of
 from streamline.observe.watchdog import STALL_S
 from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
 from streamline.pictures.describe import describe, max_in_flight
@@ -59,6 +56,8 @@ from streamline.transfer.devices import written
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
 from streamline.transforms.bucket import bucket_of
+from streamline.transforms.cache import Cache
+from streamline.transforms.collate import unstack
 from streamline.transforms.custom import Declared, Through, check_through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
@@ -66,6 +65,7 @@ from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import NOT_AFTER_A_CHOICE, Numbering, Seeded, map_of
 from streamline.transforms.pack import Block, pack_of
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 from streamline.transforms.transfer import Transfer
@@ -335,7 +335,7 @@ class Pipeline(Openable[T]):
         Args:
           size: items in a batch; the last one has the rest.
           drop_remainder: leave out the last batch if it isn't full.
-          collate: "stack": see `streamline.collate.stack`; "torch": likewise, of tensors throughout; None: a list; a
+          collate: "stack": see `streamline.transforms.collate.stack`; "torch": likewise, of tensors throughout; None: a list; a
             sync function of the list.
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamline.caching.course import reset
-from streamline.caching.files import CacheFiles
 from streamline.ending.agreement import Resumed, agreed
 from streamline.errors import PlanError
 from streamline.opening import Opening
 from streamline.resuming.bound import caches_of
 from streamline.snapshot import Snapshot
+from streamline.transforms.cache_files import CacheFiles
+from streamline.transforms.pass_history import reset
 
 __all__ = ["Going", "check_reset", "reset_from", "reset_kept"]
 

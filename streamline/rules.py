@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from streamline.caching.cache import Cache
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, Source
 from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat

@@ -79,7 +79,7 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
         if _runs(stage, plan):
             opener = StageOpener(stage, opener)
     if replicated and site.num_shards > 1:
-        from streamline.transforms.stride import Stride
+        from streamline.transforms.limit import Stride
 
         opener = StageOpener(Stride(name="shard"), opener)
     if plan.source.waits:

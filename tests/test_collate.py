@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import streamline as sl
-from streamline.collate import as_list, stack, unstack
 from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
+from streamline.transforms.collate import as_list, stack, unstack
 
 
 class Pair(NamedTuple):

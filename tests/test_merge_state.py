@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.merge_state import choices_of
+from streamline.merge.base import choices_of
 from streamline.pipeline import Pipeline
 
 UNEVEN = [5, 3, 0, 4]

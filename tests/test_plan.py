@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.merge import BestEffort, Strict
+from streamline.merge.best_effort import BestEffort, Strict
 from streamline.pipeline import Pipeline
 from streamline.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
 from streamline.resuming.fingerprint import fingerprint

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from streamline.caching.regenerate import Regenerate
-from streamline.collate import as_list, stack, stack_tensors
 from streamline.core.blame import stage_name
 from streamline.core.text import in_bytes
-from streamline.merge import BestEffort
+from streamline.merge.best_effort import BestEffort
 from streamline.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
+from streamline.transforms.collate import as_list, stack, stack_tensors
 from streamline.transforms.custom import CAPACITY, Through
 from streamline.transforms.map import ConcurrentMap, Numbering
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "merge_line", "sources", "written"]

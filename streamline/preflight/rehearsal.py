@@ -14,8 +14,6 @@ from typing import Any
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
-from streamline.caching.cache import Cache
-from streamline.caching.regenerate import Regenerate
 from streamline.core.session import Session
 from streamline.core.threads import start_thread
 from streamline.debug import DebugStream
@@ -23,6 +21,8 @@ from streamline.opened import Begin, prepare
 from streamline.plan import Plan, Shard
 from streamline.sources.items import Items
 from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
+from streamline.transforms.regenerate import Regenerate
 
 __all__ = ["Rehearsed", "pickles", "rehearse"]
 

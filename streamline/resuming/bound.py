@@ -11,12 +11,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from streamline.caching.cache import Cache
 from streamline.core.state import Json
 from streamline.core.text import Entry
 from streamline.plan import Plan
 from streamline.resuming.fingerprint import fingerprint
 from streamline.transforms.base import Stage
+from streamline.transforms.cache import Cache
 
 __all__ = ["bound", "caches_of"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamline.caching.cache import Cache
-from streamline.caching.regenerate import Regenerate
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
+from streamline.transforms.cache import Cache
 from streamline.transforms.custom import Through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import ConcurrentMap, Map, Numbering
 from streamline.transforms.pack import Pack
+from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 from streamline.transforms.transfer import Transfer

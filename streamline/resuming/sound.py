@@ -18,7 +18,7 @@ from streamline.resuming.again import section
 from streamline.resuming.kinds import stage_class
 from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot import Snapshot
-from streamline.transforms.stride import Stride
+from streamline.transforms.limit import Stride
 
 __all__ = ["check_stages", "check_trees"]
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from streamline.caching.regenerate import Regenerate
 from streamline.errors import PlanError
-from streamline.merge import BestEffort, Merge, Strict
+from streamline.merge.best_effort import BestEffort, Merge, Strict
 from streamline.pipeline import Pipeline
 from streamline.testing.devices import to_elsewhere
 from streamline.transforms.base import Stage
@@ -16,6 +15,7 @@ from streamline.transforms.batch import Batch
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.map import ConcurrentMap, Map
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
 
 __all__ = ["changed"]
 

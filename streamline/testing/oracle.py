@@ -18,10 +18,6 @@ import anyio
 import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from streamline.caching.cache import Cache
-from streamline.caching.cycle import order_of
-from streamline.caching.regenerate import Regenerate
-from streamline.collate import stack, unstack
 from streamline.core.flow import Flow, Site
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
@@ -36,6 +32,8 @@ from streamline.testing.sources import Abort, Script
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
+from streamline.transforms.cache import Cache
+from streamline.transforms.collate import stack, unstack
 from streamline.transforms.custom import Declared, Through
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap
@@ -43,6 +41,8 @@ from streamline.transforms.limit import Skip, Take
 from streamline.transforms.map import ConcurrentMap, Generators, Map, Numbering
 from streamline.transforms.pack import Pack
 from streamline.transforms.prefetch import Prefetch
+from streamline.transforms.regenerate import Regenerate
+from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
 from streamline.transforms.transfer import Transfer

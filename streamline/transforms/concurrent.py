@@ -35,9 +35,9 @@ from streamline.core.pace import Pace, call_all
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
 from streamline.errors import ResumeError
-from streamline.transforms.order import Delivery, LeftOut, Part
+from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 
-__all__ = ["Pool", "TaskPool", "ThreadedPool"]
+__all__ = ["CallPool", "TaskPool", "ThreadedPool"]
 
 
 In = TypeVar("In")
@@ -51,7 +51,7 @@ LEAST_S = 0.001
 results of its first items wait for the last, which may suddenly take long."""
 
 
-class Pool(ABC, Generic[In, Out]):
+class CallPool(ABC, Generic[In, Out]):
     """The job of one concurrent map.
 
     Args:
@@ -92,15 +92,15 @@ class Pool(ABC, Generic[In, Out]):
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
         self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
         self._full = False
-        self._parts: deque[Part[In]] = deque()
-        self._part: Part[In] | None = None
+        self._parts: deque[AdmittedInputs[In]] = deque()
+        self._part: AdmittedInputs[In] | None = None
         self._index = 0
         self._stop = 0  # items of the part that may be claimed: all of them, unless items must not move
         self._idle: list[anyio.Event] = []
         self._running = 0
         self._fed = False
         self._failure: BaseException | None = None
-        self._failed_at: tuple[Part[In], int] | None = None
+        self._failed_at: tuple[AdmittedInputs[In], int] | None = None
         self._news = anyio.Event()
         self._notified = False
         self._delivered: anyio.Event | None = None
@@ -165,7 +165,7 @@ class Pool(ABC, Generic[In, Out]):
         if not parts or not chunk.items:
             self._notify()  # nothing to run, but perhaps progress to deliver
 
-    def _run_parts(self, parts: list[Part[In]]) -> None:
+    def _run_parts(self, parts: list[AdmittedInputs[In]]) -> None:
         count = sum(len(part.items) for part in parts)
         self._channel.reserve(count)
         self._parts.extend(parts)
@@ -219,7 +219,7 @@ class Pool(ABC, Generic[In, Out]):
             if counts:
                 self._meter.wait_ends(slot)
 
-    def _fail(self, part: Part[In], index: int, error: BaseException) -> None:
+    def _fail(self, part: AdmittedInputs[In], index: int, error: BaseException) -> None:
         """Take note that an item failed: leave it out, or start nothing more. Of several, the first in order counts."""
         item, position = part.items[index], part.states[index]
         error = blame(error, self._stage, self._site, position, FailedCall(self._fn, item))
@@ -227,7 +227,7 @@ class Pool(ABC, Generic[In, Out]):
             verdict = self._skips.judge(error, item, position)
             if isinstance(verdict, Failure):
                 self._order.left_out += 1
-                if self._order.put(part, index, cast("Out", LeftOut(verdict))):
+                if self._order.put(part, index, cast("Out", SkippedResult(verdict))):
                     self._notify()
                 return
             error = verdict
@@ -276,7 +276,7 @@ class Pool(ABC, Generic[In, Out]):
         """Claim and run items until cancelled, as one of `workers`."""
 
 
-class TaskPool(Pool[In, Out]):
+class TaskPool(CallPool[In, Out]):
     """Calls of an async function, each in the task of a worker."""
 
     def __init__(self, fn: Callable[[In], Awaitable[Out]], *args: Any) -> None:
@@ -314,7 +314,7 @@ class TaskPool(Pool[In, Out]):
                 await pace.breathe()  # an async function need not ever wait
 
 
-class ThreadedPool(Pool[In, Out]):
+class ThreadedPool(CallPool[In, Out]):
     """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
 
     Behind each call another one waits, so that its thread goes on while the results are on their way to the event loop.
@@ -346,7 +346,7 @@ class ThreadedPool(Pool[In, Out]):
             self._running -= 1
             limit = self._next_limit(limit, took_s)
 
-    async def _run_claimed(self, part: Part[In], start: int, stop: int, slot: int) -> float:
+    async def _run_claimed(self, part: AdmittedInputs[In], start: int, stop: int, slot: int) -> float:
         """Call the function of the items that were claimed, and return the seconds that it took."""
         took_s = 0.0
         while start < stop and self._wanted(part, start):
@@ -374,7 +374,7 @@ class ThreadedPool(Pool[In, Out]):
                 start += 1
         return took_s
 
-    def _call(self, part: Part[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
+    def _call(self, part: AdmittedInputs[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
         """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""
         if not self._wanted(part, start):
             return [], None
@@ -391,15 +391,15 @@ class ThreadedPool(Pool[In, Out]):
             self._give_back(part, rest)
         return results, error
 
-    def _give_back(self, part: Part[In], index: int) -> None:
+    def _give_back(self, part: AdmittedInputs[In], index: int) -> None:
         if self._workers == 1:
             self._turn = min(self._turn, part.first + index)
 
-    def _stops_at(self, part: Part[In], index: int) -> None:
+    def _stops_at(self, part: AdmittedInputs[In], index: int) -> None:
         """Take note that an item has failed, before the event loop hears of it: the thread is at the next call then."""
         self._end = min(self._end, part.first + index)
 
-    def _wanted(self, part: Part[In], index: int) -> bool:
+    def _wanted(self, part: AdmittedInputs[In], index: int) -> bool:
         """Whether an item that was claimed is to be called: what is behind one that has failed isn't."""
         return part.first + index < self._end
 

@@ -176,7 +176,7 @@ class Through(Stage[In, Out]):
         own = self._own(None if state is None else state.get(self.name))
         channel = Channel[Out](Over(self.name, own, flow.state), CAPACITY)
         channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
-        running = _Running(self, flow, channel, own, upstream.site)
+        running = _CustomRun(self, flow, channel, own, upstream.site)
         return run_into(channel, partial(into, channel, flow, running.run), upstream.site, str(self), self.name)
 
     def _own(self, own: Json) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _TimedReader(FlowReader[In]):
             self._clock.start()
 
 
-class _Running(Generic[In, Out]):
+class _CustomRun(Generic[In, Out]):
     """The job of one custom stage; also the async iterator that the user's function reads."""
 
     def __init__(

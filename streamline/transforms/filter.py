@@ -61,7 +61,7 @@ class Filter(Stage[T, T]):
             except Exception as error:
                 error.add_note(f"expected true or false of {self}'s function, got {type(verdict).__name__}")
                 failure = blame(
-                    error, str(self), run.site, chunk.states[index], FailedCall(_Truth(self.fn), chunk.items[index])
+                    error, str(self), run.site, chunk.states[index], FailedCall(_AsBool(self.fn), chunk.items[index])
                 )
             if index > begin:
                 yield _kept(chunk.part(begin, index - begin), kept)
@@ -73,7 +73,7 @@ class Filter(Stage[T, T]):
             yield Chunk((), (), chunk.end)
 
 
-class _Truth(Adapter):
+class _AsBool(Adapter):
     """The truth value of what a function returns: what a replay calls."""
 
     def __init__(self, fn: Callable[[Any], object]) -> None:
@@ -89,7 +89,7 @@ class _Truth(Adapter):
         return given
 
     def around(self, fn: Callable[[Any], object]) -> Callable[[Any], bool]:
-        return _Truth(fn)
+        return _AsBool(fn)
 
 
 def _kept(chunk: Chunk[T], kept: Sequence[int]) -> Chunk[T]:

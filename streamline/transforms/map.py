@@ -23,9 +23,8 @@ from streamline.core.state import Json, NumberedStates, Over, Skipped, State, Tr
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transforms.base import Stage
+from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
-from streamline.transforms.order import Delivery, InOrder
-from streamline.transforms.unordered import AsCompleted, Completed
 
 __all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
 
@@ -100,7 +99,7 @@ class ConcurrentMap(Stage[In, Out]):
     survives: ClassVar[Mapping[str, str]] = SURVIVES
     steady: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
-    state_type: ClassVar[Any] = Completed  # of one in order, there is none: see `streamline.resuming.kinds`
+    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.resuming.kinds`
 
     fn: Callable[[In], Any]
     concurrency: int

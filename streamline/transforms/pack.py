@@ -46,7 +46,7 @@ TOGETHER_TOKENS = 65536
 """Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
 
 
-class Cut(msgspec.Struct):
+class PackPart(msgspec.Struct):
     """The stage's part of a saved state: tokens of the next document that were delivered, and what all are."""
 
     token: Count
@@ -68,7 +68,7 @@ class Pack(Stage[Any, Block]):
         "eos": "the document that was cut would have another length: finish the epoch with it, or begin anew",
     }
     steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
-    state_type: ClassVar[Any] = Cut
+    state_type: ClassVar[Any] = PackPart
 
     length: int
     key: str | None = None
@@ -101,7 +101,7 @@ class Pack(Stage[Any, Block]):
         return Over(self.name, own or _own(0, None), upstream)
 
     async def lists(self, run: Run[Any]) -> Lists[Block]:
-        held = _Held(self, run.own)
+        held = _OpenDocuments(self, run.own)
         mark = Reference.to(run.upstream.state)
         pace = Pace()
         while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:
@@ -185,7 +185,7 @@ _Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
 ends, and the upstream's state before it and behind it."""
 
 
-class _Held:
+class _OpenDocuments:
     """The documents at hand.
 
     Attributes:
@@ -310,7 +310,7 @@ class _Held:
         items = _blocks(pieces, sizes, count, length)
         if end is not None:
             return Chunk(items, [self.state(end)])
-        return Chunk(items, _Cut(self._stage.name, self._dtype, length, used, np.cumsum(sizes).tolist(), first))
+        return Chunk(items, _PackStates(self._stage.name, self._dtype, length, used, np.cumsum(sizes).tolist(), first))
 
 
 def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> list[Block]:
@@ -339,7 +339,7 @@ def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> 
     ]
 
 
-class _Cut:
+class _PackStates:
     """The states behind some blocks.
 
     Args:

@@ -26,7 +26,7 @@ __all__ = ["Repeat"]
 T = TypeVar("T")
 
 
-class InPass(msgspec.Struct):
+class RepeatPart(msgspec.Struct):
     """The stage's part of a saved state; `seen` is what a merge took in the passes before, where items were skipped."""
 
     number: Count = msgspec.field(name="pass")
@@ -45,7 +45,7 @@ class Repeat(Stage[T, T]):
         "times": "it goes on to the new number of passes, those before included; if they were more already, it ends"
     }
     steady: ClassVar[frozenset[str]] = frozenset({"times"})
-    state_type: ClassVar[Any] = InPass
+    state_type: ClassVar[Any] = RepeatPart
     refuses: ClassVar[Mapping[str, str]] = {
         "added": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
         "removed": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
@@ -72,7 +72,7 @@ class Repeat(Stage[T, T]):
         own = {"pass": 0, "yielded": False} if state is None or self.name not in state else state[self.name]
         flow = upstream.at(upstream.site.in_pass(own["pass"]))(state)
         run = self.run_over(flow, upstream.site, state, own)
-        return ListsFlow(_InPass(self.name, own, flow.state), self._passes(upstream, run), run, flow)
+        return ListsFlow(_PassState(self.name, own, flow.state), self._passes(upstream, run), run, flow)
 
     async def _passes(self, upstream: Opener[T], run: Run[T]) -> Lists[T]:
         number, yielded, seen = run.own["pass"], run.own["yielded"], run.own.get("seen", 0)
@@ -95,11 +95,11 @@ class Repeat(Stage[T, T]):
 
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
-        after = None if chunk.after is None else _InPass(self.name, own, chunk.after)
-        return Chunk(chunk.items, _InPassStates(self.name, own, chunk.states), after)
+        after = None if chunk.after is None else _PassState(self.name, own, chunk.after)
+        return Chunk(chunk.items, _PassStates(self.name, own, chunk.states), after)
 
 
-class _InPass(Over):
+class _PassState(Over):
     """A state in a pass; `seen` in it is what a merge took in the passes before, where items were skipped."""
 
     __slots__ = ()
@@ -110,7 +110,7 @@ class _InPass(Over):
         super().tally(found)
 
 
-class _InPassStates:
+class _PassStates:
     """The same pass over each of the upstream's states."""
 
     __slots__ = ("_name", "_own", "_states")
@@ -119,7 +119,7 @@ class _InPassStates:
         self._name, self._own, self._states = name, own, states
 
     def __getitem__(self, index: int, /) -> State:
-        return _InPass(self._name, self._own, self._states[index])
+        return _PassState(self._name, self._own, self._states[index])
 
     def trimmed(self, first: int, count: int) -> States:
-        return _InPassStates(self._name, self._own, trimmed(self._states, first, count))
+        return _PassStates(self._name, self._own, trimmed(self._states, first, count))

@@ -37,7 +37,7 @@ def permutation(length: int, seed: int, site: Site, window: int) -> list[int]:
     return order
 
 
-class Window(msgspec.Struct):
+class WindowPart(msgspec.Struct):
     """The stage's part of a saved state: `served` items of window number `window`, which has `of`."""
 
     window: Count
@@ -60,7 +60,7 @@ class Shuffle(Stage[T, T]):
         "added": "the items from here on are shuffled, beginning with window 0",
         "removed": "the items from here on come in their order",
     }
-    state_type: ClassVar[Any] = Window
+    state_type: ClassVar[Any] = WindowPart
 
     window: int
     seed: int = 0
@@ -95,26 +95,28 @@ class Shuffle(Stage[T, T]):
     async def lists(self, run: Run[T]) -> Lists[T]:
         number, served, drawing = await self._first(run)
         while drawing.items:
-            serving, drawing = drawing, _Window[T](self.window, self.seed, drawing.now)
+            serving, drawing = drawing, _DrawnWindow[T](self.window, self.seed, drawing.now)
             order = permutation(len(serving.items), serving.seed, run.site, number)
             while served < len(order):
                 # One for one; behind a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
                 picked = order[served : served + run.want]
-                states = _Served(self.name, number, served, len(order), serving)
+                states = _WindowStates(self.name, number, served, len(order), serving)
                 served += len(picked)
                 yield Chunk([serving.items[index] for index in picked], states)
             await drawing.fill(run)  # a failure comes behind the last whole window: a part of one has no order yet
             number, served = number + 1, 0
         yield Chunk((), (), Over(self.name, _own(number, 0, 0, self.seed), drawing.now))  # what was dropped at the end
 
-    async def _first(self, run: Run[T]) -> tuple[int, int, _Window[T]]:
+    async def _first(self, run: Run[T]) -> tuple[int, int, _DrawnWindow[T]]:
         """Return the number of the first window, how much of it was served, and the window: as it was, if it was."""
         number, served, of, seed = 0, 0, 0, self.seed
         if run.own:
             number, served, of, seed = (run.own[key] for key in ("window", "served", "of", "seed"))
         window = (
-            _Window[T](of, seed, run.upstream.state) if served else _Window(self.window, self.seed, run.upstream.state)
+            _DrawnWindow[T](of, seed, run.upstream.state)
+            if served
+            else _DrawnWindow(self.window, self.seed, run.upstream.state)
         )
         await window.fill(run)
         if len(window.items) < (of if served else 0):
@@ -129,7 +131,7 @@ def _own(window: int, served: int, of: int, seed: int) -> dict[str, int]:
     return {"window": window, "served": served, "of": of, "seed": seed}
 
 
-class _Window(Generic[T]):
+class _DrawnWindow(Generic[T]):
     """The items of one window, and where the upstream stood before and behind them."""
 
     def __init__(self, size: int, seed: int, mark: State) -> None:
@@ -176,7 +178,7 @@ class _Window(Generic[T]):
             await self.draw(run, enough - len(self.items))
 
 
-class _Serving(Since):
+class _WindowState(Since):
     """Inside a window: what was skipped in it counts when it is served, as its items do one by one until then."""
 
     __slots__ = ()
@@ -185,12 +187,12 @@ class _Serving(Since):
         self.mark.tally(found)
 
 
-class _Served:
+class _WindowStates:
     """The states of a served list: behind a window's last item, nothing is left to go back to."""
 
     __slots__ = ("_length", "_name", "_number", "_seed", "_served", "_window")
 
-    def __init__(self, name: str, number: int, served: int, length: int, window: _Window[Any]) -> None:
+    def __init__(self, name: str, number: int, served: int, length: int, window: _DrawnWindow[Any]) -> None:
         self._name, self._number, self._served, self._length = name, number, served, length
         self._seed = window.seed
         self._window = (window.mark, window.now)
@@ -200,7 +202,7 @@ class _Served:
         served = self._served + index + 1
         if served == self._length:
             return Over(self._name, _own(self._number + 1, 0, 0, self._seed), now)
-        return Over(self._name, _own(self._number, served, self._length, self._seed), _Serving(mark, now))
+        return Over(self._name, _own(self._number, served, self._length, self._seed), _WindowState(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)

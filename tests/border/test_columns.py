@@ -20,9 +20,9 @@ from streamline.core.tasks import Tasks
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.testing.running import run
 from streamline.testing.steps import erratic
-from streamline.transforms import unordered
-from streamline.transforms.batch_wait import BatchState
-from streamline.transforms.unordered import Segment, UnorderedState
+from streamline.transforms import completion_order as unordered
+from streamline.transforms.batch import BatchState
+from streamline.transforms.completion_order import DeliverySegment, UnorderedState
 from streamline.worker import open_worker
 from tests.border.crossing_kit import Crossing
 
@@ -225,7 +225,7 @@ class Hidden(State):
 
 def test_a_restart_behind_a_state_that_hides_choices_is_refused() -> None:
     def begin() -> State:
-        return Hidden(UnorderedState("load", Segment("load", 0, 0, frozenset(), At("items", 0), []), 0, 0))
+        return Hidden(UnorderedState("load", DeliverySegment("load", 0, 0, frozenset(), At("items", 0), []), 0, 0))
 
     columns = Columns(True)
     state = columns.load_state(Dumper(True).dump_state(begin()))

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.caching import cache, disk
-from streamline.caching.files import Block, CacheFiles
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull
 from streamline.pipeline import Pipeline
 from streamline.testing.sources import scripted
+from streamline.transforms import cache
+from streamline.transforms import cache_disk as disk
+from streamline.transforms.cache_files import CacheBlock, CacheFiles
 from tests.laws.profile import examples
 
 lengths = st.lists(st.sampled_from([0, 1, 7, 50, 400]), max_size=14)
@@ -52,7 +53,7 @@ def test_in_memory_what_fits_is_kept_and_delivered_and_no_byte_more(
     fitting = sum(total <= most for total in accumulate(map(nbytes, items)))
     kept = [0]
 
-    class Watched(cache._Kept[Any]):
+    class Watched(cache._CachedPass[Any]):
         def keep(self, chunk: Any) -> Any:
             try:
                 return super().keep(chunk)
@@ -85,7 +86,7 @@ def test_on_disk_a_pass_is_kept_if_its_files_fit_and_no_byte_more_is_written(
         most = max(1, size - less if less > -300 else size)
         write = CacheFiles.write
 
-        def watched(files: CacheFiles, *args: Any) -> Block:
+        def watched(files: CacheFiles, *args: Any) -> CacheBlock:
             try:
                 return write(files, *args)
             finally:

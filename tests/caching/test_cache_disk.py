@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.caching.files import ROOT
 from streamline.errors import CacheFull, DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
+from streamline.transforms.cache_files import ROOT
 from tests.laws.stages import erratic
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 4)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 4)
     with monkeypatch.context() as quick:
         quick.setattr(os, "fsync", lambda descriptor: None)  # some thousand files: only a power cut would tell
         yield
@@ -200,15 +200,15 @@ def test_a_cache_of_something_else_is_never_served(tmp_path: Path) -> None:
 
 
 def test_what_comes_slowly_is_written_in_smaller_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 100)
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_S", 0)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 100)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_S", 0)
     assert list(sl.from_items(range(9)).cache(path=tmp_path)) == list(range(9))
     assert len(files(tmp_path)) > 1
 
 
 def test_what_is_large_is_written_in_blocks_of_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 100)
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_BYTES", 2500)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 100)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_BYTES", 2500)
     pipe = sl.from_items(range(20)).map(lambda n: np.full(1000, n, np.uint8)).batch(1, collate=None).unbatch()
     assert [int(item[0]) for item in pipe.shuffle(window=1).cache(path=tmp_path)] == list(range(20))
     assert all(path.stat().st_size < 4000 for path in files(tmp_path))
@@ -396,7 +396,7 @@ KILLED = """
 import sys
 import numpy as np
 import streamline as sl
-import streamline.caching.disk as disk
+import streamline.transforms.cache_disk as disk
 
 disk.BLOCK_ITEMS = 7
 folder = sys.argv[1]

@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.caching.files import ROOT, Block, CacheFiles, Found, Held
 from streamline.core.record_file import DamagedError
 from streamline.errors import ReadError
+from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 4)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 4)
     with monkeypatch.context() as quick:
         quick.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
-def block(id: str, before: str, stop: int, *, end: bool = False, drawing: int = 0) -> Block:
-    return Block(Path(id), drawing, stop, before, id, end, 100)
+def block(id: str, before: str, stop: int, *, end: bool = False, drawing: int = 0) -> CacheBlock:
+    return CacheBlock(Path(id), drawing, stop, before, id, end, 100)
 
 
 def test_a_pass_is_the_whole_one_else_the_longest_in_whatever_order_a_folder_lists_them() -> None:
@@ -46,11 +46,11 @@ def test_a_pass_is_the_whole_one_else_the_longest_in_whatever_order_a_folder_lis
         (later, ""),
     ):
         for listed in permutations(blocks):
-            assert "".join(one.id for one in Found(listed, 1).beyond(ROOT, 0)) == expected
+            assert "".join(one.id for one in FoundBlocks(listed, 1).beyond(ROOT, 0)) == expected
 
 
 def test_a_chain_that_lacks_a_block_is_none() -> None:
-    found = Found([block("a", ROOT, 4), block("c", "b", 12)], 0)
+    found = FoundBlocks([block("a", ROOT, 4), block("c", "b", 12)], 0)
     assert [one.id for one in found.chain("a") or []] == ["a"]
     assert found.chain("c") is None
     assert found.chain("x") is None
@@ -74,8 +74,8 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_header_of_whatever_garbage_is_damage(kind: str, tmp_path: Path) -> None:
     files = CacheFiles(str(tmp_path), "cache", "cache", "0" * 16, 0, 1)
-    held = Held([np.arange(3), b"ab"], (0,), {"items": 2})
-    written = files.write(Block(Path(), 0, 2, ROOT, "1" * 16, True, 0), held, 0)
+    held = BlockInfo([np.arange(3), b"ab"], (0,), {"items": 2})
+    written = files.write(CacheBlock(Path(), 0, 2, ROOT, "1" * 16, True, 0), held, 0)
     content = written.path.read_bytes()
     length, at = int.from_bytes(content[26:34], "little"), 34
     header = content[at : at + length].replace(*DAMAGE[kind])
@@ -98,8 +98,8 @@ def test_a_header_of_whatever_garbage_is_damage(kind: str, tmp_path: Path) -> No
 )
 def test_a_block_of_which_anything_has_changed_is_damaged(change: Any, why: str, tmp_path: Path) -> None:
     files = CacheFiles(str(tmp_path), "cache", "cache", "0" * 16, 0, 1)
-    held = Held([np.arange(3), b"ab"], (0,), {"items": 2})
-    written = files.write(Block(Path(), 0, 2, ROOT, "1" * 16, True, 0), held, 0)
+    held = BlockInfo([np.arange(3), b"ab"], (0,), {"items": 2})
+    written = files.write(CacheBlock(Path(), 0, 2, ROOT, "1" * 16, True, 0), held, 0)
     assert files.read(written).items[1] == b"ab"
     written.path.write_bytes(change(written.path.read_bytes()))
     with pytest.raises(DamagedError, match=why):
@@ -169,7 +169,7 @@ def test_files_that_go_while_a_folder_is_looked_at_are_not_there(
         return entry
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamline.caching.files.os.scandir", removing)
+        patch.setattr("streamline.transforms.cache_files.os.scandir", removing)
         assert list(pipe) == list(range(10))
     assert list(pipe) == list(range(10))
 

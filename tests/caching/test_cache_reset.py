@@ -239,7 +239,7 @@ def test_a_stream_that_cannot_be_reset_says_so_and_goes_on(tmp_path: Path, monke
     with pipe.open() as stream:
         items = [next(stream) for _ in range(15)]
         with monkeypatch.context() as patch:
-            patch.setattr("streamline.caching.files.write_parts", full)
+            patch.setattr("streamline.transforms.cache_files.write_parts", full)
             with pytest.raises(ReadError, match=r"can't reset cache: No space left on device; name a folder"):
                 stream.reset_cache()
         items += list(stream)

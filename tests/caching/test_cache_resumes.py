@@ -16,20 +16,20 @@ import anyio.lowlevel
 import pytest
 
 import streamline as sl
-from streamline.caching import disk
-from streamline.caching.cache import Cache
-from streamline.caching.files import CacheFiles
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.running import ChainSubject, opened, run
+from streamline.transforms import cache_disk as disk
+from streamline.transforms.cache import Cache
+from streamline.transforms.cache_files import CacheFiles
 from tests.ending.kit import MemoryStore
 from tests.laws.stages import erratic
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", 4)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 4)
     with monkeypatch.context() as quick:
         quick.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -157,7 +157,7 @@ def test_a_mixture_of_other_parts_is_something_else(tmp_path: Path) -> None:
 def test_what_was_left_out_is_counted_once_wherever_a_run_is_resumed(
     kind: str, bad: tuple[int, ...], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", block)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", block)
 
     def picky(item: int) -> int:
         if item in bad:
@@ -283,7 +283,9 @@ def test_a_pass_is_that_of_the_pass_before_whatever_others_have_written_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = count(1)
-    monkeypatch.setattr("streamline.caching.disk.new_id", lambda: f"{next(numbers):016x}")  # later ones are preferred
+    monkeypatch.setattr(
+        "streamline.transforms.cache_disk.new_id", lambda: f"{next(numbers):016x}"
+    )  # later ones are preferred
     turns = Turns()
     subjects = [directly(turns.pipe().cache(path=tmp_path / name).repeat(2)) for name in "ab"]
 

@@ -133,7 +133,7 @@ async def test_rows_are_in_one_array_or_two_for_all_passes(
         made = empty(shape, *args, **more)
         return rooms.note(made) if tuple(np.atleast_1d(shape)) == (SIZE, 8) else made
 
-    monkeypatch.setattr("streamline.caching.rows.np.empty", noted)
+    monkeypatch.setattr("streamline.transforms.regenerate_cycle.np.empty", noted)
     pipe = (
         numbers(18)
         .map(lambda number: blocks.note(np.full((16, 8), number)))
@@ -187,7 +187,7 @@ async def test_what_a_generator_fails_with_keeps_no_cycle(block: int | None, mon
         made = empty(shape, *args, **more)
         return rooms.note(made) if tuple(np.atleast_1d(shape)) == (SIZE, 8) else made
 
-    monkeypatch.setattr("streamline.caching.rows.np.empty", noted)
+    monkeypatch.setattr("streamline.transforms.regenerate_cycle.np.empty", noted)
     pipe = numbers(10**6).map(failing).prefetch(1).regenerate(SIZE, block=block)
     async with pipe.open() as stream:
         with pytest.raises(ValueError, match="any more") as failure:
@@ -334,7 +334,7 @@ async def test_a_cache_on_disk_has_one_block_in_memory(tmp_path: Path, monkeypat
         made = empty(shape, *args, **more)
         return LIVE.note(made) if shape == [8] else made  # an item, as it is read from a file
 
-    monkeypatch.setattr("streamline.caching.disk.BLOCK_ITEMS", block)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", block)
     monkeypatch.setattr("streamline.core.item_codec.np.empty", noted)
     pipe = numbers(4 * block).map(array).cache(path=tmp_path).repeat(2).prefetch(READY)
     _, snapshots = await look_at_each(pipe, block + READY)

@@ -13,10 +13,11 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.caching import drawing, regenerate
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.testing.copying import Copying, Cut
+from streamline.transforms import regenerate
+from streamline.transforms import regenerate as drawing
 
 KINDS = ("plain", "overlap", "spill", "block")
 WHERE: list[tuple[str, Backend]] = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamline.caching import disk
+from streamline.transforms import cache_disk as disk
 from tests.laws.stages import Folder
 
 

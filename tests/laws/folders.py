@@ -18,13 +18,13 @@ from typing import Any
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
-from streamline.caching.cache import Cache
-from streamline.caching.files import ROOT
 from streamline.core.flow import Flow
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.testing.running import PipelineSubject, Subject
+from streamline.transforms.cache import Cache
+from streamline.transforms.cache_files import ROOT
 
 __all__ = ["ANYHOW", "SOUND", "Folders", "Kept", "kept_in"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import streamline as sl
+import streamline.transforms.completion_order
 import streamline.transforms.map
-import streamline.transforms.unordered
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
@@ -72,7 +72,7 @@ def test_choices_in_choices(seed: int, loop: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_many_choices_in_a_row_while_segments_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)
+    monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 1)
     pipe = unordered(unordered(_uneven(seed)).filter(lambda item: item % 2 == 0), 2)
     check_resume(unordered(best_effort(pipe)).shuffle(window=3), seed=seed)

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 import streamline.core.channel
 import streamline.handover
 import streamline.plan
+import streamline.transforms.completion_order
 import streamline.transforms.concurrent
 import streamline.transforms.map
-import streamline.transforms.order
-import streamline.transforms.unordered
 from streamline.pipeline import Pipeline
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
@@ -38,11 +37,15 @@ lists = st.sampled_from([1, 2, 3, 256])
 def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
     places: dict[str, list[Any]] = {
-        "LIST_ITEMS": [streamline.core.channel, streamline.transforms.concurrent, streamline.transforms.order],
+        "LIST_ITEMS": [
+            streamline.core.channel,
+            streamline.transforms.concurrent,
+            streamline.transforms.completion_order,
+        ],
         "LONG_LIST_ITEMS": [streamline.core.channel, streamline.handover],
         "QUICK_ITEM_S": [streamline.core.channel],
         "READ_AHEAD_ITEMS": [streamline.plan],
-        "SEGMENT_ITEMS": [streamline.transforms.unordered],
+        "SEGMENT_ITEMS": [streamline.transforms.completion_order],
         "AHEAD": [streamline.transforms.map],
         "WAITING_ITEMS": [streamline.transforms.map],
     }

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.caching import disk
 from streamline.core.tasks import Tasks
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
@@ -28,6 +27,7 @@ from streamline.testing.running import Subject, opened, read, run
 from streamline.testing.sources import Script
 from streamline.testing.steps import DICE, Step, steps
 from streamline.testing.truth import Truth
+from streamline.transforms import cache_disk as disk
 from tests.laws.folders import ANYHOW, SOUND, Folders, Kept
 from tests.laws.profile import examples
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import streamline as sl
+import streamline.transforms.completion_order
 import streamline.transforms.map
-import streamline.transforms.unordered
 from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.state import Picked
 from streamline.pipeline import Pipeline
@@ -61,7 +61,7 @@ def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> N
 
 @pytest.mark.parametrize("name", ["flat_map", "shuffle", "unordered map", "stateful", "filter"])
 def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamline.transforms.unordered, "SEGMENT_ITEMS", 3)
+    monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 2)
     check_stage(lambda pipe: STAGES[name](pipe.map(erratic, concurrency=3, ordered=False)), range(17))
 

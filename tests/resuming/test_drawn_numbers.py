@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import streamline as sl
-from streamline.caching.cycle import order_of
 from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.tasks import Tasks
 from streamline.sharding.index import Bijection
 from streamline.sources.sampler import Numbers
+from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.shuffle import permutation
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8, epoch=(2,))  # type: ignore[arg-type]

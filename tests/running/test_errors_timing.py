@@ -14,8 +14,7 @@ from streamline.core.channel import Channel
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
 from streamline.core.state import At, CountedStates, Skipped, SkippedStates, State, Tally
-from streamline.merge_flow import StrictMerge
-from streamline.merge_state import Held
+from streamline.merge.base import DeferredProgress, StrictMerge
 from streamline.pipeline import Pipeline
 from tests.running.kit import run_on
 
@@ -108,7 +107,7 @@ class Worker:
 
 def merge_of(*workers: Worker) -> StrictMerge[int]:
     merge = StrictMerge("merge", [worker.channel.inbox for worker in workers])
-    merge.held = Held()
+    merge.held = DeferredProgress()
     return merge
 
 

@@ -14,7 +14,7 @@ import streamline as sl
 from streamline.sources.base import Source
 from streamline.sources.live import FedSource
 from streamline.transforms.base import Stage
-from streamline.transforms.stride import Stride
+from streamline.transforms.limit import Stride
 from tests.saved.plans import FREE, PLANS, shown
 
 HERE = Path(__file__).parent

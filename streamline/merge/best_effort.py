@@ -1,4 +1,4 @@
-"""The merge, as written in a plan; how it runs is in `streamline.merge_flow`."""
+"""The merge, as written in a plan; how it runs is in `streamline.merge.base`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from streamline.core.channel import Inbox
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge_flow import BestEffortMerge, MergeFlow, StrictMerge
+from streamline.merge.base import BestEffortMerge, MergeFlow, StrictMerge
 
 __all__ = ["BestEffort", "Merge", "Strict", "merge_of"]
+
 
 T = TypeVar("T")
 

@@ -19,16 +19,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Generic, TypeVar
 
-from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
-from streamline.caching.files import ROOT, Block, CacheFiles, Found, Held, new_id, whole
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
 from streamline.core.state import Since, State, Tree
 from streamline.core.threads import in_thread
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError
+from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
+from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
-__all__ = ["Keeping", "open_on_disk"]
+__all__ = ["DiskCacheSpec", "open_on_disk"]
 
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ BLOCK_S = 30.0
 
 
 @dataclass(frozen=True)
-class Keeping:
+class DiskCacheSpec:
     """What a stage says of how it keeps.
 
     Attributes:
@@ -75,7 +75,11 @@ class Keeping:
 
 
 def open_on_disk(
-    keeping: Keeping, run_over: Callable[[Flow[T]], Run[T]], course: Course, upstream: Opener[T], state: Tree | None
+    keeping: DiskCacheSpec,
+    run_over: Callable[[Flow[T]], Run[T]],
+    course: PassHistory,
+    upstream: Opener[T],
+    state: Tree | None,
 ) -> Flow[T]:
     """Return the flow of a cache on disk, at `state` or at the beginning of a pass."""
     site = upstream.site
@@ -93,11 +97,11 @@ def open_on_disk(
         place = replace(place, files=files, reached=own.get("reached", own["served"]))
         if place.reached:  # nothing more of this pass may be pulled, and the next one is the same
             course.drawn = own["drawing"], epoch
-    serving = _Pass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
+    serving = _DiskPass(keeping, run_over(flow), course, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
 
-class _Pass(Generic[T]):
+class _DiskPass(Generic[T]):
     """One pass.
 
     Attributes:
@@ -107,7 +111,13 @@ class _Pass(Generic[T]):
     """
 
     def __init__(
-        self, keeping: Keeping, run: Run[T], course: Course, place: Place, upstream: Opener[T], served: int
+        self,
+        keeping: DiskCacheSpec,
+        run: Run[T],
+        course: PassHistory,
+        place: PassPlace,
+        upstream: Opener[T],
+        served: int,
     ) -> None:
         self.run, self.served, self.place, self.flow = run, served, place, run.upstream
         self.mark: State = self.flow.state
@@ -118,8 +128,8 @@ class _Pass(Generic[T]):
             keeping.max_bytes,
         )  # fmt: skip
         self._keeps = True
-        self._chain: list[Block] = []
-        self._read: tuple[Block, Held] | None = None
+        self._chain: list[CacheBlock] = []
+        self._read: tuple[CacheBlock, BlockInfo] | None = None
         self._block: list[T] = []
         self._bytes = 0
         self._since = 0.0
@@ -183,7 +193,7 @@ class _Pass(Generic[T]):
         self._keeps = drawing >= found.newest
         now = course.place(place.name, place.number, place.epoch, drawing)
         self.place = replace(now, files=place.files, reached=place.reached, chosen=place.chosen)
-        chain: list[Block] | None = None
+        chain: list[CacheBlock] | None = None
         if tip == ROOT and not self.place.reached:
             chain = self._followed(found, drawing)
             if course.drawn is not None and course.drawn[0] == drawing:  # as it was, where there is no file of it yet
@@ -200,13 +210,13 @@ class _Pass(Generic[T]):
             await self._stand_behind([])
         course.drawn = drawing, self.place.epoch
 
-    def _followed(self, found: Found, drawing: int) -> list[Block]:
+    def _followed(self, found: FoundBlocks, drawing: int) -> list[CacheBlock]:
         """Return the blocks of a pass that begins: of the pass before it, or of the run that has come furthest."""
         tip: str = self._course.kept or ROOT
         chain = found.chain(tip) if tip in found.blocks and found.blocks[tip].drawing == drawing else None
         return [*(chain or []), *found.beyond(tip if chain else ROOT, drawing)]
 
-    def _behind(self, found: Found, tip: str, following: str, drawing: int) -> list[Block]:
+    def _behind(self, found: FoundBlocks, tip: str, following: str, drawing: int) -> list[CacheBlock]:
         """Return the blocks behind the one that a state refers to; `following` was being drawn there."""
         if self.place.reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
@@ -216,7 +226,7 @@ class _Pass(Generic[T]):
             return []  # others may have chosen another order
         return found.beyond(tip, drawing, chosen=False)
 
-    async def _stand_behind(self, chain: list[Block]) -> None:
+    async def _stand_behind(self, chain: list[CacheBlock]) -> None:
         """Open the upstream behind blocks; where the last ones are damaged or gone, behind those before them.
 
         Raises:
@@ -258,7 +268,7 @@ class _Pass(Generic[T]):
         self.place = replace(self.place, files=(tip, kept, new_id() if tip else ""))
         self._drawn = kept
 
-    async def _drop(self, chain: list[Block], at: int, why: str) -> None:
+    async def _drop(self, chain: list[CacheBlock], at: int, why: str) -> None:
         """Remove a damaged block, and those behind it."""
         logger.warning("%s %s: drawing it again, and what is behind it", chain[at].path, why)
         await self._call(partial(self._files.remove, chain[at:]))
@@ -272,7 +282,7 @@ class _Pass(Generic[T]):
         if at == len(self._chain):
             return []
         block = self._chain[at]
-        held: Held | str | None = read[1] if read is not None and read[0] is block else None
+        held: BlockInfo | str | None = read[1] if read is not None and read[0] is block else None
         del read
         if held is None:
             held = await self._call(partial(whole, partial(self._files.read, block)))
@@ -315,8 +325,8 @@ class _Pass(Generic[T]):
         place, now, items, self._block, self._bytes = self.place, self.flow.state, self._block, [], 0
         tip, _, following = self._where
         assert tip is not None
-        block = Block(Path(), place.drawing or 0, self._drawn, tip, following, end, 0, place.chosen)
-        held = Held(items, place.epoch, now.json())
+        block = CacheBlock(Path(), place.drawing or 0, self._drawn, tip, following, end, 0, place.chosen)
+        held = BlockInfo(items, place.epoch, now.json())
         written = await self._call(partial(self._files.write, block, held, self._written))
         if tip == ROOT and block.drawing:
             await self._call(partial(self._files.remove_before, block.drawing))

@@ -2,7 +2,7 @@
 
 In memory, what was drawn belongs to the running (`Session.shares`), one for each shard, and the next pass finds it
 there. A pass that was left before its end is drawn again, as it was. A running that is opened anew draws anew. On disk
-(`streamline.caching.disk`), it belongs to the folder.
+(`streamline.transforms.cache_disk`), it belongs to the folder.
 
 State: the upstream's at the start of that pass (a mark, `Since`), its epoch, and how many items were served
 of this pass; which drawing it is of, see `cache_course`. A resume has nothing in memory: it draws again what was
@@ -18,8 +18,6 @@ from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from streamline.caching.course import CacheState, Course, Place, ServedStates, gives_fewer
-from streamline.caching.disk import Keeping, open_on_disk
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Since, Tree
@@ -27,6 +25,8 @@ from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, ResumeError
 from streamline.transforms.base import Stage
+from streamline.transforms.cache_disk import DiskCacheSpec, open_on_disk
+from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
 __all__ = ["Cache"]
 
@@ -39,7 +39,7 @@ Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
 
 
 class Passing(msgspec.Struct):
-    """The stage's part of a saved state; see `streamline.caching.course`."""
+    """The stage's part of a saved state; see `streamline.transforms.pass_history`."""
 
     served: Count
     epoch: Epoch
@@ -99,35 +99,35 @@ class Cache(Stage[T, T]):
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)
         site = upstream.site
-        course = Course.of(self.name, site, own)
+        course = PassHistory.of(self.name, site, own)
         if self.path is not None:
-            keeping = Keeping(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
+            keeping = DiskCacheSpec(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
             run_over = partial(self.run_over, site=site, state=state, own=own)
             return open_on_disk(keeping, run_over, course, upstream, state)
         if own is not None and own.get("kept"):
             raise ResumeError(
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
             )
-        before: _Kept[T] | None = course.kept if state is None else None
+        before: _CachedPass[T] | None = course.kept if state is None else None
         if before is not None and before.drawing < course.wanted(site.epoch):
             before = None  # it was reset
         if before is not None and before.ended:
             kept = before
         elif before is not None:  # that pass was left before its end
-            kept = _Kept(self, before.opener, before.mark, before.drawing)
+            kept = _CachedPass(self, before.opener, before.mark, before.drawing)
         else:
             epoch = site.epoch if own is None else tuple(own["epoch"])
             drawing = course.wanted(site.epoch) if own is None else own["drawing"] or 0
-            kept = _Kept(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
+            kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
         course.kept, course.let_go = kept, kept.items.clear
         course.begin(site.epoch, kept.drawing)
         place = course.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
-        served, reading = 0 if own is None else own["served"], _Reading(kept)
+        served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
         run = self.run_over(reading, site, state, own)
         begin = CacheState(place, served, Since(kept.begin, kept.begin))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
-    async def _serve(self, run: Run[T], kept: _Kept[T], place: Place, served: int) -> Lists[T]:
+    async def _serve(self, run: Run[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
         pace = Pace()
         while len(kept.items) < served:
             if await run.upstream.pull(served - len(kept.items)) is None:
@@ -151,7 +151,7 @@ class Cache(Stage[T, T]):
             await pace.breathe()
 
 
-class _Kept(Generic[T]):
+class _CachedPass(Generic[T]):
     """What was drawn of one pass, and where more of it comes from.
 
     Attributes:
@@ -208,12 +208,12 @@ class _Kept(Generic[T]):
         return len(items)
 
 
-class _Reading(Flow[T]):
+class _CachingFlow(Flow[T]):
     """What is not kept yet: it is kept as it is read. Closed, it knows no more of what is kept: that may be reset."""
 
-    def __init__(self, kept: _Kept[T]) -> None:
+    def __init__(self, kept: _CachedPass[T]) -> None:
         super().__init__(kept.now)
-        self._kept: _Kept[T] | None = kept
+        self._kept: _CachedPass[T] | None = kept
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         kept = self._kept

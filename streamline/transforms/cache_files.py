@@ -25,7 +25,7 @@ from streamline.core.record_file import DamagedError, json_list, packed, read_pa
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
 
-__all__ = ["ROOT", "Block", "CacheFiles", "Found", "Held", "new_id", "whole"]
+__all__ = ["ROOT", "BlockInfo", "CacheBlock", "CacheFiles", "FoundBlocks", "new_id", "whole"]
 
 
 MAGIC = b"streamline cached block 1\n"
@@ -50,7 +50,7 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class CacheBlock:
     """A file, as its name tells.
 
     Attributes:
@@ -70,7 +70,7 @@ class Block:
     chosen: bool = False
 
 
-class Held(NamedTuple):
+class BlockInfo(NamedTuple):
     """What a block holds.
 
     Attributes:
@@ -83,23 +83,23 @@ class Held(NamedTuple):
     state: Tree
 
 
-class Found:
+class FoundBlocks:
     """What was found in a folder, of one stage and shard.
 
     Attributes:
       newest: the number of the newest drawing.
     """
 
-    def __init__(self, blocks: Sequence[Block], newest: int) -> None:
+    def __init__(self, blocks: Sequence[CacheBlock], newest: int) -> None:
         self.newest = newest
         self.blocks = {block.id: block for block in blocks}
-        self._behind: dict[str, list[Block]] = {}
+        self._behind: dict[str, list[CacheBlock]] = {}
         for block in blocks:
             self._behind.setdefault(block.before, []).append(block)
 
-    def chain(self, tip: str) -> list[Block] | None:
+    def chain(self, tip: str) -> list[CacheBlock] | None:
         """Return the blocks up to this one; None: one of them isn't there."""
-        found: list[Block] = []
+        found: list[CacheBlock] = []
         while tip != ROOT:
             block = self.blocks.get(tip)
             if block is None:
@@ -108,13 +108,13 @@ class Found:
             tip = block.before
         return found[::-1]
 
-    def beyond(self, tip: str, drawing: int, *, chosen: bool = True) -> list[Block]:
+    def beyond(self, tip: str, drawing: int, *, chosen: bool = True) -> list[CacheBlock]:
         """Return the blocks behind this one: a whole pass if there is one, else as many as there are.
 
         Args:
           chosen: also those whose order was chosen.
         """
-        ends, todo = list[Block](), [block for block in self._behind.get(tip, ()) if block.drawing == drawing]
+        ends, todo = list[CacheBlock](), [block for block in self._behind.get(tip, ()) if block.drawing == drawing]
         while todo:
             block = todo.pop()
             if block.chosen and not chosen:
@@ -126,7 +126,7 @@ class Found:
         best = max(ends, key=lambda block: (block.end, block.stop, block.id))
         return self.between(tip, best)
 
-    def between(self, tip: str, last: Block) -> list[Block]:
+    def between(self, tip: str, last: CacheBlock) -> list[CacheBlock]:
         """Return the blocks behind `tip`, up to this one."""
         found = [last]
         while found[-1].before != tip:
@@ -152,13 +152,13 @@ class CacheFiles:
         self._shard = shard
         self._max_bytes = max_bytes
 
-    def look(self) -> Found:
+    def look(self) -> FoundBlocks:
         """Return what is there.
 
         Raises:
           ReadError: the folder can't be read.
         """
-        blocks, newest = list[Block](), 0
+        blocks, newest = list[CacheBlock](), 0
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
@@ -172,14 +172,16 @@ class CacheFiles:
                             size, end = entry.stat().st_size, match["end"] is not None
                             path, stop = self._folder / entry.name, int(match["stop"])
                             chosen = match["chosen"] is not None
-                            blocks.append(Block(path, drawing, stop, match["before"], match["id"], end, size, chosen))
+                            blocks.append(
+                                CacheBlock(path, drawing, stop, match["before"], match["id"], end, size, chosen)
+                            )
         except FileNotFoundError:
-            return Found((), 0)
+            return FoundBlocks((), 0)
         except OSError as error:
             raise ReadError(f"can't look into {self._folder}: {error.strerror or error}; {self._wants}") from error
-        return Found(blocks, newest)
+        return FoundBlocks(blocks, newest)
 
-    def write(self, block: Block, held: Held, before_bytes: int) -> Block:
+    def write(self, block: CacheBlock, held: BlockInfo, before_bytes: int) -> CacheBlock:
         """Write a block, durably, and return it as it is on disk.
 
         Args:
@@ -216,7 +218,7 @@ class CacheFiles:
     def _wants(self) -> str:
         return "name a folder for .cache(path=) that can be written, with room for a pass of all shards"
 
-    def read(self, block: Block) -> Held:
+    def read(self, block: CacheBlock) -> BlockInfo:
         """Return what a block holds.
 
         Raises:
@@ -225,10 +227,10 @@ class CacheFiles:
           ReadError: it can't be read.
         """
 
-        def unpacked(body: Json, read: Read) -> Held:
+        def unpacked(body: Json, read: Read) -> BlockInfo:
             if body["name"] != block.path.name:
                 raise ValueError(f"it was written as {body['name']}")
-            return Held(unpack_all(body["items"], read), tuple(body["epoch"]), body["state"])
+            return BlockInfo(unpack_all(body["items"], read), tuple(body["epoch"]), body["state"])
 
         try:
             return read_packed(block.path, MAGIC, unpacked)
@@ -237,7 +239,7 @@ class CacheFiles:
         except OSError as error:
             raise ReadError(f"can't read {block.path} of {self._stage}: {error.strerror or error}") from error
 
-    def remove(self, blocks: Sequence[Block]) -> None:
+    def remove(self, blocks: Sequence[CacheBlock]) -> None:
         """Remove files; those that can't be stay."""
         for block in blocks:
             with suppress(OSError):
@@ -265,7 +267,7 @@ class CacheFiles:
         return number
 
 
-def whole(read: Callable[[], Held]) -> Held | str:
+def whole(read: Callable[[], BlockInfo]) -> BlockInfo | str:
     """Return what is read, or what is wrong with the file."""
     try:
         return read()

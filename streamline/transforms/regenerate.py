@@ -1,20 +1,42 @@
-"""Drawing the cycles of a `.regenerate`, one behind the other: from its upstream, or from their files."""
+"""Drawing the cycles of a `.regenerate`, one behind the other: from its upstream, or from their files.
+
+Serving a cache that is drawn anew, cycle by cycle: exactly `size` items of the upstream, shuffled, then dropped.
+
+The next cycle is drawn when the last item of one has been served, never by a clock, so that ranks which have served as
+many items stand at the same one. State: the upstream's at the cycle's start (a mark, `Since`), the cycle, and how much
+of it was served: a resume draws it again. With `spill`, the upstream's behind the cycle, and the file that has it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from streamline.caching.cycle import Cycle, Held, Kept, Place, drawn_own
-from streamline.caching.rows import Rows, part
-from streamline.caching.spill import Found, Spill
+import msgspec
+
 from streamline.core.counters import Detail, Details
-from streamline.core.flow import Chunk, Flow, Site
+from streamline.core.driver import behind_channel
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Over, State
+from streamline.core.state import Json, Over, State, Tree
+from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.errors import ResumeError
+from streamline.transforms.base import Stage
+from streamline.transforms.regenerate_cycle import (
+    Cycle,
+    CycleFileState,
+    CyclePlace,
+    CycleStates,
+    Held,
+    RowStore,
+    drawn_own,
+    part,
+)
+from streamline.transforms.regenerate_spill import Spill, SpilledCycle
 
-__all__ = ["Drawing", "Recipe", "Turns"]
+__all__ = ["CycleCounts", "CycleFlow", "Recipe", "Regenerate"]
 
 
 class Recipe:
@@ -32,7 +54,7 @@ class Recipe:
         self.name, self.size, self.block, self.seed, self.reuse = name, size, block, seed, reuse
 
 
-class Turns:
+class CycleCounts:
     """What is counted of the cycles of one opening.
 
     Attributes:
@@ -49,7 +71,7 @@ class Turns:
         self.of = self.each = self.drawn = 0
         self.generating_s = self.waited_s = 0.0
 
-    def serves(self, place: Place, served: int) -> None:
+    def serves(self, place: CyclePlace, served: int) -> None:
         """So many outputs of a cycle were served."""
         self.cycle, self.served, self.of, self.each = place.number, served, place.total, place.outputs
 
@@ -66,7 +88,7 @@ class Turns:
         )
 
 
-class Drawing(Flow[Cycle]):
+class CycleFlow(Flow[Cycle]):
     """A flow of cycles. A cycle that was begun before a failure isn't handed out: a part of one has no order.
 
     Args:
@@ -89,26 +111,26 @@ class Drawing(Flow[Cycle]):
         self._mark: State = here
         self._skip: int = own.get("skip", 0)
         self._left: Any = None  # the last block, if the cycle before had no room for all of it
-        self._spare: list[Rows] = []
+        self._spare: list[RowStore] = []
         self._dry = False
         self.served: int = own["served"]
-        self.turns = Turns(self._number, self.served)
+        self.turns = CycleCounts(self._number, self.served)
         self._again = own if self.served and not own.get("files") else None
         given = tuple(own.get("files") or ())
         self._names = None if spill is None else spill.names(site.epoch, self._number, given)
         self._files = self._places_of(given)
         self.begin: State = Over(recipe.name, own, here)
         if spill is not None and ("files" in own or (not self.served and not self._skip)):
-            self.begin = Kept(
+            self.begin = CycleFileState(
                 recipe.name, self._files[0] if self._files else self._place(self._number - 1), self.served
             )
 
-    def _place(self, number: int, **more: Any) -> Place:
+    def _place(self, number: int, **more: Any) -> CyclePlace:
         here = self._upstream.state
         states = {"begin": here, "end": here, "now": here}
-        return Place(number=number, epoch=self._site.epoch, names=self._names, **{**states, **more})
+        return CyclePlace(number=number, epoch=self._site.epoch, names=self._names, **{**states, **more})
 
-    def _places_of(self, files: tuple[str, ...]) -> list[Place]:
+    def _places_of(self, files: tuple[str, ...]) -> list[CyclePlace]:
         """Return the places of cycles that are to be read from files."""
         if files and self._spill is None:
             raise ResumeError(
@@ -122,12 +144,12 @@ class Drawing(Flow[Cycle]):
         """The stage's state behind everything, once the upstream has ended."""
         if self._spill is None:
             return Over(self._recipe.name, drawn_own(self._number), self._upstream.state)
-        return Kept(self._recipe.name, self._place(self._number - 1), 0)
+        return CycleFileState(self._recipe.name, self._place(self._number - 1), 0)
 
     def done_with(self, cycle: Cycle) -> None:
         """Take back the memory of a cycle that was served to its end."""
         rows = cycle.held
-        if isinstance(rows, Rows) and rows.size == self._recipe.size:
+        if isinstance(rows, RowStore) and rows.size == self._recipe.size:
             rows.clear()
             self._spare.append(rows)
 
@@ -146,13 +168,13 @@ class Drawing(Flow[Cycle]):
                 return None
         return Chunk([cycle], [cycle.place.now])
 
-    async def _read(self, place: Place) -> Cycle:
+    async def _read(self, place: CyclePlace) -> Cycle:
         """Return the cycle that is in a file, and let its place know about it."""
         assert self._spill is not None
         assert place.file is not None
         found = await self._spill.read(place.file, self._site.tasks.threads)
         block = self._recipe.block
-        held: Held = found.items if block is None else Rows.holding(found.items[0], block)
+        held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
         place.outputs = found.of if isinstance(held, list) else held.outputs
         self._left, self._skip, self._number = found.rest, 0, place.number + 1
@@ -186,7 +208,7 @@ class Drawing(Flow[Cycle]):
         self.turns.drawn += 1
         if self._spill is not None:
             rest = None if self._left is None else part(self._left, used)
-            kept = Found(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
+            kept = SpilledCycle(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
             assert self._names is not None
             file = self._names.of(place.number)
             assert file is not None
@@ -218,16 +240,16 @@ class Drawing(Flow[Cycle]):
         self._mark = self._upstream.state
         return items
 
-    async def _rows(self, size: int, block: int) -> tuple[Rows, int]:
+    async def _rows(self, size: int, block: int) -> tuple[RowStore, int]:
         """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
-        rows = self._spare.pop() if self._spare and size == self._recipe.size else Rows(size, block)
+        rows = self._spare.pop() if self._spare and size == self._recipe.size else RowStore(size, block)
         try:
             return rows, await self._fill(rows)
         except BaseException:
             rows.drop()  # likewise
             raise
 
-    async def _fill(self, rows: Rows) -> int:
+    async def _fill(self, rows: RowStore) -> int:
         pace, before = Pace(), self._mark
         while rows.missing:
             if self._left is None:
@@ -249,3 +271,147 @@ class Drawing(Flow[Cycle]):
             await pace.breathe()
         self._mark = self._upstream.state
         return 0
+
+
+T = TypeVar("T")
+
+
+TOGETHER_ROWS = 4096
+"""Rows that are gathered together at the most, if a block is no larger: the consumer may want only one block."""
+
+
+ROWS_AN_ITEM = 8
+"""Rows that count as one item in a channel: where one holds 512 items, that is as many as are gathered together."""
+
+
+class Cycled(msgspec.Struct):
+    """The stage's part of a saved state: outputs served of a cycle that is drawn again, or that is in files."""
+
+    cycle: Count
+    served: Count
+    of: Count | msgspec.UnsetType = msgspec.UNSET
+    seed: Unsigned | msgspec.UnsetType | None = msgspec.UNSET
+    reuse: Size | msgspec.UnsetType = msgspec.UNSET
+    skip: Count = 0
+    epoch: list[Unsigned] = []
+    files: list[FileName] | None = None
+
+    def __post_init__(self) -> None:
+        if self.files is not None:
+            return
+        if self.of is msgspec.UNSET or self.seed is msgspec.UNSET or self.reuse is msgspec.UNSET:
+            raise ValueError("Expected `files`, or `of`, `seed` and `reuse`")
+        if self.served > self.of * self.reuse:
+            raise ValueError(f"Expected at most {self.of * self.reuse} outputs of a cycle, got {self.served} served")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regenerate(Stage[T, T]):
+    """Draws `size` items, serves each of them `reuse` times, drops them, and draws the next.
+
+    Attributes:
+      shuffle: each serving by (seed, epoch, shard, cycle, serving).
+      block: items are blocks of rows; `size` counts rows, and blocks of so many come out. None: they are no blocks.
+      overlap: the next cycle is drawn while one is served.
+      spill: a folder for the cycles that saved snapshots may need.
+    """
+
+    survives: ClassVar[Mapping[str, str]] = {
+        "size": "the cycle that is being served is served to its end, the next ones have the new size",
+        "shuffle": "the cycle that is being served is served as it was begun, the next ones as it says now",
+        "seed": "the cycle that is being served is served as it was begun, the next ones are shuffled by the new seed",
+        "reuse": "the cycle that is being served is served as often as it was begun, the next ones as it says now",
+        "added": "the items from here on come in cycles, beginning with cycle 0",
+        "removed": "the items from here on come in their order, once",
+    }
+    state_type: ClassVar[Any] = Cycled
+
+    size: int
+    shuffle: bool = True
+    seed: int = 0
+    reuse: int = 1
+    block: int | None = None
+    overlap: bool = False
+    spill: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in super().options.items() if name not in ("overlap", "spill")}
+
+    def num_outputs(self, items: float) -> float | None:
+        return items * self.reuse if self.block is None else None
+
+    @classmethod
+    def again(cls, own: Json) -> str | None:
+        if not own or own.get("files") is not None:
+            return None
+        if not own["served"]:
+            return "draws one block again, of which a part was served" if own.get("skip") else None
+        return (
+            f"draws the {own['of']:,} items of cycle {own['cycle']:,} again, and passes over the {own['served']:,} "
+            "outputs of it that were delivered"
+        )
+
+    @classmethod
+    def holds(cls, own: Json) -> str | None:
+        if own and own.get("files"):
+            return f"has served {own['served']:,} outputs of cycle {own['cycle']:,}, and the rest is in its file alone"
+        return cls.again(own)
+
+    @property
+    def rewinds(self) -> bool:
+        return self.spill is None
+
+    @property
+    def in_flight(self) -> int:
+        return 2 * self.size if self.overlap else self.size
+
+    @property
+    def bulk(self) -> int:
+        return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
+
+    def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
+        own = None if state is None else state.get(self.name)
+        site = upstream.site
+        recipe = Recipe(self.name, self.size, self.block, self.seed if self.shuffle else None, self.reuse)
+        spill = None if self.spill is None else Spill(self.spill, self.name, site)
+        drawing = CycleFlow(recipe, own, spill, upstream(state), site)
+        cycles: Flow[Cycle] = drawing
+        if self.overlap:
+            cycles = behind_channel(drawing, site, f"cycles of {self}", 1)
+        run = Run(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
+        return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
+
+    async def _cycle(self, run: Run[Cycle], turns: CycleCounts) -> Chunk[Cycle] | None:
+        """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
+        meter = None if self.overlap else run.meter
+        if meter is not None:
+            meter.wait_begins("wait_input")
+        began = perf_counter()
+        try:
+            return await run.upstream.pull(1)
+        finally:
+            turns.waited_s += perf_counter() - began
+            if meter is not None:
+                meter.wait_ends()
+
+    async def _serve(self, run: Run[Cycle], drawing: CycleFlow) -> Lists[T]:
+        served, turns, pace = drawing.served, drawing.turns, Pace()
+        if run.meter is not None:
+            run.meter.tells(turns.details)
+        most = 2**31 if self.block is None else max(1, TOGETHER_ROWS // self.block)
+        while (chunk := await self._cycle(run, turns)) is not None:
+            (cycle,) = chunk.items
+            del chunk
+            run.upstream.release()  # so that the next one may be drawn
+            while served < cycle.place.total:
+                items = cycle.outputs(served, min(run.want, most), run.site)
+                first, served = served, served + len(items)
+                turns.serves(cycle.place, served)
+                yield Chunk(items, CycleStates(self.name, cycle.place, first))
+                del items
+                await pace.breathe()
+            drawing.done_with(cycle)
+            del cycle  # before the next one is drawn
+            served = 0
+        yield Chunk((), (), drawing.behind)  # what was dropped at the end

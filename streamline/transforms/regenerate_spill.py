@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamline.caching.cycle import Names
 from streamline.core.flow import Site
 from streamline.core.item_codec import Buffer, Read, pack, unpack, unpack_all
 from streamline.core.record_file import DamagedError, json_list, packed, read_packed, whose, write_packed
 from streamline.core.state import Json, Tree
 from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import ReadError, ResumeError
+from streamline.transforms.regenerate_cycle import CycleFileNames
 
-__all__ = ["Found", "Spill", "SpillKeeper"]
+__all__ = ["Spill", "SpillKeeper", "SpilledCycle"]
 
 
 MAGIC = b"streamline cycle 1\n"
@@ -40,7 +40,7 @@ _NAME = re.compile(
 )
 
 
-class Found(NamedTuple):
+class SpilledCycle(NamedTuple):
     """A cycle as it stands in a file.
 
     Attributes:
@@ -63,11 +63,11 @@ class Spill:
         self._folder = Path(folder)
         self._whose = whose(name, site.shard, site.num_shards)
 
-    def names(self, epoch: tuple[int, ...], first: int, given: tuple[str, ...]) -> Names:
+    def names(self, epoch: tuple[int, ...], first: int, given: tuple[str, ...]) -> CycleFileNames:
         """Return how a drawing calls its files, which begins at cycle `first` with the files that it is given."""
-        return Names(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
+        return CycleFileNames(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
 
-    async def write(self, name: str, kept: Found, threads: ThreadPool) -> None:
+    async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
         """Keep a cycle, durably.
 
         Raises:
@@ -76,7 +76,7 @@ class Spill:
         """
         await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
 
-    async def read(self, name: str, threads: ThreadPool) -> Found:
+    async def read(self, name: str, threads: ThreadPool) -> SpilledCycle:
         """Return the cycle in a file.
 
         Raises:
@@ -85,7 +85,7 @@ class Spill:
         return await in_thread(threads, partial(_read, self._folder / name))
 
 
-def _write(path: Path, kept: Found, family: str) -> None:
+def _write(path: Path, kept: SpilledCycle, family: str) -> None:
     buffers: list[Buffer] = []
     items = json_list(pack(item, buffers, WRITER) for item in kept.items)
     rest = pack(kept.rest, buffers, WRITER)
@@ -99,10 +99,10 @@ def _write(path: Path, kept: Found, family: str) -> None:
         ) from error
 
 
-def _read(path: Path) -> Found:
-    def unpacked(body: Json, read: Read) -> Found:
+def _read(path: Path) -> SpilledCycle:
+    def unpacked(body: Json, read: Read) -> SpilledCycle:
         items = unpack_all(body["items"], read)
-        return Found(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
+        return SpilledCycle(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
 
     try:
         return read_packed(path, MAGIC, unpacked)

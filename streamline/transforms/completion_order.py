@@ -7,24 +7,36 @@ opened at such a state completes those first, in that order, and holds the other
 
 Deliveries are kept in segments that link forward: what no state refers to any more is freed by itself, and a state
 costs nothing until it is read.
+
+In which order the results of concurrent calls leave: what is admitted, what is due, and what is left out.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from streamline.core.choices import Branch, LogSegment
-from streamline.core.flow import Chunk
-from streamline.core.state import Json, State, States, Tally, Tree, trimmed
+from streamline.core.error_policy import Failure
+from streamline.core.flow import LIST_ITEMS, Chunk
+from streamline.core.state import Json, Shifted, State, States, Tally, Tree, trimmed
 from streamline.core.state_types import Count, Range, total
-from streamline.transforms.order import Delivery, LeftOut, Part
 
-__all__ = ["AsCompleted", "Completed", "Segment", "UnorderedState"]
+__all__ = [
+    "AdmittedInputs",
+    "AsCompleted",
+    "CompletionPart",
+    "Delivery",
+    "DeliverySegment",
+    "InOrder",
+    "SkippedResult",
+    "UnorderedState",
+]
 
 
 In = TypeVar("In")
@@ -33,11 +45,143 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
+PENDING: Any = object()
+
+
+class AdmittedInputs(Generic[In]):
+    """Consecutive inputs that were admitted together.
+
+    Attributes:
+      first: the position of `items[0]` in the upstream, counted from where it was opened.
+    """
+
+    __slots__ = ("after", "first", "items", "results", "states")
+
+    def __init__(self, chunk: Chunk[In], first: int) -> None:
+        self.items = chunk.items
+        self.states: States = chunk.states
+        self.after: State | None = chunk.after
+        self.first = first
+        self.results: list[Any] = [PENDING] * len(chunk.items)
+
+
+class SkippedResult:
+    """In the place of a result: the item failed, and the stream goes on without it."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Delivery(ABC, Generic[In, Out]):
+    """In which order results leave, and with which states. No I/O, no waiting.
+
+    Attributes:
+      left_out: how many results, of those put and not taken yet, are none.
+      on_left_out: called when one of them would have been taken, before the state behind it is.
+    """
+
+    left_out = 0
+    on_left_out: Callable[[Failure], None]
+
+    def _first_left_out(self, results: list[Any], start: int, stop: int) -> int:
+        """Return the first place among `results[start:stop]` without a result; `stop` if all have one."""
+        if self.left_out:
+            for at in range(start, stop):
+                if isinstance(results[at], SkippedResult):
+                    return at
+        return stop
+
+    def _leave_out(self, result: SkippedResult) -> None:
+        self.left_out -= 1
+        self.on_left_out(result.failure)
+
+    def room(self, position: int) -> int:
+        """Return how many inputs from `position` on the order allows to admit; 0: only after further deliveries."""
+        return LIST_ITEMS
+
+    @abstractmethod
+    def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
+        """Take note of a chunk whose first item has `position`, and return what of it has to run."""
+
+    @abstractmethod
+    def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
+        """Take the result of item `index` of `part`; say whether something has become due."""
+
+    def released(self) -> list[AdmittedInputs[In]]:
+        """Return what was held back at the admission and has to run now."""
+        return []
+
+    @property
+    def stranded(self) -> bool:
+        """Whether a resume counted on inputs that have not come."""
+        return False
+
+    @abstractmethod
+    def take(self) -> Chunk[Out] | None:
+        """Return what is due; None if nothing is."""
+
+    @abstractmethod
+    def due(self, part: AdmittedInputs[In], index: int) -> bool:
+        """Say whether a failure of item `index` of `part` may be reported although others still run."""
+
+
+class InOrder(Delivery[In, Out]):
+    """Results leave in the order of their inputs, with their inputs' states."""
+
+    def __init__(self) -> None:
+        self._parts: deque[AdmittedInputs[In]] = deque()
+        self._next = 0
+
+    def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
+        part = AdmittedInputs(chunk, position)
+        self._parts.append(part)
+        return [part]
+
+    def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
+        part.results[index] = result
+        return index == self._next and part is self._parts[0]
+
+    def take(self) -> Chunk[Out] | None:
+        if not self._parts:
+            return None
+        part, start = self._parts[0], self._next
+        results, stop, end = part.results, start, len(part.results)
+        while stop < end and results[stop] is not PENDING:
+            stop += 1
+        if start < stop != (found := self._first_left_out(results, start, stop)):
+            stop = found
+            if start == stop:
+                self._leave_out(results[start])
+                return self._behind(part, start)
+        self._next = stop
+        if stop == end:
+            self._parts.popleft()
+            self._next = 0
+        elif stop == start:
+            return None
+        return Chunk(results[start:stop], Shifted(part.states, start), part.after if stop == end else None)
+
+    def _behind(self, part: AdmittedInputs[In], index: int) -> Chunk[Out]:
+        """Go on behind an item that has no result."""
+        self._next = index + 1
+        if self._next == len(part.results):
+            self._parts.popleft()
+            self._next = 0
+            if part.after is not None:
+                return Chunk((), (), part.after)
+        return Chunk((), (), part.states[index])
+
+    def due(self, part: AdmittedInputs[In], index: int) -> bool:
+        return bool(self._parts) and part is self._parts[0] and index == self._next
+
+
 SEGMENT_ITEMS = 1024
 """Deliveries between two points from which states are counted: reading a state costs time in proportion."""
 
 
-class Completed(msgspec.Struct):
+class CompletionPart(msgspec.Struct):
     """The stage's part of a saved state: inputs beyond the low-water mark that are done, and those to be first."""
 
     done: list[Range]
@@ -54,7 +198,7 @@ class Completed(msgspec.Struct):
             raise ValueError("Expected inputs in `replay` that are not done")
 
 
-class _Water:
+class _LowWaterMark:
     """The low-water mark: every input before `low` is done, and of the others those in `done`."""
 
     __slots__ = ("done", "low")
@@ -76,12 +220,12 @@ class _Water:
         self.low = low
 
 
-class Segment(LogSegment):
+class DeliverySegment(LogSegment):
     """A stretch of deliveries, and the inputs that its states may refer to."""
 
     __slots__ = ("done", "handed_out", "inputs", "low", "planned", "positions", "start", "state")
 
-    later: Segment | None
+    later: DeliverySegment | None
 
     def __init__(self, name: str, start: int, low: int, done: frozenset[int], state: State, planned: list[int]) -> None:
         super().__init__(name)
@@ -117,9 +261,9 @@ class Segment(LogSegment):
         """Inputs that have come so far."""
         return self.inputs[-1][1] if self.inputs else self.low
 
-    def water(self, count: int, seen: int) -> _Water:
+    def water(self, count: int, seen: int) -> _LowWaterMark:
         """Return the low-water mark after `count` deliveries and `seen` lists of inputs."""
-        water = _Water(self.low, self.done)
+        water = _LowWaterMark(self.low, self.done)
         water.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
         return water
 
@@ -153,7 +297,7 @@ class UnorderedState(State):
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
-    def __init__(self, name: str, segment: Segment, count: int, seen: int) -> None:
+    def __init__(self, name: str, segment: DeliverySegment, count: int, seen: int) -> None:
         self._name = name
         self._segment = segment
         self._count = count
@@ -187,7 +331,7 @@ class UnorderedState(State):
         while segment is not later._segment:
             stop, onward = segment.onward(later._segment)
             found += segment.positions[start:stop]
-            segment, start = cast(Segment, onward), 0
+            segment, start = cast(DeliverySegment, onward), 0
         return found + segment.positions[start : later._count]
 
     def _outstanding(self) -> list[int]:
@@ -209,12 +353,12 @@ def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
     return found
 
 
-class _Completed:
+class _CompletionStates:
     """The states behind a list of deliveries."""
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
-    def __init__(self, name: str, segment: Segment, count: int, seen: int) -> None:
+    def __init__(self, name: str, segment: DeliverySegment, count: int, seen: int) -> None:
         self._name, self._segment, self._count, self._seen = name, segment, count, seen
 
     def __getitem__(self, index: int, /) -> State:
@@ -236,15 +380,15 @@ class AsCompleted(Delivery[In, Out]):
         replay: list[int] = list(own["replay"]) if own else []
         self._name = name
         self._max_ahead = max_ahead
-        self._segment = Segment(name, 0, 0, frozenset(done), begin, replay)
-        self._water = _Water(0, done)  # behind what was taken
+        self._segment = DeliverySegment(name, 0, 0, frozenset(done), begin, replay)
+        self._water = _LowWaterMark(0, done)  # behind what was taken
         self._most_inputs = SEGMENT_ITEMS
         self._skip = done
         self._replay = deque(replay)
         self._planned = set(replay)
         self._next = deque(replay)  # of the choices, those that have not been begun
-        self._come: dict[int, Part[In]] = {}  # their inputs, as far as they are there
-        self._parked: list[Part[In]] = []
+        self._come: dict[int, AdmittedInputs[In]] = {}  # their inputs, as far as they are there
+        self._parked: list[AdmittedInputs[In]] = []
         self._early: dict[int, Out] = {}
         self._positions: list[int] = []
         self._results: list[Out] = []
@@ -263,7 +407,7 @@ class AsCompleted(Delivery[In, Out]):
             limit = max(limit, max(self._replay) + 1)
         return max(0, limit - position)
 
-    def admit(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
+    def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
         count = len(chunk.items)
         inputs = self._segment.inputs
         if not count and len(inputs) > self._segment.handed_out and inputs[-1][0] == inputs[-1][1] == position:
@@ -272,10 +416,10 @@ class AsCompleted(Delivery[In, Out]):
         self._progress = chunk.after is not None
         if not self._skip and not self._replay:
             self._running += count
-            return [Part(chunk, position)] if count else []
+            return [AdmittedInputs(chunk, position)] if count else []
         return self._admit_at_resume(chunk, position)
 
-    def put(self, part: Part[In], index: int, result: Out) -> bool:
+    def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
         self._running -= 1
         if self._replay:
             return self._put_early(part.first + index, result)
@@ -292,7 +436,7 @@ class AsCompleted(Delivery[In, Out]):
             self._results.append(self._early.pop(position))
         return bool(self._results)
 
-    def released(self) -> list[Part[In]]:
+    def released(self) -> list[AdmittedInputs[In]]:
         if self._replay or not self._parked:
             return []
         parked, self._parked = self._parked, []
@@ -320,30 +464,30 @@ class AsCompleted(Delivery[In, Out]):
         segment.positions += positions
         self._water.rise(positions, segment.come)
         if not ready:
-            self._leave_out(cast(LeftOut, results[0]))
+            self._leave_out(cast(SkippedResult, results[0]))
             return Chunk((), (), UnorderedState(self._name, segment, count + 1, seen))
-        return Chunk(results, _Completed(self._name, segment, count, seen))
+        return Chunk(results, _CompletionStates(self._name, segment, count, seen))
 
-    def due(self, part: Part[In], index: int) -> bool:
+    def due(self, part: AdmittedInputs[In], index: int) -> bool:
         return False  # what runs is finished and delivered first
 
     @property
     def stranded(self) -> bool:
         return bool(self._replay)
 
-    def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[Part[In]]:
+    def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
         """Pass over what was done; begin choices in their order, and hold back all others while some are outstanding.
 
         A choice that was begun before its turn would wait with its result for the others, and hold a place in the
         channel, of which there may be fewer now than there were.
         """
-        parts: list[Part[In]] = []
+        parts: list[AdmittedInputs[In]] = []
         for index in range(len(chunk.items)):
             at = position + index
             if at in self._skip:
                 self._skip.discard(at)
                 continue
-            part = Part(chunk.part(index, 1), at)
+            part = AdmittedInputs(chunk.part(index, 1), at)
             if at in self._planned:
                 self._come[at] = part
             elif self._replay:
@@ -355,13 +499,13 @@ class AsCompleted(Delivery[In, Out]):
         self._running += len(parts)
         return parts
 
-    def _turn(self) -> Segment:
+    def _turn(self) -> DeliverySegment:
         """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
         old = self._segment
         count, seen = len(old.positions), len(old.inputs)
         low = self._water.low
         done, state = frozenset(self._water.done), old.behind(low - 1, seen)
-        new = Segment(self._name, old.start + count, low, done, state, old.planned)
+        new = DeliverySegment(self._name, old.start + count, low, done, state, old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))
         old.later = self._segment = new

@@ -2,28 +2,45 @@
 
 A `Cycle` has the items, or the rows of a block form; a `Place` is what the states need to know of it, and holds none of
 them, so that a state which somebody keeps never keeps a cycle in memory. Both cross to other processes.
+
+Blocks: arrays, or dicts and tuples of arrays, whose first axis are rows. Many rows in few arrays.
+
+What is handed out is always a copy, so that the arrays which hold a cycle can hold the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from streamline.caching.rows import Rows
 from streamline.core.flow import Site
 from streamline.core.state import Json, Over, Since, State, Tally, Tree
+from streamline.errors import DataError
 
-__all__ = ["Cycle", "Held", "Kept", "Names", "Place", "Served", "drawn_own", "order_of"]
+__all__ = [
+    "Array",
+    "Cycle",
+    "CycleFileNames",
+    "CycleFileState",
+    "CyclePlace",
+    "CycleStates",
+    "Held",
+    "RowStore",
+    "columns_of",
+    "drawn_own",
+    "order_of",
+    "part",
+]
 
 
 Order: TypeAlias = "npt.NDArray[np.intp]"
 
 
-Held: TypeAlias = "list[Any] | Rows"
+Held: TypeAlias = "list[Any] | RowStore"
 
 
 KIND = 0x7E6E
@@ -39,7 +56,7 @@ def order_of(length: int, seed: int | None, site: Site, cycle: int, serving: int
 
 
 @dataclass(frozen=True)
-class Names:
+class CycleFileNames:
     """How the files of one drawing are called, so that a state can tell those between two cycles.
 
     Attributes:
@@ -69,7 +86,7 @@ class Names:
 
 
 @dataclass(eq=False, kw_only=True)
-class Place:
+class CyclePlace:
     """Where a cycle lies in its upstream, and how it is served.
 
     Attributes:
@@ -99,7 +116,7 @@ class Place:
     seed: int | None = None
     reuse: int = 1
     file: str | None = None
-    names: Names | None = None
+    names: CycleFileNames | None = None
 
     @property
     def total(self) -> int:
@@ -109,12 +126,12 @@ class Place:
     def state(self, name: str, served: int) -> State:
         """Return the state of the stage called `name` behind so many outputs of this cycle."""
         if self.file is not None:
-            return Kept(name, self, served)
+            return CycleFileState(name, self, served)
         if served == self.total:
-            behind = self.end if not self.used else _Serving(self.end, self.now)
+            behind = self.end if not self.used else _CycleState(self.end, self.now)
             return Over(name, drawn_own(self.number + 1, skip=self.used), behind)
         own = drawn_own(self.number, served, self.of, self.seed, self.reuse, self.skip)
-        return Over(name, own, _Serving(self.begin, self.now))
+        return Over(name, own, _CycleState(self.begin, self.now))
 
 
 def drawn_own(
@@ -125,7 +142,7 @@ def drawn_own(
     return {**own, "skip": skip} if skip else own
 
 
-class _Serving(Since):
+class _CycleState(Since):
     """Inside a cycle: what was skipped in it counts when it is served."""
 
     __slots__ = ()
@@ -134,7 +151,7 @@ class _Serving(Since):
         self.mark.tally(found)
 
 
-class Kept(Over):
+class CycleFileState(Over):
     """Behind some outputs of a cycle that is in a file: the upstream's part is its state behind what is in files.
 
     A flow that goes back to here from a later cycle finds the files of all that lie between.
@@ -142,13 +159,13 @@ class Kept(Over):
 
     __slots__ = ("_place", "_served")
 
-    def __init__(self, name: str, place: Place, served: int) -> None:
+    def __init__(self, name: str, place: CyclePlace, served: int) -> None:
         super().__init__(name, None, place.now)
         self._place = place
         self._served = served
 
     def json(self, until: State | None = None) -> Tree:
-        place, last = self._place, (self if until is None else cast(Kept, until.latest))._place
+        place, last = self._place, (self if until is None else cast(CycleFileState, until.latest))._place
         number, served = place.number, self._served
         if place.file is None or (served == place.total and not place.used and place.of):
             number, served = number + 1, 0
@@ -169,7 +186,7 @@ class Kept(Over):
 class Cycle:
     """What was drawn, and its place."""
 
-    def __init__(self, place: Place, held: Held) -> None:
+    def __init__(self, place: CyclePlace, held: Held) -> None:
         self.place = place
         self.held = held
         self._served: tuple[int, Order] | None = None
@@ -185,7 +202,7 @@ class Cycle:
         if self._served is None or self._served[0] != serving:
             self._served = serving, order_of(place.of, place.seed, site, place.number, serving)
         order = self._served[1]
-        if isinstance(held, Rows):
+        if isinstance(held, RowStore):
             return [held.block(order, number) for number in range(start, stop)]
         if self._items is None:  # references that NumPy gathers, three times as fast as a list's
             self._items, self.held = np.fromiter(held, object, len(held)), []
@@ -193,13 +210,136 @@ class Cycle:
         return picked
 
 
-class Served:
+class CycleStates:
     """The states of a list that was served."""
 
     __slots__ = ("_name", "_place", "_served")
 
-    def __init__(self, name: str, place: Place, served: int) -> None:
+    def __init__(self, name: str, place: CyclePlace, served: int) -> None:
         self._name, self._place, self._served = name, place, served
 
     def __getitem__(self, index: int, /) -> State:
         return self._place.state(self._name, self._served + index + 1)
+
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+
+Form: TypeAlias = "tuple[Any, ...]"
+"""What blocks of one stream have in common: structure, types, and shapes behind the first axis."""
+
+
+WAY_OUT = "make blocks of NumPy arrays in a .map before .regenerate(block=), or leave out block="
+
+
+class RowStore:
+    """Room for `size` rows of blocks that are alike."""
+
+    def __init__(self, size: int, block: int) -> None:
+        self.block_rows = block
+        self.size = size
+        self._form: Form | None = None
+        self._columns: list[Array] = []
+        self.filled = 0
+
+    @classmethod
+    def holding(cls, whole: Any, block: int) -> RowStore:
+        """Return the rows of a block, in its own memory."""
+        columns, form = columns_of(whole)
+        rows = cls(len(columns[0]), block)
+        rows._form, rows._columns, rows.filled = form, columns, rows.size
+        return rows
+
+    @property
+    def missing(self) -> int:
+        """Rows that there is still room for."""
+        return self.size - self.filled
+
+    @property
+    def outputs(self) -> int:
+        """Blocks that come out of one serving; the last one may be short."""
+        return -(-self.filled // self.block_rows)
+
+    def add(self, block: Any, skip: int) -> int:
+        """Copy the rows of a block from row `skip` on, as many as there is room for; return how many the block has.
+
+        Raises:
+          DataError: it is no block, or not like those before.
+        """
+        columns, form = columns_of(block)
+        if form != self._form:
+            self._take_form(columns, form)
+        rows = len(columns[0])
+        count = max(0, min(self.missing, rows - skip))
+        for mine, its in zip(self._columns, columns, strict=True):
+            mine[self.filled : self.filled + count] = its[skip : skip + count]
+        self.filled += count
+        return rows
+
+    def _take_form(self, columns: list[Array], form: Form) -> None:
+        if self.filled:
+            raise DataError(
+                f".regenerate(block=) needs blocks that are alike: expected {self._form}, got {form}; {WAY_OUT}"
+            )
+        self._form = form
+        self._columns = [np.empty((self.size, *column.shape[1:]), column.dtype) for column in columns]
+
+    def block(self, order: npt.NDArray[np.intp], number: int) -> Any:
+        """Return block `number` of this order, in a memory of its own."""
+        picked = order[number * self.block_rows : (number + 1) * self.block_rows]
+        return _joined(self._form or (), iter([column.take(picked, axis=0) for column in self._columns]))
+
+    def whole(self) -> Any:
+        """Return all rows as one block, in this memory."""
+        return _joined(self._form or (), iter([column[: self.filled] for column in self._columns]))
+
+    def clear(self) -> None:
+        """Forget the rows; the room stays."""
+        self.filled = 0
+
+    def drop(self) -> None:
+        """Forget the rows and their room."""
+        self._columns, self.filled = [], 0
+
+
+def columns_of(block: Any) -> tuple[list[Array], Form]:
+    """Return the arrays of a block, and its form.
+
+    Raises:
+      DataError: it is no block: something else than arrays, or arrays of different lengths.
+    """
+    columns: list[Array] = []
+    form = _form_of(block, columns)
+    if not columns or len({len(column) for column in columns}) > 1:
+        found = ", ".join(str(len(column)) for column in columns) or "no array"
+        raise DataError(f".regenerate(block=) needs blocks of as many rows in each array, got {found}; {WAY_OUT}")
+    return columns, form
+
+
+def part(block: Any, start: int) -> Any:
+    """Return a block's rows from `start` on, in its own memory."""
+    columns, form = columns_of(block)
+    return _joined(form, iter([column[start:] for column in columns]))
+
+
+def _form_of(block: Any, columns: list[Array]) -> Form:
+    if isinstance(block, np.ndarray) and block.ndim:
+        columns.append(block)
+        return "array", block.dtype, block.shape[1:]
+    if isinstance(block, dict):
+        return "dict", tuple(block), tuple(_form_of(value, columns) for value in block.values())
+    if isinstance(block, tuple):
+        return "tuple", type(block), tuple(_form_of(value, columns) for value in block)
+    raise DataError(
+        ".regenerate(block=) needs blocks: NumPy arrays, or dicts and tuples of them, whose first axis are rows; got "
+        f"{type(block).__name__}; {WAY_OUT}"
+    )
+
+
+def _joined(form: Form, columns: Iterator[Array]) -> Any:
+    if form[0] == "array":
+        return next(columns)
+    parts = [_joined(inner, columns) for inner in form[2]]
+    if form[0] == "dict":
+        return dict(zip(form[1], parts, strict=True))
+    return form[1](*parts) if hasattr(form[1], "_fields") else tuple(parts)

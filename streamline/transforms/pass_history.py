@@ -17,7 +17,7 @@ from typing import Any, cast
 from streamline.core.flow import Site
 from streamline.core.state import Json, Over, Since, State, States, Tree
 
-__all__ = ["CacheState", "Course", "Place", "ServedStates", "gives_fewer", "reset"]
+__all__ = ["CacheState", "PassHistory", "PassPlace", "ServedStates", "gives_fewer", "reset"]
 
 
 Pass = tuple[int, ...]
@@ -27,7 +27,7 @@ Log = tuple[tuple[Pass, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PassPlace:
     """What the states of a pass have in common; all but `name` is written down.
 
     Attributes:
@@ -59,7 +59,7 @@ class CacheState(Over):
 
     __slots__ = ("_place", "_served")
 
-    def __init__(self, place: Place, served: int, upstream: State) -> None:
+    def __init__(self, place: PassPlace, served: int, upstream: State) -> None:
         super().__init__(place.name, None, upstream)
         self._place, self._served = place, served
 
@@ -91,7 +91,7 @@ class ServedStates:
 
     __slots__ = ("_first", "_now", "_place", "_states")
 
-    def __init__(self, place: Place, first: int, now: State, states: States | None = None) -> None:
+    def __init__(self, place: PassPlace, first: int, now: State, states: States | None = None) -> None:
         self._place, self._first, self._now, self._states = place, first, now, states
 
     def __getitem__(self, index: int, /) -> State:
@@ -108,7 +108,7 @@ def gives_fewer(stage: str, served: int, drawn: int) -> str:
 
 
 @dataclass
-class Course:
+class PassHistory:
     """One cache of one shard in a running.
 
     Attributes:
@@ -128,7 +128,7 @@ class Course:
     let_go: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
-    def of(cls, name: str, site: Site, own: Json) -> Course:
+    def of(cls, name: str, site: Site, own: Json) -> PassHistory:
         """Return the course of this running, or, where a state is given, the one that this goes on with."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
         first = key not in shares
@@ -136,7 +136,7 @@ class Course:
             log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
             known = None if own["drawing"] is None else tuple(own["pass"])
             shares[key] = cls(own["drawing"], log, known)
-        found: Course = shares.setdefault(key, cls())
+        found: PassHistory = shares.setdefault(key, cls())
         if first:
             site.tasks.session.at_close(partial(_end, shares, key))
         return found
@@ -153,14 +153,16 @@ class Course:
             self.log = (*self.log, (self.known, drawing))
         self.known = number if self.known is None else max(self.known, number)
 
-    def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> Place:
+    def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> PassPlace:
         """Return what the states of a pass have in common."""
         known = number if self.known is None else max(number, self.known)
-        return Place(name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base)
+        return PassPlace(
+            name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base
+        )
 
 
 def _end(shares: dict[str, Any], key: str) -> None:
-    course: Course = shares.pop(key)
+    course: PassHistory = shares.pop(key)
     course.let_go()
 
 

@@ -1,0 +1,1 @@
+"""From several workers to one stream: in strict order, or best effort."""
