@@ -53,6 +53,7 @@ from streamline.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.sync import SyncStream
 from streamline.transfer.devices import written
+from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
 from streamline.transforms.bucket import bucket_of
@@ -68,7 +69,6 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
-from streamline.transforms.transfer import Transfer
 
 __all__ = ["Pipeline"]
 

@@ -17,7 +17,7 @@ from streamline.replicating.shares import Shares
 from streamline.running import Running
 from streamline.snapshot import Snapshot
 from streamline.stream import Stream
-from streamline.transforms.transfer import Transfer
+from streamline.transfer.stage import Transfer
 
 __all__ = ["AsyncTap", "Passed", "PlanTap", "SyncTap", "Tap", "check_source", "tap_of"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
@@ -17,7 +18,6 @@ from streamline.transforms.pack import Pack
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
-from streamline.transforms.transfer import Transfer
 
 __all__ = ["stage_class"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamline.pipeline import Pipeline
 from streamline.transfer.base import Mover, Target
-from streamline.transforms.transfer import Transfer
+from streamline.transfer.stage import Transfer
 
 __all__ = ["Elsewhere", "to_elsewhere"]
 

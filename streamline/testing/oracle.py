@@ -29,6 +29,7 @@ from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Mix
 from streamline.testing.oracle_words import bucketed, mixed, packed
 from streamline.testing.sources import Abort, Script
+from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
@@ -45,7 +46,6 @@ from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
-from streamline.transforms.transfer import Transfer
 
 __all__ = ["Oracle", "UnknownStageError", "oracle"]
 

@@ -1,13 +1,17 @@
-"""A device as a transfer sees it: found when a pipeline is opened; in each running, something moves batches there."""
+"""A device as a transfer sees it: found when a pipeline is opened; in each running, something moves batches there.
+
+The host's own memory: the reference, which the other devices are compared with. Batches stay what they are.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 from streamline.core.counters import Detail, Details, Tells
 
-__all__ = ["Copies", "Mover", "Target"]
+__all__ = ["Copies", "HostMemory", "Mover", "Target"]
 
 
 class Copies:
@@ -78,3 +82,16 @@ class Target(ABC):
     @abstractmethod
     def mover(self, depth: int) -> Mover:
         """Return what moves the batches of one running, of which up to `depth` are on their way."""
+
+
+@dataclass(frozen=True)
+class HostMemory(Target):
+    """Nothing is moved."""
+
+    def mover(self, depth: int) -> Mover:
+        return _NoMove()
+
+
+class _NoMove(Mover):
+    def move(self, batch: Any) -> Any:
+        return batch

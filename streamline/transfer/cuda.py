@@ -10,7 +10,7 @@ import numpy as np
 
 from streamline.core.tree import replaced
 from streamline.transfer.base import Mover, Target
-from streamline.transfer.ring import Done, RingMover
+from streamline.transfer.pinned_ring import Done, RingMover
 from streamline.transfer.tensors import as_tensor, dtype_of, is_plain
 
 __all__ = ["Cuda", "CudaCopier"]

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
-from streamline.transfer.base import Target
-from streamline.transfer.host import Host
+from streamline.transfer.base import HostMemory, Target
 
 __all__ = ["IN_PLACE", "found", "written"]
 
@@ -45,7 +44,7 @@ def found(device: Any) -> Target:
       PlanError: its library isn't installed, or sees no such device; the message says what to do.
     """
     if device == "host":
-        return Host()
+        return HostMemory()
     if isinstance(device, str) and device != "jax":
         torch = _torch(device)
         return _cuda(torch, device) if device.startswith("cuda") else _memory(torch, device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamline.transfer.ring import Done
+from streamline.transfer.pinned_ring import Done
 
 POISON = 0xEE
 

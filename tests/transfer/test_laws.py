@@ -12,7 +12,7 @@ from streamline.testing.checks import check_failure, check_resume, check_stage
 from streamline.testing.devices import Elsewhere, to_elsewhere
 from streamline.testing.running import LOOPS
 from streamline.testing.sources import scripted
-from streamline.transforms.transfer import Transfer
+from streamline.transfer.stage import Transfer
 
 
 def in_place(pipe: Pipeline[Any]) -> Pipeline[Any]:

@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError
 from streamline.transfer.cuda import CudaCopier
-from streamline.transfer.ring import RingMover
+from streamline.transfer.pinned_ring import RingMover
 from tests.transfer.test_transfer import nested, odd_arrays
 
 

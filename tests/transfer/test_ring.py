@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from streamline.core.tree import replaced
 from streamline.errors import ClosedError
-from streamline.transfer import ring
-from streamline.transfer.ring import RingMover
+from streamline.transfer import pinned_ring as ring
+from streamline.transfer.pinned_ring import RingMover
 from tests.laws.profile import examples
 from tests.transfer.fake_device import Copy, FakeDevice
 

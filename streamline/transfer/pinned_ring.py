@@ -65,7 +65,7 @@ class Copier(Protocol):
 
 
 @dataclass
-class _Slot:
+class _PinnedSlot:
     """A buffer, and what the last copies are of.
 
     Attributes:
@@ -109,7 +109,7 @@ class RingMover(Mover):
         self._copies = Copies(device_waited_s=0.0)
         self.tells = self._copies.details
         self._copier = copier
-        self._slots = [_Slot() for _ in range(slots)]
+        self._slots = [_PinnedSlot() for _ in range(slots)]
         self._lost: list[Any] = []
         self._turn = 0
         self._lock = threading.Lock()  # a stream whose event loop was ended is closed while a thread may be in here
@@ -151,7 +151,7 @@ class RingMover(Mover):
                 self._slots.clear()
                 self._lost.clear()
 
-    def _free(self, size: int) -> _Slot:
+    def _free(self, size: int) -> _PinnedSlot:
         """Return the next slot, when the copies out of it are done, with room for `size` bytes."""
         slot = self._slots[self._turn]
         if slot.done is not None:
@@ -167,7 +167,7 @@ class RingMover(Mover):
         self._turn = (self._turn + 1) % len(self._slots)
         return slot
 
-    def _copied(self, batch: Any, starts: Sequence[int | None], slot: _Slot) -> _Landing:
+    def _copied(self, batch: Any, starts: Sequence[int | None], slot: _PinnedSlot) -> _Landing:
         """Begin to copy a batch; whatever happens, the slot's point stands behind every copy that was begun."""
         copied: list[Any] = []
         places = iter(starts)
@@ -195,7 +195,7 @@ class RingMover(Mover):
         self._copies.copied_bytes += landing.nbytes
         return landing
 
-    def _mark(self, slot: _Slot) -> Done:
+    def _mark(self, slot: _PinnedSlot) -> Done:
         """Note and return the point behind the copies out of a slot; where that fails, its buffer is used no more."""
         try:
             slot.done = self._copier.mark()
