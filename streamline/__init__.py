@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
     from streamline.opened import Opened
-    from streamline.pictures.draw import Drawing
     from streamline.pipeline import Pipeline
+    from streamline.plan.draw import Drawing
     from streamline.preflight.report import Report
     from streamline.reading.arrow import read_arrow
     from streamline.reading.csv import read_csv
@@ -98,7 +98,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "DebugStream": "streamline.debug",
-    "Drawing": "streamline.pictures.draw",
+    "Drawing": "streamline.plan.draw",
     "Ends": "streamline.sharding.ends",
     "EndsReport": "streamline.sharding.ends",
     "ErrorReport": "streamline.core.error_policy",

@@ -32,7 +32,7 @@ from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
 from streamline.observe.stats import Stats
 from streamline.opening import Opening
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.snapshot import Snapshot
 from streamline.stream import Stream
 from streamline.transforms.map import ConcurrentMap

@@ -28,7 +28,7 @@ from streamline.handover import Handover
 from streamline.observe.watchdog import Patience
 from streamline.opening import Opening
 from streamline.pausing import FarGate
-from streamline.resuming.bound import caches_of
+from streamline.plan.cache_key import caches_of
 
 __all__ = ["Engine"]
 

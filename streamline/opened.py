@@ -27,9 +27,9 @@ from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, Resu
 from streamline.hosts.pool import Hosting, Pool
 from streamline.observe.watchdog import check_stall
 from streamline.opening import Opening
-from streamline.plan import Plan
+from streamline.plan.cache_key import bound
+from streamline.plan.plan import Plan
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
-from streamline.resuming.bound import bound
 from streamline.resuming.elastic import regrouped
 from streamline.resuming.fit import Fit, fitted, refusal
 from streamline.resuming.sound import check_stages

@@ -10,7 +10,6 @@ from typing import Any
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
-from streamline.compiling import merged_size
 from streamline.core.channel import Inbox
 from streamline.core.dead_letters import DeadLetters
 from streamline.core.driver import behind_channel
@@ -29,9 +28,11 @@ from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched
-from streamline.plan import Plan
-from streamline.resuming.bound import caches_of
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.cache_key import caches_of
+from streamline.plan.compile import merged_size
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.plan import Plan
+from streamline.plan.worker import SourceOpener, StageOpener
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
@@ -43,7 +44,6 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.regenerate_spill import SpillKeeper
 from streamline.transforms.repeat import Repeat
-from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["Opening"]
 

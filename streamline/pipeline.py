@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, Unpack
 
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
-from streamline.compiling import compiled
 from streamline.core.blame import stage_name
 from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
 from streamline.core.options import (
@@ -40,13 +39,14 @@ from streamline.loading.loader import Loader
 from streamline.merge.best_effort import Merge, merge_of
 from streamline.observe.watchdog import STALL_S
 from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
-from streamline.pictures.describe import describe, max_in_flight
-from streamline.pictures.draw import Drawing, draw
-from streamline.plan import Plan, Shard
+from streamline.plan.compile import compiled
+from streamline.plan.describe import describe, max_in_flight
+from streamline.plan.draw import Drawing, draw
+from streamline.plan.plan import Plan, Shard
+from streamline.plan.rules import RESERVED
 from streamline.preflight.report import DEADLINE_S, Report
 from streamline.resuming.accept import NewFiles
 from streamline.resuming.explain import Explanation, explain
-from streamline.rules import RESERVED
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
 from streamline.snapshot import Snapshot

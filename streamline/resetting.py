@@ -12,7 +12,7 @@ from dataclasses import replace
 from streamline.ending.agreement import Resumed, agreed
 from streamline.errors import PlanError
 from streamline.opening import Opening
-from streamline.resuming.bound import caches_of
+from streamline.plan.cache_key import caches_of
 from streamline.snapshot import Snapshot
 from streamline.transforms.cache_files import CacheFiles
 from streamline.transforms.pass_history import reset

@@ -15,7 +15,7 @@ from streamline.core.state import At, State
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.opening import Opening
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot import Snapshot

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 from streamline.core.options import check_seed, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.replicating.replicator import Replicator
 from streamline.sources.composite import component, named
 from streamline.sources.dataset import StreamDataset

@@ -11,8 +11,8 @@ import pytest
 import streamline as sl
 from streamline.merge.best_effort import BestEffort, Strict
 from streamline.pipeline import Pipeline
-from streamline.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from streamline.core.channel import Inbox
 from streamline.core.flow import Site
 from streamline.core.state import Tree
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["Backend", "Workers"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from streamline.core.channel import Inbox
 from streamline.core.flow import Site
 from streamline.core.state import Tree
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
+from streamline.plan.worker import open_worker
 from streamline.sources.live import FedSource
-from streamline.worker import open_worker
 
 __all__ = ["Inline"]
 

@@ -12,7 +12,7 @@ from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
 from streamline.hosts.process_host import ProcessHost
 from streamline.hosts.shipping import Shipped, ship
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["Processes"]
 

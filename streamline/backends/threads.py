@@ -10,7 +10,7 @@ from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec
 from streamline.hosts.pool import Hosting
 from streamline.hosts.thread_host import ThreadHost
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["Threads"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamline.core.state import Tree
-from streamline.ending.length import all_known, left_on_ranks
 from streamline.errors import PlanError, RanksError
-from streamline.plan import Plan
+from streamline.plan.length import all_known, left_on_ranks
+from streamline.plan.plan import Plan
 from streamline.sharding.ends import NAME, Agreement, Ends, nothing_to_pad
 from streamline.sharding.rank_sync import store_of_torch
 from streamline.sharding.ranks import Rank

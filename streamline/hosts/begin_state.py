@@ -10,10 +10,10 @@ from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.state import At, State, Tally, Tree
 from streamline.core.tasks import Tasks
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
+from streamline.plan.worker import worker_flow
 from streamline.sources.base import Source
 from streamline.sources.live import FedSource
-from streamline.worker import worker_flow
 
 __all__ = ["BeginState"]
 

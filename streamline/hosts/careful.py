@@ -25,7 +25,7 @@ from streamline.core.replay import Adapter
 from streamline.core.tasks import Tasks
 from streamline.core.threads import waker
 from streamline.errors import WorkerDied
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.transforms.base import Stage
 
 __all__ = ["Calls", "careful", "one_ahead"]

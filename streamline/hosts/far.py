@@ -44,9 +44,9 @@ from streamline.hosts.left_out import FarErrors, far_policy
 from streamline.hosts.outlet import Outlet
 from streamline.hosts.telling import Telling
 from streamline.observe.stacks import waiting_tasks
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
+from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource
-from streamline.worker import worker_flow
 
 __all__ = ["Spec", "serve"]
 

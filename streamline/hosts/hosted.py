@@ -12,7 +12,7 @@ from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.lane import Lane
 from streamline.hosts.remote import RemoteWorker
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["HostedWorkers"]
 

@@ -23,7 +23,7 @@ from streamline.errors import ClosedError, PlanError
 from streamline.hosts.deaths import Care
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["Hosting", "Pool"]
 

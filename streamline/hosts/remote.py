@@ -24,7 +24,7 @@ from streamline.hosts.begin_state import BeginState
 from streamline.hosts.deaths import Deaths
 from streamline.hosts.feeding import Feeding
 from streamline.hosts.parcels import Parcels
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["CLOSE_S", "RemoteWorker"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from streamline.ending.length import num_given
 from streamline.opening import Opening
+from streamline.plan.length import num_given
 from streamline.sharding.ranks import find_rank
 
 __all__ = ["length_of"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from streamline.io.storage.base import FoundObject
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.preflight.report import Load, Problem
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
 

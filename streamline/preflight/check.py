@@ -19,7 +19,7 @@ from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.opened import Begin, prepare
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.preflight.balance import idle, loads_of, ranks_of, uneven
 from streamline.preflight.heads import Heads, look, spread
 from streamline.preflight.rehearsal import pickles, rehearse

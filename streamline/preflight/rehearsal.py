@@ -18,7 +18,7 @@ from streamline.core.session import Session
 from streamline.core.threads import start_thread
 from streamline.debug import DebugStream
 from streamline.opened import Begin, prepare
-from streamline.plan import Plan, Shard
+from streamline.plan.plan import Plan, Shard
 from streamline.sources.items import Items
 from streamline.transforms.base import Stage
 from streamline.transforms.cache import Cache

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from streamline.core.options import given
 from streamline.errors import PlanError, PlanTypeError
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.snapshot import Snapshot
 
 __all__ = ["NewFiles", "accepting", "check_snapshot", "checked"]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from html import escape
 
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
 from streamline.resuming.again import behind_merge, of_worker
 from streamline.resuming.fit import Fit, fitted, refusal

@@ -17,9 +17,8 @@ from typing import Any
 from streamline.core.error_policy import moved
 from streamline.core.state import Json, Tree
 from streamline.core.text import Entry, found_otherwise, line_of
-from streamline.plan import Plan
-from streamline.resuming.codehash import changed
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.fingerprint import changed, fingerprint
+from streamline.plan.plan import Plan
 from streamline.resuming.pairs import Pair, paired
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Change, Source, Split

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
-from streamline.compiling import compiled
 from streamline.core.choices import Branch
 from streamline.core.error_policy import counts_in
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
@@ -24,15 +23,16 @@ from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.plan import Plan, Shard
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.compile import compiled
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.plan import Plan, Shard
+from streamline.plan.worker import worker_flow
 from streamline.resuming.sound import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
-from streamline.worker import worker_flow
 
 __all__ = ["Several", "SeveralState", "component", "grown", "known_of", "named"]
 

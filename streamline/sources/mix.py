@@ -31,7 +31,7 @@ from streamline.core.pace import Pace
 from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.sources.base import Part
 from streamline.sources.composite import Several, SeveralState, grown
 from streamline.sources.items import positions_of

@@ -11,7 +11,7 @@ from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import Reference, State, States, Tree
 from streamline.errors import DataError, PlanError
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.sources.base import Mode, Part
 from streamline.sources.composite import Several, SeveralState
 

@@ -27,7 +27,7 @@ from streamline.hosts.deaths import Care
 from streamline.hosts.far import Spec, serve
 from streamline.hosts.host import Host
 from streamline.hosts.hosted import HostedWorkers
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 __all__ = ["CopyLink", "Copying", "Cut", "Cuts"]
 

@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from streamline.core.flow import Flow, Site
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
-from streamline.plan import Plan, Shard
+from streamline.plan.plan import Plan, Shard
 from streamline.sharding.index import Bijection
 from streamline.sources.composite import Several
 from streamline.sources.items import Items

@@ -28,11 +28,11 @@ from streamline.errors import SnapshotError
 from streamline.opened import Begin, prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
+from streamline.plan.worker import SourceOpener, StageOpener
 from streamline.snapshot import Snapshot
 from streamline.sources.base import Part, Source
 from streamline.testing.changes import changed
 from streamline.transforms.base import Stage
-from streamline.worker import SourceOpener, StageOpener
 
 __all__ = ["LOOPS", "ChainSubject", "PipelineSubject", "Read", "Subject", "opened", "read", "run", "settle"]
 

@@ -11,7 +11,7 @@ from streamline.backends.base import Backend, Workers
 from streamline.core.channel import Inbox
 from streamline.core.flow import Site
 from streamline.core.state import Tree
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 
 class Watching:

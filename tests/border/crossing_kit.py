@@ -12,8 +12,8 @@ from streamline.core.channel import Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Site
 from streamline.core.state import State, Tally, Tree
-from streamline.plan import Plan
-from streamline.worker import open_worker
+from streamline.plan.plan import Plan
+from streamline.plan.worker import open_worker
 
 __all__ = ["Crossed", "Crossing", "chooses", "tally_of"]
 

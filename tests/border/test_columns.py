@@ -18,12 +18,12 @@ from streamline.core.flow import Chunk, Site
 from streamline.core.state import At, CountedStates, Over, Since, State, Tally, Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanTypeError, ResumeError
+from streamline.plan.worker import open_worker
 from streamline.testing.running import run
 from streamline.testing.steps import erratic
 from streamline.transforms import completion_order as unordered
 from streamline.transforms.batch import BatchState
 from streamline.transforms.completion_order import DeliverySegment, UnorderedState
-from streamline.worker import open_worker
 from tests.border.crossing_kit import Crossing
 
 

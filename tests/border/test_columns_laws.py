@@ -19,12 +19,12 @@ from streamline.border.dumping import Dumper
 from streamline.core.flow import Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
+from streamline.plan.worker import open_worker
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.running import run
 from streamline.testing.steps import DICE, Step, customs, erratic, shuffles, steps
 from streamline.transforms.repeat import Repeat
-from streamline.worker import open_worker
 from tests.border.crossing_kit import Crossed, chooses, tally_of
 from tests.laws.profile import examples
 from tests.laws.test_compositions import short

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.ending.length import num_items
+from streamline.plan.length import num_items
 from streamline.testing.compositions import Composition, compositions
 
 TEN = sl.from_items(range(10))

@@ -116,7 +116,7 @@ def test_what_stands_behind_the_merge_is_not_sent() -> None:
 
 def test_a_host_imports_nothing_that_it_has_no_use_for() -> None:
     idle = (
-        "streamline.rules",
+        "streamline.plan.rules",
         "streamline.observe.stats",
         "streamline.observe.figures",
         "streamline.core.cpus",

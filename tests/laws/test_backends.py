@@ -19,7 +19,7 @@ import streamline as sl
 from streamline.backends.base import Backend, Workers
 from streamline.core.flow import Site
 from streamline.pipeline import Pipeline
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions

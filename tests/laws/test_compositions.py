@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import streamline.core.channel
 import streamline.handover
-import streamline.plan
+import streamline.plan.plan
 import streamline.transforms.completion_order
 import streamline.transforms.concurrent
 import streamline.transforms.map
@@ -44,7 +44,7 @@ def short(**constants: float) -> Iterator[None]:
         ],
         "LONG_LIST_ITEMS": [streamline.core.channel, streamline.handover],
         "QUICK_ITEM_S": [streamline.core.channel],
-        "READ_AHEAD_ITEMS": [streamline.plan],
+        "READ_AHEAD_ITEMS": [streamline.plan.plan],
         "SEGMENT_ITEMS": [streamline.transforms.completion_order],
         "AHEAD": [streamline.transforms.map],
         "WAITING_ITEMS": [streamline.transforms.map],

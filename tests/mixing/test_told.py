@@ -16,13 +16,13 @@ from streamline.core.state import State
 from streamline.core.tasks import Tasks
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
-from streamline.plan import Plan, Shard
+from streamline.plan.plan import Plan, Shard
+from streamline.plan.worker import worker_flow
 from streamline.sources.composite import SeveralState
 from streamline.sources.mix import ComponentMetrics, pass_of
 from streamline.sources.sampler import draws_of
 from streamline.testing.copying import Copying, Cut
 from streamline.testing.running import Read, Subject, opened, read, run
-from streamline.worker import worker_flow
 from tests.hosts.kit import on_each
 
 AnyPipeline = Pipeline[Any]

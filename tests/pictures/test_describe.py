@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.pictures.describe import describe, max_in_flight
 from streamline.pipeline import Pipeline
-from streamline.plan import BORDER_ITEMS
+from streamline.plan.describe import describe, max_in_flight
+from streamline.plan.plan import BORDER_ITEMS
 from streamline.transforms.map import AHEAD, WAITING_EACH, WAITING_ITEMS
 
 

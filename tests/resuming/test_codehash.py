@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamline.resuming.codehash import PYTHON, changed, code_hash
+from streamline.plan.fingerprint import PYTHON, changed, code_hash
 
 
 def made(text: str, name: str = "f") -> Any:
@@ -110,7 +110,7 @@ def test_another_process_has_the_same_hash() -> None:
     """No addresses, no order of a set that depends on the seed of hashes."""
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from streamline.resuming.codehash import code_hash\n"
+        "from streamline.plan.fingerprint import code_hash\n"
         "def f(x, y=len, *z):\n    return [a for a in x if a in {'a', 'b', 'c'}] + [lambda: y]\n"
         "print(code_hash(f))"
     )

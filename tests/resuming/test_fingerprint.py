@@ -11,7 +11,7 @@ import pytest
 import streamline as sl
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.fingerprint import fingerprint
 
 Change = Callable[[Pipeline[Any]], Pipeline[Any]]
 

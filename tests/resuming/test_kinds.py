@@ -22,7 +22,7 @@ import streamline as sl
 from streamline.errors import ResumeError
 from streamline.io.formats.base import Format
 from streamline.pipeline import Pipeline
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.fingerprint import fingerprint
 from streamline.resuming.inspection import report
 from streamline.resuming.kinds import KINDS
 from streamline.sources.base import Source

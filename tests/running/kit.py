@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import anyio
 
 import streamline as sl
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
 Pipe: TypeAlias = "sl.Pipeline[Any]"

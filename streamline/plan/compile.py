@@ -13,8 +13,8 @@ from typing import Any
 
 from streamline.errors import PlanError
 from streamline.merge.best_effort import Merge, Strict
-from streamline.plan import Plan, Shard, index_of
-from streamline.rules import (
+from streamline.plan.plan import Plan, Shard, index_of
+from streamline.plan.rules import (
     INDEX_OPS,
     check_before,
     check_choices,
@@ -34,6 +34,7 @@ from streamline.transforms.flat_map import Unbatch
 from streamline.transforms.shuffle import ShuffleFiles
 
 __all__ = ["compiled", "merged_size"]
+
 
 AnyStage = Stage[Any, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 from streamline.core.blame import stage_name
 from streamline.core.text import in_bytes
 from streamline.merge.best_effort import BestEffort
-from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
@@ -25,7 +25,7 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["Anatomy", "Part", "Task", "Tube", "anatomy", "merge_line", "sources", "written"]
+__all__ = ["Part", "PlannedChannel", "Task", "Topology", "merge_line", "sources", "topology", "written"]
 
 
 AnyStage = Stage[Any, Any]
@@ -63,7 +63,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tube:
+class PlannedChannel:
     """A channel.
 
     Attributes:
@@ -82,11 +82,11 @@ class Tube:
         return f"{self.items:,} {unit}{budget}"
 
 
-Part = Task | Tube
+Part = Task | PlannedChannel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anatomy:
+class Topology:
     """The parts of a plan, in the order in which items go through them.
 
     Attributes:
@@ -103,10 +103,10 @@ class Anatomy:
     workers: int
     merge: str
     after: tuple[Part, ...]
-    border: Tube | None
+    border: PlannedChannel | None
 
 
-def anatomy(plan: Plan) -> Anatomy:
+def topology(plan: Plan) -> Topology:
     """Return what runs where."""
     workers = plan.shard.num_shards
     feed: list[Part] = []
@@ -119,33 +119,36 @@ def anatomy(plan: Plan) -> Anatomy:
         if replicated or (isinstance(stage, Repeat) and not plan.source.indexable)
     ]
     if isinstance(plan.source, Live):
-        feed, head = [Task(stages=tuple(head)), Tube(items=min(plan.feed_capacity, plan.source.max_ahead))], []
+        feed, head = (
+            [Task(stages=tuple(head)), PlannedChannel(items=min(plan.feed_capacity, plan.source.max_ahead))],
+            [],
+        )
     if replicated and workers > 1:
         head.append((f"one item in {workers:,}", 0))
     cut: list[Part] = []
     if plan.source.waits:
-        cut, head = [Task(stages=tuple(head)), Tube(items=READ_AHEAD_ITEMS)], []
+        cut, head = [Task(stages=tuple(head)), PlannedChannel(items=READ_AHEAD_ITEMS)], []
     worker = [*cut, *_section(plan.worker, head, 1)] or [Task(stages=PASSES_ON)]
-    if not isinstance(worker[-1], Tube):
-        worker.append(Tube(items=plan.worker_widest(workers), each=_each(plan.worker)))
+    if not isinstance(worker[-1], PlannedChannel):
+        worker.append(PlannedChannel(items=plan.worker_widest(workers), each=_each(plan.worker)))
     after: list[Part] = []
     each = _each(plan.worker + plan.after)
-    border: Tube | None = Tube(items=plan.border_capacity, each=each)
+    border: PlannedChannel | None = PlannedChannel(items=plan.border_capacity, each=each)
     if plan.after:
         last = plan.after[-1] if plan.ends_itself else None
         after = _section(
             plan.after[:-1] if last is not None else plan.after, [(merge_line(plan), 0)], _each(plan.worker)
         )
-        if isinstance(after[-1], Tube):
+        if isinstance(after[-1], PlannedChannel):
             after.append(Task(stages=PASSES_ON))
-        after.append(Tube(items=plan.end_widest, each=each))
+        after.append(PlannedChannel(items=plan.end_widest, each=each))
         if last is not None:
             after += [
                 Task(stages=tuple((text, 0) for _, text in written([last]))),
-                Tube(items=last.in_flight, each=each),
+                PlannedChannel(items=last.in_flight, each=each),
             ]
             border = None
-    return Anatomy(
+    return Topology(
         feed=tuple(feed),
         worker=tuple(worker),
         workers=workers,
@@ -163,26 +166,29 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
         if isinstance(stage, Batch) and stage.max_wait_s is not None:
             held, taken = stage.size, stage.in_flight - stage.size
             if chain:  # else it reads the channel that is there
-                parts += [Task(stages=tuple(chain)), Tube(items=taken, each=each)]
+                parts += [Task(stages=tuple(chain)), PlannedChannel(items=taken, each=each)]
             chain = [(text, held)]
             each *= stage.size
             continue
         if isinstance(stage, Prefetch):
-            parts += [Task(stages=tuple(chain) or PASSES_ON), Tube(items=stage.items, each=each, bytes=stage.bytes)]
+            parts += [
+                Task(stages=tuple(chain) or PASSES_ON),
+                PlannedChannel(items=stage.items, each=each, bytes=stage.bytes),
+            ]
             chain = []
             continue
         if isinstance(stage, Regenerate) and stage.overlap:
-            parts += [Task(stages=tuple(chain) or PASSES_ON), Tube(items=stage.size, each=each)]
+            parts += [Task(stages=tuple(chain) or PASSES_ON), PlannedChannel(items=stage.size, each=each)]
             chain = [(text, stage.size)]
             continue
         chain.append((text, 0 if isinstance(stage, ConcurrentMap | Through) else stage.in_flight))
         each *= stage.gathers
         if isinstance(stage, ConcurrentMap):
             parts.append(Task(stages=tuple(chain), calls=stage.concurrency, threads=stage.executor == "thread"))
-            parts.append(Tube(items=stage.capacity, each=each))
+            parts.append(PlannedChannel(items=stage.capacity, each=each))
             chain = []
         elif isinstance(stage, Through):
-            parts += [Task(stages=tuple(chain)), Tube(items=CAPACITY, each=each)]
+            parts += [Task(stages=tuple(chain)), PlannedChannel(items=CAPACITY, each=each)]
             chain = []
     if chain:
         parts.append(Task(stages=tuple(chain)))

@@ -11,8 +11,8 @@ from typing import Any
 
 from streamline.core.flow import LIST_ITEMS
 from streamline.core.text import in_bytes
-from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, merge_line, sources, written
-from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
+from streamline.plan.topology import Part, PlannedChannel, Task, Topology, merge_line, sources, topology, written
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.limit import Take
@@ -20,7 +20,9 @@ from streamline.transforms.repeat import Repeat
 
 __all__ = ["describe", "max_in_flight"]
 
+
 LABEL_CHARS = 12
+
 
 WIDTH_CHARS = 110
 """A line of tasks and channels is broken behind so many characters."""
@@ -86,7 +88,7 @@ def describe(plan: Plan) -> str:
         lines.append(f"  {text}{_in_all(stage, n)}")
     lines.append(merge_line(plan))
     lines += [f"  {text}" for _, text in written(plan.after)]
-    parts = anatomy(plan)
+    parts = topology(plan)
     lines.append(f"{'reads':<{LABEL_CHARS}}{_reads(plan)}")
     lines += _way("reader", parts.feed, _starving(plan))
     lines += _way(f"worker{f' x{n:,}' * (n > 1)}", parts.worker)
@@ -159,7 +161,7 @@ def _way(title: str, parts: Sequence[Part], note: str = "") -> list[str]:
     """Return a section's tasks and channels as lines, with a note in its channels; nothing of an empty one."""
     lines: list[str] = []
     for part in parts:
-        words = f"[{part}{note}]" if isinstance(part, Tube) else _task(part)
+        words = f"[{part}{note}]" if isinstance(part, PlannedChannel) else _task(part)
         if lines and len(lines[-1]) + len(words) + 3 <= WIDTH_CHARS:
             lines[-1] += f" → {words}"
         else:
@@ -179,10 +181,10 @@ def _short(text: str) -> str:
     return f"{head}({name})" if name and "=" not in name and not head.endswith(" ") else head.strip()
 
 
-def _bytes(parts: Anatomy) -> str:
+def _bytes(parts: Topology) -> str:
     """Say what is bounded in bytes."""
-    each = [tube for tube in parts.worker if isinstance(tube, Tube) and tube.bytes is not None]
-    once = [tube for tube in parts.after if isinstance(tube, Tube) and tube.bytes is not None]
+    each = [tube for tube in parts.worker if isinstance(tube, PlannedChannel) and tube.bytes is not None]
+    once = [tube for tube in parts.after if isinstance(tube, PlannedChannel) and tube.bytes is not None]
     if not each and not once:
         return "bounded in items, as above; .prefetch(n, bytes=) bounds a channel in bytes"
     size = sum(tube.bytes or 0 for tube in each) * parts.workers + sum(tube.bytes or 0 for tube in once)

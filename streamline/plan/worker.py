@@ -15,7 +15,7 @@ from streamline.core.channel import Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.state import Tree
-from streamline.plan import READ_AHEAD_ITEMS, Plan
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
 from streamline.transforms.base import Stage
 
 __all__ = ["SourceOpener", "StageOpener", "open_worker", "worker_flow"]

@@ -27,7 +27,9 @@ __all__ = [
     "check_shared",
 ]
 
+
 AnyStage = Stage[Any, Any]
+
 
 INDEX_OPS = (IndexShuffle, Take, Skip, Repeat)
 """What acts on the index of a source."""

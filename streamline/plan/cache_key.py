@@ -13,12 +13,13 @@ from typing import Any
 
 from streamline.core.state import Json
 from streamline.core.text import Entry
-from streamline.plan import Plan
-from streamline.resuming.fingerprint import fingerprint
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.plan import Plan
 from streamline.transforms.base import Stage
 from streamline.transforms.cache import Cache
 
 __all__ = ["bound", "caches_of"]
+
 
 DIGEST_CHARS = 16
 

@@ -18,16 +18,21 @@ from streamline.transforms.base import Stage
 
 __all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "index_of"]
 
+
 AnyStage = Stage[Any, Any]
+
 
 READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
 
+
 WIDER = 4
 """How much wider a channel is for items that take no time to make; see `streamline.core.channel`."""
 
+
 BORDER_ITEMS = 4096
 """Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.engine`."""
+
 
 ALL_WORKERS_ITEMS = 1024
 """Items that the channels of all workers of the job hold together; at least 8 each."""
@@ -146,7 +151,7 @@ class Plan:
         if self.source.indexable:
             index = index_of(self.before, self.source.length or 0, epoch)
         if self.source.listed:
-            from streamline.transforms.shuffle import ShuffleFiles  # not at the top: see `streamline.compiling`
+            from streamline.transforms.shuffle import ShuffleFiles  # not at the top: see `streamline.plan.compile`
 
             seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
         return Part(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from unicodedata import east_asian_width
 
-__all__ = ["Arrow", "Box", "Group", "column"]
+__all__ = ["SvgArrow", "SvgBox", "SvgGroup", "column"]
 
 
 WIDTH = 560
@@ -53,7 +53,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-se
 
 
 @dataclass(frozen=True)
-class Box:
+class SvgBox:
     """A box of its own colour.
 
     Attributes:
@@ -71,7 +71,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Arrow:
+class SvgArrow:
     """From what is before to what is behind: with a label in a pill, or bare."""
 
     label: str = ""
@@ -83,11 +83,11 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Group:
+class SvgGroup:
     """Boxes and arrows within a dashed frame; drawn as a deck of cards where there are several of it."""
 
     title: str
-    parts: Sequence[Box | Arrow] = field(default_factory=tuple)
+    parts: Sequence[SvgBox | SvgArrow] = field(default_factory=tuple)
     many: bool = False
 
     @property
@@ -96,7 +96,7 @@ class Group:
         return sum(part.height for part in self.parts) + TITLE + 2 * PAD + (8 if self.many else 0)
 
 
-def column(title: str, parts: Sequence[Box | Arrow | Group]) -> str:
+def column(title: str, parts: Sequence[SvgBox | SvgArrow | SvgGroup]) -> str:
     """Return the parts from top to bottom as one SVG document.
 
     Args:
@@ -115,15 +115,15 @@ def column(title: str, parts: Sequence[Box | Arrow | Group]) -> str:
     )
 
 
-def _part(part: Box | Arrow | Group, x: float, y: float, width: float) -> list[str]:
-    if isinstance(part, Box):
+def _part(part: SvgBox | SvgArrow | SvgGroup, x: float, y: float, width: float) -> list[str]:
+    if isinstance(part, SvgBox):
         return _box(part, x, y, width)
-    if isinstance(part, Arrow):
+    if isinstance(part, SvgArrow):
         return _arrow(part, x + width / 2, y, width)
     return _group(part, x, y, width)
 
 
-def _box(box: Box, x: float, y: float, width: float) -> list[str]:
+def _box(box: SvgBox, x: float, y: float, width: float) -> list[str]:
     out = [_rect("box", x, y, width, box.height, 8)]
     at = y + PAD + 9
     if box.title:
@@ -139,7 +139,7 @@ def _box(box: Box, x: float, y: float, width: float) -> list[str]:
     return out
 
 
-def _arrow(arrow: Arrow, x: float, y: float, width: float) -> list[str]:
+def _arrow(arrow: SvgArrow, x: float, y: float, width: float) -> list[str]:
     if not arrow.label:
         return _shaft(x, y + 2, y + arrow.height - 2)
     wide = min(_columns(arrow.label) * SMALL_CHAR + 28, width)
@@ -157,7 +157,7 @@ def _shaft(x: float, top: float, bottom: float) -> list[str]:
     return [f'<path class="sl-line" d="M{x:g} {top:g}V{bottom:g}{head}"/>']
 
 
-def _group(group: Group, x: float, y: float, width: float) -> list[str]:
+def _group(group: SvgGroup, x: float, y: float, width: float) -> list[str]:
     out: list[str] = []
     height = group.height
     if group.many:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.pictures import svg
-from streamline.pictures.anatomy import Anatomy, Part, Task, Tube, anatomy, sources, written
-from streamline.plan import Plan
+from streamline.plan import svg
+from streamline.plan.plan import Plan
+from streamline.plan.topology import Part, PlannedChannel, Task, Topology, sources, topology, written
 from streamline.sources.live import Live
 
 __all__ = ["Drawing", "draw"]
+
 
 LONGEST = 60
 """Characters of a label in Mermaid, which wraps nothing: longer ones are cut."""
@@ -30,12 +31,12 @@ class Drawing:
     @property
     def mermaid(self) -> str:
         """A Mermaid flowchart: boxes are tasks, rounded ones are channels."""
-        return _mermaid(self.plan, anatomy(self.plan))
+        return _mermaid(self.plan, topology(self.plan))
 
     @property
     def svg(self) -> str:
         """The same as an SVG document; follows the reader's light or dark scheme."""
-        return svg.column(f"streamline: {self.plan.source.kind}", _column(self.plan, anatomy(self.plan)))
+        return svg.column(f"streamline: {self.plan.source.kind}", _column(self.plan, topology(self.plan)))
 
     def save(self, path: str | Path) -> None:
         """Write it to a file: `.svg`, or `.mmd`, `.mermaid`, or `.md` with the Mermaid text in a block.
@@ -71,8 +72,6 @@ def draw(plan: Plan) -> Drawing:
 
 
 # What both say ------------------------------------------------------------------------------------------------------
-
-
 def _source(plan: Plan) -> list[tuple[str, str]]:
     """Return the source, what stands before the shard, and how it is split."""
     n = plan.shard.num_shards
@@ -93,16 +92,16 @@ HOW = {
 """What a split means where its mode's name doesn't say it."""
 
 
-def _feed(plan: Plan, parts: Anatomy) -> str:
+def _feed(plan: Plan, parts: Topology) -> str:
     """Say what is between the reader of a live source and a worker; nothing of any other source."""
-    tubes = [tube for tube in parts.feed if isinstance(tube, Tube)]
+    tubes = [tube for tube in parts.feed if isinstance(tube, PlannedChannel)]
     if not tubes or not isinstance(plan.source, Live):
         return ""
     more = ", more while another starves" if plan.source.max_ahead > tubes[0].items else ""
     return _tube(tubes[0]) + (f" each{more}" if parts.workers > 1 else "")
 
 
-def _worker_title(parts: Anatomy) -> str:
+def _worker_title(parts: Topology) -> str:
     return "one worker" if parts.workers == 1 else f"a worker for each shard: {parts.workers:,} of these"
 
 
@@ -114,45 +113,47 @@ def _holds(held: int) -> str:
     return f"holds up to {held:,}" if held else ""
 
 
-def _tube(tube: Tube) -> str:
+def _tube(tube: PlannedChannel) -> str:
     return f"up to {tube}"
 
 
-def _border(parts: Anatomy) -> str:
+def _border(parts: Topology) -> str:
     return "" if parts.border is None else f"up to {parts.border} more in a plain loop"
 
 
 # SVG ----------------------------------------------------------------------------------------------------------------
-
-
-def _column(plan: Plan, parts: Anatomy) -> list[svg.Box | svg.Arrow | svg.Group]:
-    pieces: list[svg.Box | svg.Arrow | svg.Group] = [svg.Box("source", _source(plan)), svg.Arrow(_feed(plan, parts))]
+def _column(plan: Plan, parts: Topology) -> list[svg.SvgBox | svg.SvgArrow | svg.SvgGroup]:
+    pieces: list[svg.SvgBox | svg.SvgArrow | svg.SvgGroup] = [
+        svg.SvgBox("source", _source(plan)),
+        svg.SvgArrow(_feed(plan, parts)),
+    ]
     last = parts.worker[-1]
-    pieces.append(svg.Group(_worker_title(parts), _pieces(parts.worker[:-1]), parts.workers > 1))
+    pieces.append(svg.SvgGroup(_worker_title(parts), _pieces(parts.worker[:-1]), parts.workers > 1))
     each = " each" if parts.workers > 1 else ""
-    pieces.append(svg.Arrow(f"{_tube(last)}{each}" if isinstance(last, Tube) else ""))
+    pieces.append(svg.SvgArrow(f"{_tube(last)}{each}" if isinstance(last, PlannedChannel) else ""))
     if parts.after:
         pieces += _pieces(parts.after)
     else:
-        pieces += [svg.Box("in the consumer's task; in a plain loop, beside it", [(parts.merge, "")]), svg.Arrow()]
-    pieces.append(svg.Box("", [("your loop", _border(parts))]))
+        pieces += [
+            svg.SvgBox("in the consumer's task; in a plain loop, beside it", [(parts.merge, "")]),
+            svg.SvgArrow(),
+        ]
+    pieces.append(svg.SvgBox("", [("your loop", _border(parts))]))
     return pieces
 
 
-def _pieces(parts: tuple[Part, ...]) -> list[svg.Box | svg.Arrow]:
-    pieces: list[svg.Box | svg.Arrow] = []
+def _pieces(parts: tuple[Part, ...]) -> list[svg.SvgBox | svg.SvgArrow]:
+    pieces: list[svg.SvgBox | svg.SvgArrow] = []
     for part in parts:
-        if isinstance(part, Tube):
-            pieces.append(svg.Arrow(_tube(part)))
+        if isinstance(part, PlannedChannel):
+            pieces.append(svg.SvgArrow(_tube(part)))
         else:
-            pieces.append(svg.Box(_task_title(part), [(text, _holds(held)) for text, held in part.stages]))
+            pieces.append(svg.SvgBox(_task_title(part), [(text, _holds(held)) for text, held in part.stages]))
     return pieces
 
 
 # Mermaid ------------------------------------------------------------------------------------------------------------
-
-
-def _mermaid(plan: Plan, parts: Anatomy) -> str:
+def _mermaid(plan: Plan, parts: Topology) -> str:
     chart = _Chart()
     chart.box(["<b>source</b>", *(_label(text, note) for text, note in _source(plan))])
     if feed := _feed(plan, parts):
@@ -162,7 +163,7 @@ def _mermaid(plan: Plan, parts: Anatomy) -> str:
     chart.parts(parts.worker[:-1])
     chart.lines.append("  end")
     each = " each" if parts.workers > 1 else ""
-    if isinstance(last, Tube):
+    if isinstance(last, PlannedChannel):
         chart.pill(f"{_tube(last)}{each}")
     if parts.after:
         chart.parts(parts.after)
@@ -183,7 +184,7 @@ class _Chart:
 
     def parts(self, parts: tuple[Part, ...]) -> None:
         for part in parts:
-            if isinstance(part, Tube):
+            if isinstance(part, PlannedChannel):
                 self.pill(_tube(part))
             else:
                 stages = [_label(text, _holds(held)) for text, held in part.stages]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamline.plan import Plan
+from streamline.plan.plan import Plan
 from streamline.sharding.ends import EndsPolicy
 from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage

@@ -1,1 +1,0 @@
-"""Plans for people: in words, as diagrams. Nothing runs."""
