@@ -17,9 +17,10 @@ from typing import Any
 import anyio
 import numpy as np
 
-from streamline.border import pickling, wire
-from streamline.border.link import LinkClosed
-from streamline.border.messages import Credit, Items, Message
+from streamline.backends.ipc import pickling
+from streamline.backends.ipc import socket_link as wire
+from streamline.backends.ipc.link import LinkClosed
+from streamline.backends.ipc.messages import Credit, ItemsMessage, Message
 
 NEVER = 1 << 40
 WAYS = {"in the pickle": (NEVER, NEVER), "in the frame": (0, NEVER), "in a slab": (0, 0)}
@@ -37,9 +38,9 @@ async def send(link: wire.SocketLink, arrays: int, nbytes: int, lists: int) -> N
         for _ in range(lists):
             while not credit:
                 credit += sum(message.items for message in await link.receive() if isinstance(message, Credit))
-            link.send(Items(0, link.pack(items), b""))
+            link.send(ItemsMessage(0, link.pack(items), b""))
             credit -= 1
-        link.send(Items(0, link.pack([process_time() - began]), b""))
+        link.send(ItemsMessage(0, link.pack([process_time() - began]), b""))
         try:
             while True:
                 await link.receive()
@@ -66,7 +67,7 @@ async def _unpack_one(link: wire.SocketLink, messages: list[Message]) -> list[An
     while not messages:
         messages += reversed(await link.receive())
     message = messages.pop()
-    assert isinstance(message, Items)
+    assert isinstance(message, ItemsMessage)
     return link.unpack(message.packed)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack
 
 from streamline.backends.base import Backend
+from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int, given
@@ -24,7 +25,6 @@ from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.ending.agreement import Resumed, agreed
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
-from streamline.hosts.pool import Hosting, Pool
 from streamline.observe.watchdog import check_stall
 from streamline.opening import Opening
 from streamline.plan.cache_key import bound
@@ -170,7 +170,7 @@ def unsettled(
     ends = checked_ends(begin.ends)
     found = find_rank(begin.rank, begin.world_size, begin.mesh)
     _check_ranks(plan, found)
-    if isinstance(backend, Hosting | Pool):
+    if isinstance(backend, HostingBackend | HostPool):
         backend.check(plan)
     opening = Opening(
         plan=plan,

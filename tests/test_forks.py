@@ -17,9 +17,9 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.border import slabs
-from streamline.border.messages import Leave
-from streamline.border.wire import SocketLink
+from streamline.backends.ipc import shared_memory as slabs
+from streamline.backends.ipc.messages import Leave
+from streamline.backends.ipc.socket_link import SocketLink
 from streamline.errors import ClosedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -186,11 +186,11 @@ def test_a_link_that_is_closed_in_a_fork_goes_on_here() -> None:
 
 
 def test_what_a_fork_lets_go_of_is_still_held_here() -> None:
-    pool = slabs.Pool(1 << 20)
+    pool = slabs.SlabPool(1 << 20)
     slab = pool.take(1 << 16)
     assert slab is not None
     assert slab.fd is not None
-    views = [slabs.Lent(slab.fd, slab.size).lend(1 << 16)]
+    views = [slabs.SlabLease(slab.fd, slab.size).lend(1 << 16)]
     slab.sent()
     in_a_fork(views.clear)
     before = slab.free

@@ -1,24 +1,35 @@
-"""Workers in processes: for Python code that holds the GIL, at the speed of memory, and going on when one dies."""
+"""A host that is a process, as runnings see it: started at the first link, and started anew when it has died.
+
+Workers in processes: for Python code that holds the GIL, at the speed of memory, and going on when one dies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host_server import Spec
+from streamline.backends.hosts.plan_shipping import Shipped, ship
+from streamline.backends.hosts.pool import HostingBackend
+from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.ipc.link import Link
+from streamline.backends.ipc.socket_link import SocketLink
+from streamline.core.counters import HostKind
 from streamline.core.options import check_int
 from streamline.core.session import Session
-from streamline.hosts.deaths import Care
-from streamline.hosts.far import Spec
-from streamline.hosts.pool import Hosting
-from streamline.hosts.process_host import ProcessHost
-from streamline.hosts.shipping import Shipped, ship
+from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
 
-__all__ = ["Processes"]
+__all__ = ["ProcessHost", "Processes"]
 
 
 @dataclass(frozen=True)
-class Processes(Hosting):
+class Processes(HostingBackend):
     """Worker w runs in process w mod n, in an event loop of its own.
 
     A process is a new interpreter, never a fork, and doesn't import the main module again. One that dies is replaced;
@@ -51,8 +62,8 @@ class Processes(Hosting):
         return self.n
 
     @property
-    def care(self) -> Care:
-        return Care(
+    def care(self) -> CrashTracking:
+        return CrashTracking(
             max_restarts=self.max_restarts, worker_timeout=self.worker_timeout, replace_stuck=self.replace_stuck
         )
 
@@ -63,3 +74,105 @@ class Processes(Hosting):
         shipped = ship(Spec.of(plan, session))
         session.at_close(shipped.close)  # what has ended is a cycle, which the collector may leave alone for long
         return shipped
+
+
+DYING_S = 0.3
+"""How long a process may take to be gone behind the end of its links: well under a millisecond, if that is why."""
+
+
+DEATH_S = 5.0
+"""How long to wait for a process that was killed; one that is stuck in a driver may never go."""
+
+
+class ProcessHost(Host):
+    """A process, or the one that has taken its place.
+
+    Args:
+      env: of its environment, what is to be other than here.
+    """
+
+    kind: ClassVar[HostKind] = "process"
+
+    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+        self.number = number
+        self.closed = False
+        self._env = env
+        self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
+        self._process: HostProcess | None = None
+        self._used = False  # whether the process was given anything to do
+        self._behind: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
+
+    @property
+    def name(self) -> str:
+        process = self._process
+        return f"process {self.number}" + ("" if process is None else f", pid {process.pid}")
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        with self._lock:
+            self._running()
+
+    def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
+        with self._lock:
+            process = self._running()
+            link = SocketLink(process.link(payload, answer))
+            self._behind[link] = process
+            self._used = True
+            return link
+
+    def _running(self) -> HostProcess:
+        """Return the process, started if there is none; under the lock."""
+        if self.closed:
+            raise ClosedError(f"process {self.number} was closed with its pool")
+        if self._process is None or self._process.exit is not None:
+            process = HostProcess(self.number, self._env)
+            process.start()
+            self._process = process
+            self._used = False
+        return self._process
+
+    def fell(self, link: Link) -> str:
+        process = self._behind[link]
+        hung_up = not process.wait(DYING_S)
+        if hung_up:
+            process.kill()
+            process.wait(DEATH_S)
+        exit_, crash = process.exit or "nothing: it can't be killed", process.crash
+        if hung_up:
+            exit_ += ", since it had hung up"
+        process.close(0.0)
+        with self._lock:
+            if self._process is process:
+                self._process = None
+        return f"{exit_}\n{crash}" if crash else exit_
+
+    def kill(self, link: Link) -> None:
+        self._behind[link].kill()
+
+    def stacks(self) -> str:
+        process = self._process
+        return ("" if process is None else process.stacks()) or "it doesn't answer: it is stopped, or just starting"
+
+    def resident_bytes(self) -> int:
+        process = self._process
+        return 0 if process is None else process.resident_bytes()
+
+    def leave(self) -> None:
+        with self._lock:
+            self.closed = True
+            process = self._process
+        if process is not None:
+            process.leave()
+        for link in list(self._behind):  # else it would wait for its runnings to end by themselves
+            link.close()
+
+    def close(self) -> None:
+        self.leave()
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close() if self._used else process.close(0.0)

@@ -90,7 +90,7 @@ def _returned(frame: FrameType, event: str, arg: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed by the kernel when the host has gone: see `streamline.hosts.child`."""
+    """Be killed by the kernel when the host has gone: see `streamline.backends.hosts.process_main`."""
     import fcntl  # here, since few fork
     import select
     import signal

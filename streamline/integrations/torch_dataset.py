@@ -11,10 +11,10 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from streamline.backends.hosts.plan_shipping import dumps
 from streamline.core.options import check_int
 from streamline.envelope import is_sealed, sealed, unsealed
 from streamline.errors import PlanError, PlanTypeError
-from streamline.hosts.shipping import dumps
 from streamline.opened import Openable
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot import Snapshot

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.options import given
 from streamline.engine import EXIT_S
 from streamline.errors import PlanError, PlanTypeError
-from streamline.hosts.pool import Hosting, Pool
 from streamline.loading.passes import OpenAt, Run, Spent
 from streamline.opened import Opened, RunOptions
 from streamline.opening import Opening
@@ -64,13 +64,13 @@ def passes_of(
         options = {**options, "ends": "allow"}
     backend = options.get("backend")
     pool = None
-    if stay and isinstance(backend, Hosting):
+    if stay and isinstance(backend, HostingBackend):
         pool = backend.pool(hints=True)
         options = {**options, "backend": pool}
-    hosted = stay and isinstance(backend, Hosting | Pool)
+    hosted = stay and isinstance(backend, HostingBackend | HostPool)
     again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
     passes = Passes(partial(open_at, **options), pool, lambda: partial(settled(), **options), ahead=hosted and again)
-    if isinstance(backend, Pool):
+    if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
     return passes
 
@@ -86,7 +86,7 @@ class Passes(Generic[T]):
     """
 
     def __init__(
-        self, open_at: OpenAt[T], pool: Pool | None, settled: Callable[[], OpenAt[T]], *, ahead: bool = False
+        self, open_at: OpenAt[T], pool: HostPool | None, settled: Callable[[], OpenAt[T]], *, ahead: bool = False
     ) -> None:
         self.open_at = open_at
         self._open_next = open_at

@@ -17,16 +17,14 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 
 from streamline.backends.base import Workers
-from streamline.border.link import Link, LinkClosed
-from streamline.border.messages import Message
-from streamline.border.packed import Packed, PackingError
-from streamline.border.pipe import PipeLink
+from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host_server import Spec, serve
+from streamline.backends.hosts.pool import HostedWorkers
+from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.ipc.link import Link, LinkClosed, PipeLink
+from streamline.backends.ipc.messages import Message, PackedItems, PackingError
 from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
-from streamline.hosts.deaths import Care
-from streamline.hosts.far import Spec, serve
-from streamline.hosts.host import Host
-from streamline.hosts.hosted import HostedWorkers
 from streamline.plan.plan import Plan
 
 __all__ = ["CopyLink", "Copying", "Cut", "Cuts"]
@@ -91,7 +89,7 @@ class CopyLink(PipeLink):
         self.allow_send: Callable[[], bool] = lambda: True
         self.allow_receive: Callable[[], bool] = lambda: True
 
-    def pack(self, items: Sequence[Any]) -> Packed:
+    def pack(self, items: Sequence[Any]) -> PackedItems:
         try:
             return Pickled(pickle.dumps(list(items), 5), len(items))
         except Exception:
@@ -102,7 +100,7 @@ class CopyLink(PipeLink):
                     raise PackingError(index, type(item).__name__) from error
             raise
 
-    def unpack(self, packed: Packed) -> list[Any]:
+    def unpack(self, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, Pickled)
         items: list[Any] = pickle.loads(packed.data)
         return items
@@ -203,4 +201,4 @@ class Copying:
         deaths = Cuts(self.cuts)
         self.runnings.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
-        return HostedWorkers(plan, site, hosts, spec, workers, Care(max_restarts=self.max_restarts), own=True)
+        return HostedWorkers(plan, site, hosts, spec, workers, CrashTracking(max_restarts=self.max_restarts), own=True)

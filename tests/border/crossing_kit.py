@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from streamline.border.columns import Columns
-from streamline.border.dumping import Dumper
+from streamline.backends.ipc.state_codec import Columns, Dumper
 from streamline.core.channel import Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Site

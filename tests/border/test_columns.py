@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.border.columns import Columns
-from streamline.border.dumping import Dumper
+from streamline.backends.ipc.state_codec import Columns, Dumper
 from streamline.core.choices import Log, LogSegment
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import At, CountedStates, Over, Since, State, Tally, Tree

@@ -14,8 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.border.columns import Columns
-from streamline.border.dumping import Dumper
+from streamline.backends.ipc.state_codec import Columns, Dumper
 from streamline.core.flow import Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks

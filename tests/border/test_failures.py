@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.border import parts
-from streamline.border.failures import carry, delivered
-from streamline.border.left_out import carry_left_out, left_out
+from streamline.backends.ipc import exceptions as parts
+from streamline.backends.ipc.exceptions import carry, delivered
+from streamline.backends.ipc.skipped_items import carry_left_out, left_out
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 from streamline.core.text import cut

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamline.border.frames import BUFFER, LARGE, Frames, head, lay_out, offsets
-from streamline.border.slabs import ALIGN
+from streamline.backends.ipc.frames import BUFFER, LARGE, Frames, head, lay_out, offsets
+from streamline.backends.ipc.shared_memory import ALIGN
 
 Sent = tuple[bytes, int, list[bytes]]
 

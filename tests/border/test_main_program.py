@@ -8,9 +8,9 @@ from pathlib import Path
 
 CHILD = """
 import pickle, sys
-from streamline.border.dumping import Dumper
-from streamline.border.failures import carry
-from streamline.border.left_out import carry_left_out
+from streamline.backends.ipc.state_codec import Dumper
+from streamline.backends.ipc.exceptions import carry
+from streamline.backends.ipc.skipped_items import carry_left_out
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 
@@ -41,9 +41,9 @@ SCRIPT = """
 import pickle, subprocess, sys, threading
 import cloudpickle
 import streamline as sl
-from streamline.border.columns import Columns
-from streamline.border.failures import delivered
-from streamline.border.left_out import left_out
+from streamline.backends.ipc.state_codec import Columns
+from streamline.backends.ipc.exceptions import delivered
+from streamline.backends.ipc.skipped_items import left_out
 from streamline.core.state import At
 
 print("the script runs")

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from streamline.border import pickling
-from streamline.border.packed import PackingError
-from streamline.border.pickling import BESIDE, Pickling
+from streamline.backends.ipc import pickling
+from streamline.backends.ipc.messages import PackingError
+from streamline.backends.ipc.pickling import BESIDE, Pickling
 
 ROOT = Path(__file__).parents[2]
 
@@ -261,7 +261,7 @@ SCRIPT = """
 import enum, pickle, subprocess, sys
 from dataclasses import dataclass
 import cloudpickle
-from streamline.border.pickling import Pickling
+from streamline.backends.ipc.pickling import Pickling
 
 COUNT = 0
 
@@ -295,7 +295,7 @@ def work(n):
 CHILD = '''
 import sys, pickle
 import cloudpickle
-from streamline.border.pickling import Pickling
+from streamline.backends.ipc.pickling import Pickling
 work, fed, definitions = pickle.load(sys.stdin.buffer)
 pickling = Pickling()
 pickling.define(definitions)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamline.border import slabs
-from streamline.border.slabs import ONCE, SMALLEST, Lent, Pool, Slab, make_shared
+from streamline.backends.ipc import shared_memory as slabs
+from streamline.backends.ipc.shared_memory import ONCE, SMALLEST, Slab, SlabLease, SlabPool, make_shared
 
 MIB = 1 << 20
 
@@ -22,21 +22,21 @@ def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))  # noqa: PTH208
 
 
-def lent(slab: Slab) -> Lent:
+def lent(slab: Slab) -> SlabLease:
     assert slab.fd is not None
-    there = Lent(slab.fd, slab.size)
+    there = SlabLease(slab.fd, slab.size)
     slab.sent()
     return there
 
 
-def taken(pool: Pool, nbytes: int) -> Slab:
+def taken(pool: SlabPool, nbytes: int) -> Slab:
     slab = pool.take(nbytes)
     assert slab is not None
     return slab
 
 
 def test_what_one_end_writes_the_other_reads_and_may_write_to() -> None:
-    slab = taken(Pool(MIB), 1000)
+    slab = taken(SlabPool(MIB), 1000)
     there = lent(slab)
     slab.memory[:3] = b"abc"
     view = there.lend(1000)
@@ -47,7 +47,7 @@ def test_what_one_end_writes_the_other_reads_and_may_write_to() -> None:
 
 
 def test_a_slab_is_free_when_the_last_view_has_died() -> None:
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     slab: Any = taken(pool, 1000)
     there = lent(slab)
     view = there.lend(1000)
@@ -61,7 +61,7 @@ def test_a_slab_is_free_when_the_last_view_has_died() -> None:
 
 
 def test_a_view_may_die_in_any_thread() -> None:
-    slab = taken(Pool(MIB), 1000)
+    slab = taken(SlabPool(MIB), 1000)
     there = lent(slab)
     views = [there.lend(1000)]
     thread = threading.Thread(target=views.clear)
@@ -72,7 +72,7 @@ def test_a_view_may_die_in_any_thread() -> None:
 
 def test_a_finaliser_that_the_collector_calls_still_reads_what_it_was_lent() -> None:
     """The collector tells weak references before it calls finalisers; the memory must be theirs until after."""
-    slab = taken(Pool(MIB), 1000)
+    slab = taken(SlabPool(MIB), 1000)
     there = lent(slab)
     seen: list[bool] = []
 
@@ -91,7 +91,7 @@ def test_a_finaliser_that_the_collector_calls_still_reads_what_it_was_lent() -> 
 
 
 def test_the_slab_that_came_back_last_is_used_first() -> None:
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     three = [taken(pool, 1000) for _ in range(3)]
     theirs = [lent(slab) for slab in three]
     views = [there.lend(10) for there in theirs]
@@ -100,7 +100,7 @@ def test_the_slab_that_came_back_last_is_used_first() -> None:
 
 
 def test_a_pool_is_bounded_and_says_when_all_is_taken() -> None:
-    pool = Pool(8 * SMALLEST)
+    pool = SlabPool(8 * SMALLEST)
     held = [taken(pool, 1000) for _ in range(8)]
     theirs = [lent(slab) for slab in held]
     views = [there.lend(10) for there in theirs]
@@ -112,7 +112,7 @@ def test_a_pool_is_bounded_and_says_when_all_is_taken() -> None:
 
 
 def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views() -> None:
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     slab = taken(pool, MIB)
     assert (slab.number, pool.nbytes) == (ONCE, 0)
     there = lent(slab)
@@ -124,7 +124,7 @@ def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views()
 
 
 def test_when_all_are_taken_what_is_large_gets_one_of_its_own() -> None:
-    pool = Pool(16 * MIB)
+    pool = SlabPool(16 * MIB)
     held = []
     while (slab := taken(pool, MIB)).number != ONCE:
         held.append(slab)
@@ -133,7 +133,7 @@ def test_when_all_are_taken_what_is_large_gets_one_of_its_own() -> None:
 
 
 def test_free_slabs_make_room_for_other_sizes() -> None:
-    pool = Pool(64 * SMALLEST)
+    pool = SlabPool(64 * SMALLEST)
     small = [taken(pool, 1000) for _ in range(64)]
     theirs = [lent(slab) for slab in small]
     views = [there.lend(10) for there in theirs]
@@ -148,7 +148,7 @@ def test_free_slabs_make_room_for_other_sizes() -> None:
 
 
 def test_a_larger_one_that_is_free_will_do() -> None:
-    pool = Pool(16 * SMALLEST)
+    pool = SlabPool(16 * SMALLEST)
     large = [taken(pool, 2 * SMALLEST - 64) for _ in range(8)]
     theirs = [lent(slab) for slab in large]
     views = [there.lend(10) for there in theirs]
@@ -158,7 +158,7 @@ def test_a_larger_one_that_is_free_will_do() -> None:
 
 @pytest.mark.parametrize("nbytes", [1, SMALLEST - 64, SMALLEST, 100_000, MIB, MIB + 1, 8 * MIB, 10_000_001])
 def test_a_slab_has_room_for_what_was_asked_and_little_more(nbytes: int) -> None:
-    slab = taken(Pool(1 << 30), nbytes)
+    slab = taken(SlabPool(1 << 30), nbytes)
     assert len(slab.memory) >= nbytes
     assert slab.size <= max(SMALLEST, nbytes * 1.25 + 64)
     slab.sent()
@@ -166,7 +166,7 @@ def test_a_slab_has_room_for_what_was_asked_and_little_more(nbytes: int) -> None
 
 def test_neither_end_keeps_descriptors_open() -> None:
     before = descriptors()
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     kept = []
     for _ in range(50):
         slab = pool.take(1000) or taken(pool, MIB)
@@ -175,7 +175,7 @@ def test_neither_end_keeps_descriptors_open() -> None:
 
 
 def test_views_outlive_the_pool_and_the_receivers_books() -> None:
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     slab = taken(pool, 1000)
     there = lent(slab)
     slab.memory[:3] = b"abc"
@@ -190,7 +190,7 @@ def test_where_the_system_gives_no_memory_there_is_no_slab(monkeypatch: pytest.M
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(slabs, "make_shared", refuse)
-    pool = Pool(MIB)
+    pool = SlabPool(MIB)
     assert pool.take(1000) is None
     assert pool.take(2 * MIB) is None
     assert pool.nbytes == 0
@@ -199,7 +199,7 @@ def test_where_the_system_gives_no_memory_there_is_no_slab(monkeypatch: pytest.M
 def test_a_mapping_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptors()
     monkeypatch.setattr(slabs, "_FLAGS", 0)  # neither shared nor private: refused
-    assert Pool(MIB).take(1000) is None
+    assert SlabPool(MIB).take(1000) is None
     assert descriptors() == before
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamline.border.pickling import BESIDE, Pickled, Pickling
-from streamline.border.reducers import reducers
+from streamline.backends.ipc.pickling import BESIDE, PickledItems, Pickling, reducers
 
 ROWS = 20 * BESIDE
 
@@ -34,11 +33,11 @@ WHOLE = pa.table(columns(ROWS))
 (BATCH,) = WHOLE.to_batches()
 
 
-def size(pickled: Pickled) -> int:
+def size(pickled: PickledItems) -> int:
     return sum(map(len, pickled.pieces)) + sum(buffer.nbytes for buffer in pickled.buffers)
 
 
-def there(pickled: Pickled) -> Any:
+def there(pickled: PickledItems) -> Any:
     buffers = [memoryview(bytearray(buffer)) for buffer in pickled.buffers]
     (arrived,) = Pickling().loads(b"".join(pickled.pieces), buffers)
     return arrived

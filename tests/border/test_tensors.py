@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamline.border.pickling import BESIDE, Pickling
-from streamline.border.reducers import reducers
+from streamline.backends.ipc.pickling import BESIDE, Pickling, reducers
 
 
 def there(*items: Any) -> list[Any]:

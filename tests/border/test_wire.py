@@ -18,10 +18,10 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from streamline.border import shared_socket
-from streamline.border.link import LinkClosed
-from streamline.border.messages import Close, Credit, Hold, Items, Message
-from streamline.border.wire import SLAB_BYTES, SocketLink
+from streamline.backends.ipc import shared_socket
+from streamline.backends.ipc.link import LinkClosed
+from streamline.backends.ipc.messages import Close, Credit, Hold, ItemsMessage, Message
+from streamline.backends.ipc.socket_link import SLAB_BYTES, SocketLink
 
 LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),
@@ -67,12 +67,12 @@ async def received(link: SocketLink, count: int) -> list[Message]:
 
 
 def put(link: SocketLink, *items: Any) -> None:
-    link.send(Items(3, link.pack(items), b"states"))
+    link.send(ItemsMessage(3, link.pack(items), b"states"))
 
 
 async def got(link: SocketLink) -> list[Any]:
     (message,) = await received(link, 1)
-    assert isinstance(message, Items)
+    assert isinstance(message, ItemsMessage)
     return link.unpack(message.packed)
 
 
@@ -107,9 +107,9 @@ def test_items_cross_with_the_rest_of_their_message(run: Run) -> None:
         with linked() as (near, far):
             items = [1, "a", b"", None, np.arange(3), {"x": np.zeros((512, 512), np.float32)}]
             packed = near.pack(items)
-            near.send(Items(7, packed, [1, 2]))
+            near.send(ItemsMessage(7, packed, [1, 2]))
             (message,) = await received(far, 1)
-            assert isinstance(message, Items)
+            assert isinstance(message, ItemsMessage)
             assert (message.worker, message.states, message.packed.count) == (7, [1, 2], 6)
             assert message.packed.nbytes == packed.nbytes > 1 << 20
             there = far.unpack(message.packed)
@@ -234,7 +234,7 @@ def test_views_outlive_the_link(run: Run) -> None:
             put(near, np.full(LARGE, 7, np.uint8))
             put(near, np.full(50 * LARGE, 8, np.uint8))
             messages = await received(far, 2)
-            one, two = (far.unpack(message.packed)[0] for message in messages if isinstance(message, Items))
+            one, two = (far.unpack(message.packed)[0] for message in messages if isinstance(message, ItemsMessage))
             near.close()
             assert await closed(far) == []
             far.close()
@@ -254,7 +254,7 @@ def test_what_was_changed_after_it_was_sent_arrives_as_it_was() -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(near.drain)
                 for message in await received(far, 200):
-                    assert isinstance(message, Items)
+                    assert isinstance(message, ItemsMessage)
                     assert not far.unpack(message.packed)[0].any()
 
     run_on("asyncio", test)
@@ -336,7 +336,7 @@ def test_what_was_sent_before_hanging_up_is_received(run: Run) -> None:
             near.send(Close(1))
             far.send(Hold(1))  # never read: Linux tells the other end of a reset
             near.close()
-            assert [type(message) for message in await closed(far)] == [Items, Close]
+            assert [type(message) for message in await closed(far)] == [ItemsMessage, Close]
 
     run(test)
 
@@ -391,8 +391,8 @@ def test_a_frame_with_a_descriptor_cut_off_leaves_no_descriptor(kept: int) -> No
 CHILD = """
 import signal, socket, os, sys
 import anyio, numpy as np
-from streamline.border.messages import Items
-from streamline.border.wire import SocketLink
+from streamline.backends.ipc.messages import ItemsMessage
+from streamline.backends.ipc.socket_link import SocketLink
 link = SocketLink(socket.socket(fileno=int(sys.argv[1])))
 for n in range(20):
     link.send(Items(n, link.pack([n, np.full(1 << 20, n, np.uint8)]), b""))
@@ -410,7 +410,7 @@ def test_a_process_that_is_killed_leaves_what_it_sent_and_nothing_else() -> None
                 pass_fds=[there.fileno()],
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             )
-        arrays = [link.unpack(message.packed) for message in await closed(link) if isinstance(message, Items)]
+        arrays = [link.unpack(message.packed) for message in await closed(link) if isinstance(message, ItemsMessage)]
         link.close()
         assert child.wait() == -9
         assert [(n, array[0], array[-1]) for n, array in arrays] == [(n, n, n) for n in range(20)]

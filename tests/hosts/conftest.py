@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import streamline as sl
-import streamline.hosts.lane
-import streamline.hosts.remote
+import streamline.backends.hosts.connection
+import streamline.backends.hosts.remote_worker
 from streamline.backends.base import Backend
-from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import Shipped, ship
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.testing.copying import Copying
 from tests.hosts.disturbing import quiet
 from tests.hosts.echo_near import Echo
@@ -27,7 +27,7 @@ ECHO = "echo_far:attend"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no host be killed because the machine does much else while it is asked to end."""
-    for module in (streamline.hosts.remote, streamline.hosts.lane):
+    for module in (streamline.backends.hosts.remote_worker, streamline.backends.hosts.connection):
         monkeypatch.setattr(module, "CLOSE_S", 200.0)
 
 

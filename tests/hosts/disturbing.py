@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from streamline.hosts.lane import Lane
+from streamline.backends.hosts.connection import HostConnection
 from tests.running.kit import LONGEST_S
 
 __all__ = ["Chaos", "children", "lanes", "leaves_nothing_shared", "quiet", "recoveries"]
@@ -38,7 +38,7 @@ def _is_host(pid: int) -> bool:
         return False
 
 
-def lanes(stream: Any) -> list[Lane]:
+def lanes(stream: Any) -> list[HostConnection]:
     """Return what a stream has of each of its hosts."""
     return [holder.__self__._handle.__self__ for holder in stream._session.gate._holders]
 
@@ -123,7 +123,7 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
     Yields:
       What returns them, sorted.
     """
-    from streamline.hosts.remote import RemoteWorker
+    from streamline.backends.hosts.remote_worker import RemoteWorker
 
     lost_at: dict[tuple[int, int], float] = {}
     took_s: list[float] = []

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import Shipped, dumps
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import Shipped, dumps
 
 SIZE = struct.Struct("<I")
 

@@ -13,9 +13,9 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.border.messages import Progress
-from streamline.border.pipe import PipeLink
-from streamline.hosts.feeding import TRIM_ITEMS, Feeding
+from streamline.backends.hosts.live_forwarding import TRIM_ITEMS, LiveForwarding
+from streamline.backends.ipc.link import PipeLink
+from streamline.backends.ipc.messages import ProgressMessage
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 from tests.hosts.disturbing import lanes
 from tests.running.kit import Counting, Pipe, later
@@ -114,7 +114,7 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
                 time.sleep(0.001)  # noqa: ASYNC251 - nobody takes in anything meanwhile
             for lane in lanes(stream):
                 assert isinstance(lane._link, PipeLink)
-                assert sum(type(message) is Progress for message in list(lane._link._messages)) <= 1
+                assert sum(type(message) is ProgressMessage for message in list(lane._link._messages)) <= 1
             group.cancel_scope.cancel()
 
     anyio.run(test)
@@ -125,18 +125,18 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
 
 def test_what_is_kept_of_a_feed_is_what_no_state_is_behind(hosts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, journal = [0], [0]
-    append, trim = MemoryJournal.append, Feeding.trim
+    append, trim = MemoryJournal.append, LiveForwarding.trim
 
     def appended(self: MemoryJournal, entry: Any) -> None:
         append(self, entry)
         journal.append(len(self))
 
-    def trimmed(self: Feeding) -> None:
+    def trimmed(self: LiveForwarding) -> None:
         kept.append(len(self._kept))
         trim(self)
 
     monkeypatch.setattr(MemoryJournal, "append", appended)
-    monkeypatch.setattr(Feeding, "trim", trimmed)
+    monkeypatch.setattr(LiveForwarding, "trim", trimmed)
 
     pipe = sl.from_stream(Tape(LENGTH, pause=100)).shard(2).filter(lambda item: item == LENGTH - 2).merge()
 

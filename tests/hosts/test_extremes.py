@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.pool import BYTES_ON_THE_WAY
+from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.errors import TransportError
-from streamline.hosts.hosted import BYTES_ON_THE_WAY
-from streamline.hosts.remote import RemoteWorker
 from tests.hosts.disturbing import leaves_nothing_shared
 
 MB = 1 << 20

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from streamline.border.messages import Calling, Culprit
+from streamline.backends.hosts.restarts import CAREFUL_ITEMS, CrashReport, CrashTracking, RestartPolicy, at_fault
+from streamline.backends.ipc.messages import CallProgress, Culprit
 from streamline.core.flow import Site
 from streamline.errors import WorkerDied
-from streamline.hosts.deaths import CAREFUL_ITEMS, Care, Deaths, Inquest, at_fault
 
 
 @dataclass(eq=False)
@@ -20,46 +20,46 @@ class Worker:
     has_room: bool = True
     held: int = 0
     position: str = "line 7"
-    deaths: Deaths = field(default_factory=Deaths)
+    deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     @property
     def site(self) -> Site:
         return Site(cast(Any, None), self.shard, 4)
 
     def calls(self, number: int = 1) -> Worker:
-        self.deaths.calling(Calling(0, "load", number, over=False))
+        self.deaths.calling(CallProgress(0, "load", number, over=False))
         return self
 
 
-def dies(inquest: Inquest[Worker], *workers: Worker, stuck: bool = False) -> list[Worker]:
+def dies(inquest: CrashReport[Worker], *workers: Worker, stuck: bool = False) -> list[Worker]:
     return inquest.died(workers, stuck=stuck)
 
 
 def test_the_third_death_in_a_row_is_the_last() -> None:
-    inquest, worker = Inquest[Worker](Care(max_restarts=3)), Worker()
+    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=3)), Worker()
     assert [dies(inquest, worker) for _ in range(3)] == [[], [], [worker]]
 
 
 def test_whoever_gives_something_starts_at_none_again() -> None:
-    inquest, worker = Inquest[Worker](Care(max_restarts=2)), Worker()
+    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
     for _ in range(5):
         assert dies(inquest, worker) == []
         worker.deaths.gave(1)
 
 
 def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> None:
-    inquest = Inquest[Worker](Care())
+    inquest = CrashReport[Worker](CrashTracking())
     calling, idle, full = Worker().calls(), Worker(), Worker(has_room=False)
     dies(inquest, calling, idle, full)
     assert [worker.deaths.count for worker in (calling, idle, full)] == [1, 0, 0]
-    calling.deaths.calling(Calling(0, "load", 1, over=True))
+    calling.deaths.calling(CallProgress(0, "load", 1, over=True))
     dies(inquest, calling, idle, full)
     assert [worker.deaths.count for worker in (calling, idle, full)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(("given", "careful"), [(CAREFUL_ITEMS - 1, True), (CAREFUL_ITEMS, False)])
 def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given: int, careful: bool) -> None:
-    inquest, worker = Inquest[Worker](Care(max_restarts=9)), Worker()
+    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
     dies(inquest, worker)
     assert not worker.deaths.careful
     worker.deaths.gave(given)
@@ -69,13 +69,13 @@ def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given
 
 def test_a_worker_is_careful_behind_a_host_that_was_stuck_and_before_the_last_death() -> None:
     stuck, last = Worker(), Worker()
-    dies(Inquest[Worker](Care(max_restarts=9)), stuck, stuck=True)
-    dies(Inquest[Worker](Care(max_restarts=2)), last)
+    dies(CrashReport[Worker](CrashTracking(max_restarts=9)), stuck, stuck=True)
+    dies(CrashReport[Worker](CrashTracking(max_restarts=2)), last)
     assert (stuck.deaths.careful, last.deaths.careful) == (True, True)
 
 
 def test_several_in_calls_take_turns_and_none_is_counted() -> None:
-    inquest = Inquest[Worker](Care())
+    inquest = CrashReport[Worker](CrashTracking())
     later, awaited, other = Worker(held=3).calls(), Worker(held=0).calls(), Worker()
     assert dies(inquest, later, awaited, other) == []
     assert [worker.deaths.count for worker in (later, awaited, other)] == [0, 0, 0]

@@ -16,9 +16,9 @@ import anyio
 import pytest
 
 import streamline as sl
-import streamline.hosts.lane
-import streamline.hosts.remote
-from streamline.hosts.process import HostProcess
+import streamline.backends.hosts.connection
+import streamline.backends.hosts.remote_worker
+from streamline.backends.hosts.child_process import HostProcess
 from tests.hosts.disturbing import children
 
 LENGTH = 8
@@ -153,7 +153,7 @@ def slow_to_close(item: int) -> int:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02])
 def test_processes_are_killed_while_the_stream_is_closed(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (streamline.hosts.remote, streamline.hosts.lane):
+    for module in (streamline.backends.hosts.remote_worker, streamline.backends.hosts.connection):
         monkeypatch.setattr(module, "CLOSE_S", 10_000.0)  # which nothing may wait for
     with sl.from_items(range(1000)).shard(4).map(slow_to_close).merge().open(backend=sl.Processes(2)) as stream:
         next(stream)

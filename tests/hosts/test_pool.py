@@ -215,7 +215,7 @@ def test_pools_of_one_backend_are_apart() -> None:
 
 @pytest.mark.parametrize("cores", [1, 3, 9])
 def test_without_a_number_there_are_as_many_as_cores_and_workers(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    monkeypatch.setattr("streamline.hosts.pool.cpus_here", lambda: cores)
+    monkeypatch.setattr("streamline.backends.hosts.pool.cpus_here", lambda: cores)
     with sl.Threads() as pool:
         assert list(PIPE.open(backend=pool).sync_stream()) == WHOLE
         assert len(hosts()) == min(cores, 4)
@@ -225,7 +225,7 @@ def test_without_a_number_there_are_as_many_as_cores_and_workers(monkeypatch: py
 def test_hosts_that_would_be_idle_are_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("streamline.hosts.pool._hinted", set())
+    monkeypatch.setattr("streamline.backends.hosts.pool._hinted", set())
     caplog.set_level(logging.WARNING, "streamline")
     assert list(PIPE.open(backend=sl.Threads(6)).sync_stream()) == WHOLE
     (record,) = caplog.records
@@ -278,8 +278,8 @@ def test_hosts_of_which_one_could_work_are_refused_with_the_line_to_write(backen
 def test_one_host_those_of_a_shared_pool_and_those_that_nobody_counted_take_what_is_unsharded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("streamline.hosts.pool._hinted", set())
-    monkeypatch.setattr("streamline.hosts.pool.cpus_here", lambda: 3)
+    monkeypatch.setattr("streamline.backends.hosts.pool._hinted", set())
+    monkeypatch.setattr("streamline.backends.hosts.pool.cpus_here", lambda: 3)
     with sl.Threads(2) as pool:
         for backend in (sl.Threads(1), pool):
             assert list(UNSHARDED.open(backend=backend).sync_stream()) == list(range(8))

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import Shipped
 from streamline.errors import HostError
-from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import Shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,8 +220,8 @@ PARENT = """
 import os, re, signal, sys, time
 sys.path.insert(0, {here!r})
 from echo_near import Echo
-from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import ship
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import ship
 
 def in_python():
     print("stuck", flush=True)
@@ -268,8 +268,8 @@ CTRL_C = """
 import os, signal, sys, time
 sys.path.insert(0, {here!r})
 from echo_near import Echo
-from streamline.hosts.process import HostProcess
-from streamline.hosts.shipping import ship
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import ship
 
 signal.signal(signal.SIGINT, lambda *_: None)
 host = HostProcess(0, attend="echo_far:attend")

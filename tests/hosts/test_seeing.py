@@ -16,13 +16,12 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.border.link import Link
-from streamline.border.messages import Counts, Message
+from streamline.backends.hosts.remote_metrics import MetricsReporter, RemoteMetrics
+from streamline.backends.ipc.link import Link
+from streamline.backends.ipc.messages import Counts, Message
 from streamline.core.counters import HostMeter
 from streamline.core.meters import Meters
 from streamline.core.session import Session
-from streamline.hosts.mirror import Mirror
-from streamline.hosts.telling import Telling
 from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
 from streamline.testing.copying import Copying, Cut
@@ -187,15 +186,15 @@ class Wires(Link):
     def close(self) -> None: ...
 
 
-def mirrored() -> tuple[Meters, Mirror]:
+def mirrored() -> tuple[Meters, RemoteMetrics]:
     meters = Meters(0.0)
-    return meters, Mirror(meters, HostMeter(0, "process", lambda: 4711))
+    return meters, RemoteMetrics(meters, HostMeter(0, "process", lambda: 4711))
 
 
 def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() -> None:
     """By a thread: nothing here runs but this one."""
     link, session = Wires(), Session()
-    telling = Telling(link, session)
+    telling = MetricsReporter(link, session)
     meter = session.meters.stage("decode", "map", 3)
     meter.begun = began = time.perf_counter()
     telling.wake()
@@ -212,7 +211,7 @@ def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() ->
 
 def test_nothing_is_said_twice_and_nobody_looks_while_nothing_is_at_work() -> None:
     link, session = Wires(), Session()
-    telling = Telling(link, session)
+    telling = MetricsReporter(link, session)
     session.meters.stage("decode", "map", 3).count([1, 2])
     telling.wake()
     assert link.came.acquire(timeout=200)
@@ -228,7 +227,7 @@ def test_nothing_is_said_twice_and_nobody_looks_while_nothing_is_at_work() -> No
 
 def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     link, session = Wires(), Session()
-    telling = Telling(link, session)
+    telling = MetricsReporter(link, session)
     meter = session.meters.stage("decode", "map", 3)
     channel = session.meters.channel("decode", 3, 8)
     meter.count([1, 2])
@@ -250,7 +249,7 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
 
 def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() -> None:
     link, session = Wires(), Session()
-    telling = Telling(link, session)
+    telling = MetricsReporter(link, session)
     traffic = session.meters.traffic("read_lines")
     traffic.requests, traffic.retries, traffic.bytes = 5, 2, 100
     telling.tell()
@@ -347,14 +346,14 @@ def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_pa
 @pytest.mark.anyio
 async def test_spans_cross_only_while_a_trace_is_on(tmp_path: Path) -> None:
     told: list[Counts] = []
-    show = Mirror.show
+    show = RemoteMetrics.show
 
-    def noting(mirror: Mirror, counts: Counts) -> None:
+    def noting(mirror: RemoteMetrics, counts: Counts) -> None:
         told.append(counts)
         show(mirror, counts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mirror, "show", noting)
+        patch.setattr(RemoteMetrics, "show", noting)
         async with sl.from_items(range(20_000)).shard(2).map(abs).open(backend=Copying(2)) as stream:
             await anext(stream)
             await settle()

@@ -25,9 +25,8 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.plan_shipping import MOST_BYTES, MOST_TRIED, dumps, importable, load, ship
 from streamline.errors import PlanError
-from streamline.hosts.shipping import MOST_BYTES, dumps, importable, load, ship
-from streamline.hosts.unsendable import MOST_TRIED
 
 NewEcho = Callable[..., Any]
 

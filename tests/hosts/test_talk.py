@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamline.hosts.talk import asker
+from streamline.backends.hosts.stdio_relay import asker
 from tests.hosts.echo_near import Echo
 
 NewEcho = Callable[..., Any]

@@ -1,0 +1,1 @@
+"""Hosts, which run workers: both sides of the protocol, supervision, restarts."""

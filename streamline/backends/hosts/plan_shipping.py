@@ -1,0 +1,495 @@
+"""How a plan travels to the hosts: pickled once, into a file in memory that all of them map.
+
+Arrays stand in the file as they are, and a host maps them copy-on-write: a dataset in the plan costs its memory once,
+not once a host. Memory maps of files travel as path and place, at no cost. Functions and classes that a child couldn't
+import (of the main module, a notebook, a test) travel by value.
+
+Memory maps of files travel as a path and a place: the child maps the same pages.
+
+What in a plan can't be pickled, said so that whoever wrote the plan finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import dataclasses
+import errno
+import functools
+import importlib.machinery
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from itertools import dropwhile
+from typing import IO, Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from streamline.backends.ipc.by_value import DERIVED, EXACT, REFUSED, RecreatingPickler, has_refused_name
+from streamline.errors import HostError, PlanError, users_level
+
+__all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_file", "sendable", "ship", "unsendable"]
+
+
+def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Return what makes `array` anew from the file that it maps (as `__reduce__` does); None: it is data.
+
+    Slices, transposes and reshapes of a memory map, and plain arrays that look at one, count too. A map in mode "c" is
+    data: what was written to it stands in no file.
+    """
+    root = _root(array)
+    if root is None or type(array) not in (np.memmap, np.ndarray) or not array.size or array.dtype.hasobject:
+        return None
+    modes = {"r": "r", "r+": "r+", "w+": "r+"}
+    if root.mode not in modes or root.filename is None or not os.path.exists(root.filename):  # noqa: PTH110 - a string
+        return None
+    reach = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    before = sum(-step for step in reach if step < 0)
+    size = before + sum(step for step in reach if step > 0) + array.itemsize
+    begin = root.offset + _address(array) - _address(root) - before
+    place = (str(root.filename), modes[root.mode], begin, size)
+    look = (type(array) is np.memmap, before, array.shape, array.strides, array.dtype, array.flags.writeable)
+    return _mapped, (place, look)
+
+
+def _root(array: np.ndarray[Any, Any]) -> Any:
+    """Return the memory map that `array` looks at, as it was opened."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) else None
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _mapped(place: tuple[str, Any, int, int], look: tuple[bool, int, Any, Any, Any, bool]) -> np.ndarray[Any, Any]:
+    path, mode, begin, size = place
+    as_map, first, shape, strides, dtype, writeable = look
+    whole: Any = np.memmap(path, np.uint8, mode, offset=begin, shape=(size,))
+    kind: Any = np.memmap if as_map else np.ndarray
+    array: Any = np.ndarray.__new__(kind, shape, dtype, buffer=whole, offset=first, strides=strides)
+    if as_map:
+        array._mmap, array.filename, array.offset, array.mode = whole._mmap, whole.filename, begin + first, mode
+    array.flags.writeable = writeable
+    return array  # type: ignore[no-any-return]
+
+
+MOST_BYTES = 64 << 20
+"""What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
+
+
+APART_BYTES = 4096
+"""Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
+
+
+NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
+
+
+ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
+
+
+InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
+"""Tells whether a buffer goes into the pickle, and not beside it."""
+
+
+_registering = threading.RLock()  # what is kept in a plan may be pickled in between, by itself
+"""Which modules go by value is said to cloudpickle for all threads at once."""
+
+
+class Shipped:
+    """What hosts are handed: a file without a name. It goes with its last holder; `close` is for those who can't wait.
+
+    Attributes:
+      nbytes: of the file.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._fd = fd
+        self._closer = weakref.finalize(self, os.close, fd)
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._fd
+
+    def close(self) -> None:
+        """Let go of it; hosts that have it keep it. Idempotent."""
+        self._closer()
+        self._fd = -1
+
+
+def ship(payload: object) -> Shipped:
+    """Pickle `payload` for any number of hosts.
+
+    Raises:
+      PlanError: it can't be; the message names what in it, and of which stage.
+      HostError: there is no room for it.
+    """
+    fd = None
+    try:
+        fd = memory_file("streamline plan")
+        nbytes = _write(payload, fd)
+    except BaseException as error:
+        if fd is not None:
+            os.close(fd)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise HostError(
+                f"the plan can't be written to memory that processes share: {error.strerror} (limits: `ulimit -f` for "
+                "the size of a file, which counts for such memory, too, `ulimit -v` for memory, `ulimit -n` for "
+                "descriptors)"
+            ) from error
+        raise
+    if nbytes > MOST_BYTES:
+        warnings.warn(
+            f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
+            "a path instead, or an np.memmap (np.load(path, mmap_mode='r')), which costs nothing to send",
+            stacklevel=users_level(),
+        )
+    return Shipped(fd, nbytes)
+
+
+def load(fd: int) -> Any:
+    """Return what was shipped, and close `fd`. Its arrays are copy-on-write views of the file.
+
+    Raises:
+      What unpickling raises: the import of a module that isn't there, say.
+    """
+    try:
+        mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(fd)
+    table, size = FOOTER.unpack(mapped[-FOOTER.size :])
+    buffers = []
+    for begin, nbytes, readonly in ENTRY.iter_unpack(mapped[table : -FOOTER.size]):
+        view = mapped[begin : begin + nbytes]
+        buffers.append(view.toreadonly() if readonly else view)
+    return pickle.loads(mapped[:size], buffers=buffers)
+
+
+def memory_file(name: str) -> int:
+    """Return a descriptor of a new file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def dumps(payload: object) -> bytes:
+    """Return `payload` pickled as `ship` does it, all in one."""
+    file = io.BytesIO()
+    _dump(payload, file, lambda _: True, lambda: None)
+    return file.getvalue()
+
+
+def sendable(part: object) -> bool:
+    """Tell whether something can be sent to a host."""
+    try:
+        dumps(part)
+    except Exception:
+        return False
+    return True
+
+
+def _write(payload: object, fd: int) -> int:
+    """Write the pickle, then the buffers, then where those are; return how many bytes."""
+    apart: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < APART_BYTES:
+            return True
+        apart.append(view)
+        return False
+
+    with open(fd, "wb", closefd=False) as file:
+        try:
+            _dump(payload, file, in_band, apart.clear)
+        except Exception as error:
+            raise PlanError(unsendable(payload, sendable, error)) from error
+        size = file.tell()
+        entries = []
+        for view in apart:
+            begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+            file.seek(begin)
+            file.write(view)
+            entries.append(ENTRY.pack(begin, view.nbytes, view.readonly))
+        table = file.tell()
+        file.write(b"".join(entries) + FOOTER.pack(table, size))
+        return file.tell()
+
+
+def _dump(payload: object, file: IO[bytes], in_band: InBand, again: Callable[[], object]) -> None:
+    """Pickle `payload` into an empty file; `again` is called if that begins anew."""
+    with contextlib.suppress(Exception):  # the second try says what's wrong
+        _dump_once(payload, file, in_band, lean=False)
+        return
+    file.seek(0)
+    file.truncate()
+    again()
+    _dump_once(payload, file, in_band, lean=True)
+
+
+def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool) -> None:
+    with _registering:
+        pickler = _PlanPickler(file, in_band, lean=lean)
+        try:
+            pickler.dump(payload)
+        finally:
+            for module in pickler.by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+class _PlanPickler(RecreatingPickler):
+    """Also sends by value what the children can't import, and memory maps by path.
+
+    Args:
+      lean: leave out what a `cached_property` has kept, if it can't be sent: it's made again there.
+    """
+
+    def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:
+        super().__init__(file, 5, in_band)
+        self.by_value: list[types.ModuleType] = []
+        self._lean = lean
+        self._imported: dict[types.ModuleType, bool] = {}
+        self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray):
+            again = mapped_again(obj)
+            return NotImplemented if again is None else again
+        if isinstance(obj, types.FunctionType | type):
+            self._look_at(sys.modules.get(obj.__module__ or ""))
+        elif isinstance(obj, types.ModuleType):
+            self._look_at(sys.modules.get(obj.__name__))
+        reduced = super().reducer_override(obj)
+        if self._lean and reduced is NotImplemented and (kept := _kept(obj)):
+            return _without(obj, {name for name in kept if not sendable(kept[name])})
+        return reduced
+
+    def imports(self, module: types.ModuleType) -> bool:
+        return module.__name__ != "__main__" and self._look_at(module)
+
+    def home(self, obj: Any) -> tuple[types.ModuleType, str] | None:
+        if (found := super().home(obj)) is not None:
+            return found
+        if self._homes is None:
+            self._homes = {id(thing): where for thing, where in _nameless()}
+        where = self._homes.get(id(obj))
+        return where if where is not None and self.imports(where[0]) else None
+
+    def unnamed(self, obj: Any, module: str, name: str) -> Any:
+        return copyreg.__newobj__, (type(obj),), obj.__getstate__()  # type: ignore[attr-defined]
+
+    def _look_at(self, module: types.ModuleType | None) -> bool:
+        """Tell whether children import a module; let one that they can't go by value."""
+        if module is None or module.__name__ == "__main__":
+            return False
+        if module not in self._imported:
+            self._imported[module] = importable(module)
+            if not self._imported[module] and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                self.by_value.append(module)
+        return self._imported[module]
+
+
+def _nameless() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
+    """Yield what a module has of what is recreated, and where: what it imports itself must stay the same object."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType) and module.__name__ != "__main__":
+            for name, thing in list(vars(module).items()):
+                if type(thing) in EXACT or any(base in DERIVED for base in type(thing).__mro__):
+                    yield thing, (module, name)
+
+
+def _kept(obj: Any) -> dict[str, Any]:
+    """Return what an object's cached properties have kept."""
+    kind, values = type(obj), getattr(obj, "__dict__", {})
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(getattr(kind, name, None), functools.cached_property)
+    }
+
+
+def _without(obj: Any, names: set[str]) -> Any:
+    """Return an object's `__reduce_ex__`, less some of its attributes."""
+    reduced = obj.__reduce_ex__(5)
+    state = reduced[2] if len(reduced) > 2 else None
+    if not isinstance(state, dict):
+        return reduced
+    return *reduced[:2], {name: value for name, value in state.items() if name not in names}, *reduced[3:]
+
+
+def importable(module: types.ModuleType) -> bool:
+    """Tell whether a new interpreter with this `sys.path` would find the same module by its name."""
+    name = module.__name__
+    if name.partition(".")[0] in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return True
+    if sys.modules.get(name) is not module:
+        return False
+    parent, _, leaf = name.rpartition(".")
+    maker = sys.modules.get(parent)
+    if maker is not None and not hasattr(maker, "__path__") and getattr(maker, leaf, None) is module:
+        return importable(maker)  # an extension, which makes modules itself
+    path, spec, full = None, None, ""
+    for part in name.split("."):
+        full = f"{full}.{part}" if full else part
+        if (spec := _found(full, path)) is None:
+            return False
+        path = spec.submodule_search_locations
+    file = getattr(module, "__file__", None)
+    return spec is not None and (file is None or spec.origin is None or _same(file, spec.origin))
+
+
+def _found(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
+    """Ask only those finders that a new interpreter has: those of site's .pth files, but not pytest's, say."""
+    for finder in sys.meta_path:
+        kind = finder if isinstance(finder, type) else type(finder)
+        if kind is importlib.machinery.PathFinder or kind.__module__.startswith("__editable__"):
+            spec: importlib.machinery.ModuleSpec | None = finder.find_spec(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _same(file: str, origin: str) -> bool:
+    try:
+        return os.path.samefile(file, origin)  # noqa: PTH121 - strings are what modules have
+    except OSError:  # in a zip file
+        return file == origin
+
+
+MOST_TRIED = 300
+"""Parts that are pickled by themselves in search of the culprit."""
+
+
+WAY_OUT = (
+    "Make it in the process that uses it: a function `@functools.cache def get(): return ...` that makes it, and get() "
+    "in its place. Or run the plan where nothing is sent: backend=Inline() or Threads(n)"
+)
+
+
+Sendable = Callable[[object], bool]
+
+
+def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
+    """Return the message for a payload that is not `sendable`, but raised `error`."""
+    trail, culprit = _innermost(payload, sendable)
+    steps = dropwhile(lambda step: step.startswith("."), filter(None, trail))  # of ours, up to the stage
+    where = "".join(f"{step}: " for step in steps)
+    return (
+        f"this plan can't be sent to another process: {where}a {_kind(culprit)} can't be pickled "
+        f"({type(error).__name__}: {error}). {WAY_OUT}"
+    )
+
+
+def _innermost(payload: object, sendable: Sendable) -> tuple[list[str], object]:
+    """Return the shortest way to a thing that can't be pickled though its parts can, and that thing.
+
+    Breadth first, each thing once: an object may refer to all of a large program, in circles. After `MOST_TRIED` parts
+    it is the thing that was reached; the payload, if it is only circles that can't be pickled.
+    """
+    reached: list[tuple[list[str], object]] = [([], payload)]
+    seen, tried = {id(payload)}, 0
+    for trail, found in reached:  # it grows meanwhile
+        innermost = True
+        for label, part in _parts(found):
+            tried += 1
+            if tried > MOST_TRIED:
+                return trail, found
+            if sendable(part):
+                continue
+            innermost = innermost and part is found
+            if id(part) not in seen:
+                seen.add(id(part))
+                reached.append(([*trail, label], part))
+        if innermost:
+            return trail, found
+    return reached[0]
+
+
+def _parts(whole: Any) -> Iterator[tuple[str, object]]:
+    """Yield what is pickled along with `whole`, each with how a person would name it."""
+    if isinstance(whole, REFUSED) or has_refused_name(type(whole)):
+        return
+    if isinstance(whole, types.FunctionType):
+        yield from _parts_of_function(whole)
+    elif isinstance(whole, types.MethodType):
+        yield f"{_kind(whole.__self__)}, whose method {whole.__name__} it calls", whole.__self__
+        yield "", whole.__func__
+    elif isinstance(whole, functools._lru_cache_wrapper):
+        yield "", getattr(whole, "__wrapped__", None)
+    elif isinstance(whole, staticmethod | classmethod):
+        yield "", whole.__func__
+    elif isinstance(whole, property):
+        yield from (("", function) for function in (whole.fget, whole.fset, whole.fdel))
+    elif isinstance(whole, functools.partial):
+        yield "", whole.func
+        yield from ((f"argument {number} of the partial", part) for number, part in enumerate(whole.args))
+        yield from ((f"argument {name} of the partial", part) for name, part in whole.keywords.items())
+    elif isinstance(whole, Mapping):
+        yield from ((f"[{key!r:.40}]", part) for key, part in whole.items())
+    elif isinstance(whole, list | tuple | set | frozenset):
+        yield from ((_name(part) or f"[{number}]", part) for number, part in enumerate(whole))
+    elif dataclasses.is_dataclass(whole):
+        names = [field.name for field in dataclasses.fields(whole)]
+        yield from (
+            (_name(part) or f".{name}", part) for name in names if (part := getattr(whole, name, None)) is not None
+        )
+    else:
+        yield from ((_name(part) or f".{name}", part) for name, part in getattr(whole, "__dict__", {}).items())
+        if not isinstance(whole, type):
+            slots = (slot for kind in type(whole).__mro__ for slot in vars(kind).get("__slots__", ()))
+            yield from ((f".{slot}", getattr(whole, slot, None)) for slot in slots)
+            yield f"its class {_kind(whole)}", type(whole)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f"its variable {name}", _content(cell)
+    for name in cloudpickle.cloudpickle.cloudpickle._extract_code_globals(
+        function.__code__
+    ):  # also those of functions inside
+        if name in function.__globals__:
+            found = function.__globals__[name]
+            yield _name(found) or f"the global variable {name}", found
+    yield from (("a default of its arguments", part) for part in function.__defaults__ or ())
+    yield from ((f"its attribute {name}", part) for name, part in function.__dict__.items())
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # assigned later
+        return None
+
+
+def _name(part: Any) -> str:
+    """Return how a stage or a function calls itself; "" for what has no name of its own."""
+    if isinstance(part, functools._lru_cache_wrapper):
+        part = getattr(part, "__wrapped__", None)
+    if isinstance(part, types.FunctionType):
+        return f"function {part.__qualname__} ({part.__code__.co_filename}:{part.__code__.co_firstlineno})"
+    if isinstance(kind := getattr(part, "kind", None), str) and isinstance(name := getattr(part, "name", None), str):
+        return f"stage {name!r} (.{kind})"
+    return ""
+
+
+def _kind(part: object) -> str:
+    kind = type(part)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

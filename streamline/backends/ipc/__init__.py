@@ -1,0 +1,1 @@
+"""What crosses between a stream and its hosts: messages, links, codecs, shared memory."""

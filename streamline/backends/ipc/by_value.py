@@ -1,0 +1,573 @@
+"""What pickle can't copy but another process can make anew: wrappers of functions, locks, and their like.
+
+A script's `@functools.cache` function is a function and two parameters; a lock is a new lock. So each goes to the other
+process as what makes it there: a cache starts empty, a lock is free, a `threading.local` holds nothing. Within one
+pickle an object stays one object: pickle's memo sees to that.
+
+Not recreated, since a copy would mislead: what ties threads or processes together (queues, threads, pools of threads,
+child processes) and what stands for something outside of this process (open files, sockets, connections).
+
+Classes that the other end can't import: of a script, a notebook, a function's inside.
+
+cloudpickle sends such a class by value with every pickle, and writes all its attributes anew into the class that the
+other end knows already: the running's own class would get copies of its methods, with globals of their own. So here a
+class is sent once a link, as a definition, and mentioned by the identity that cloudpickle gives it. An end that knows
+the identity, because the class is its own or came with the plan, takes what it has and never looks at the definition.
+
+Classes and functions that went to a host by value, on their way back: their originals are where they came from.
+
+What a script, a notebook or a module that a host can't import defines goes there by value (cloudpickle). On the way
+back it goes by name, and where nothing has that name, by value again. That is cheaper than cloudpickle's own way back,
+and does the original no harm: cloudpickle, too, finds a class again that it has sent, but then sets all its attributes
+to what they were when it was sent.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import concurrent.futures
+import contextvars
+import copyreg
+import functools
+import gc
+import inspect
+import io
+import itertools
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from json import decoder, scanner
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import cloudpickle
+import numpy as np
+from cloudpickle import cloudpickle as inner
+
+__all__ = [
+    "DERIVED",
+    "EXACT",
+    "REFUSED",
+    "ByValue",
+    "RecreatingPickler",
+    "SentClasses",
+    "ValuePickler",
+    "dumps",
+    "has_refused_name",
+    "recall",
+    "recalling",
+]
+
+
+Callback = Callable[[Any], Any]
+
+
+class SentClasses:
+    """What one end has told the other about classes."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._fresh: dict[str, bytes] = {}
+        self._identities: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+    def fresh(self) -> dict[str, bytes]:
+        """Return definitions since the last call, by identity; they must cross before what was pickled with them."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def mention(self, cls: type) -> str | None:
+        """Return the identity of a class that must be defined, and define it; None: it can be imported."""
+        identity = self._identities.get(cls)
+        if identity is None:
+            if inner._should_pickle_by_reference(cls):
+                return None
+            identity = self._identities[cls] = inner._get_or_create_tracker_id(cls)
+        if identity not in self._known:
+            self._known.add(identity)
+            try:
+                file = io.BytesIO()
+                ByValue(file, self, copyreg.dispatch_table, None, whole=cls).dump(cls)
+            except BaseException:
+                self._known.discard(identity)
+                raise
+            self._fresh[identity] = file.getvalue()
+        return identity
+
+
+class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """cloudpickle's, which also pickles what is named here.
+
+    Attributes:
+      definitions_only: recreate what `def` and `class` statements make, and not locks and their like.
+    """
+
+    definitions_only = False
+
+    def __init__(self, file: Any, protocol: int = 5, buffer_callback: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(file, protocol, buffer_callback)
+        self._kinds: dict[type, Recreate | None] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is types.FunctionType:
+            if obj.__code__ is DISPATCHER.__code__ and not self.has_name(obj):
+                return _dispatcher, (obj.__name__,), _dispatched(obj), None, None, _dispatch
+            return super().reducer_override(obj)
+        if obj is sys.stdout or obj is sys.stderr:
+            return getattr, (sys, "stdout" if obj is sys.stdout else "stderr")
+        try:
+            recreate = self._kinds[kind]
+        except KeyError:
+            recreate = self._kinds[kind] = self._recreate(kind)
+        if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
+            return super().reducer_override(obj)
+        if recreate is _by_its_own_word:
+            reduced = obj.__reduce_ex__(5)
+            return reduced if not isinstance(reduced, str) else self._by_name(obj, reduced)
+        if recreate is not _refused and (home := self.home(obj)) is not None:
+            return _attribute, home
+        return recreate(obj)
+
+    def imports(self, module: types.ModuleType) -> bool:
+        """Tell whether the other end finds this module by its name."""
+        return module.__name__ not in ("__main__", "__mp_main__") and sys.modules.get(module.__name__) is module
+
+    def home(self, obj: Any) -> tuple[types.ModuleType, str] | None:
+        """Return a module that the other end imports, and the object's name in it."""
+        name = getattr(obj, "__qualname__", None)
+        if isinstance(name, str) and self.has_name(obj):
+            return sys.modules[obj.__module__], name
+        return None
+
+    def has_name(self, obj: Any) -> bool:
+        """Tell whether the other end finds the object by its own name."""
+        module = sys.modules.get(obj.__module__ or "")
+        return module is not None and _attribute(module, obj.__qualname__) is obj and self.imports(module)
+
+    def unnamed(self, obj: Any, module: str, name: str) -> Any:
+        """Return how an object is pickled that says that it's found by a name, which the other end doesn't import."""
+        return _there, (module, name)
+
+    def _recreate(self, kind: type) -> Recreate | None:
+        """Return how objects of a type are recreated; None: they aren't."""
+        if (found := EXACT.get(kind)) is not None:
+            return found
+        if _qualified(kind) in KEYWORDS:
+            return _compiled
+        if has_refused_name(kind):
+            return _refused
+        if "torch.jit" in sys.modules and _is_scripted(kind):
+            return _scripted
+        if kind in self.dispatch_table or issubclass(kind, type):
+            return DERIVED.get(kind)
+        own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+        for base in kind.__mro__:
+            if base in DERIVED and (base is kind or not own):
+                return DERIVED[base]
+        return _by_its_own_word if own else None
+
+    def _by_name(self, obj: Any, name: str) -> Any:
+        where = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
+        module = sys.modules.get(where)
+        return name if module is not None and self.imports(module) else self.unnamed(obj, where, name)
+
+
+class ByValue(RecreatingPickler):
+    """A pickler of everything, classes mentioned.
+
+    Args:
+      table: how to reduce what neither pickle nor cloudpickle should.
+      whole: the one class that is not mentioned but written down.
+    """
+
+    def __init__(
+        self,
+        file: Any,
+        told: SentClasses,
+        table: Mapping[Any, Any],
+        callback: Callback | None,
+        whole: type | None = None,
+    ) -> None:
+        self.dispatch_table = {**self._dispatch_table, **table}  # before __init__, which looks for it
+        super().__init__(file, 5, callback)
+        self.definitions_only = whole is None  # a lock in an item is its user's mistake
+        self._told = told
+        self._whole = whole
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj is not self._whole:
+            identity = self._told.mention(obj)
+            if identity is not None:
+                return recall, (identity,)
+        return super().reducer_override(obj)
+
+
+class _Here(threading.local):
+    definitions: Mapping[str, bytes] = {}
+    keep: dict[str, type] = {}  # noqa: RUF012 - never written to: each `recalling` brings its own
+
+
+_here = _Here()
+
+
+class recalling:  # noqa: N801 - read as a statement: with recalling(...)
+    """Unpickle with these definitions at hand; classes made of them are kept in `keep`."""
+
+    def __init__(self, definitions: Mapping[str, bytes], keep: dict[str, type]) -> None:
+        self._now = definitions, keep
+
+    def __enter__(self) -> None:
+        self._before = _here.definitions, _here.keep
+        _here.definitions, _here.keep = self._now
+
+    def __exit__(self, *_: object) -> None:
+        _here.definitions, _here.keep = self._before
+
+
+def recall(identity: str) -> type:
+    """Return the class of this identity: the one that this process has, else as defined by the other end."""
+    known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if known is not None:
+        return known
+    made: type = cloudpickle.loads(_here.definitions[identity])
+    _here.keep[identity] = made
+    return made
+
+
+class ValuePickler(RecreatingPickler):
+    """Pickles whatever cloudpickle can; what has no other name here than elsewhere, by that name."""
+
+    definitions_only = True
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, type | FunctionType):
+            module, name = thing.__module__, thing.__qualname__
+            if isinstance(module, str) and "<locals>" not in name and _by_name(module, name) is not thing:
+                return _original, (module, name, _code(thing), dumps(thing))
+        return super().reducer_override(thing)
+
+
+def _original(module: str, qualname: str, code: bytes | None, value: bytes) -> Any:
+    found = _by_name(module, qualname)
+    if isinstance(found, type | FunctionType) and _code(found) == code:
+        return found
+    return pickle.loads(value)
+
+
+def _by_name(module: str, qualname: str) -> Any:
+    """Return what has this name in a module that is there; None: nothing."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _code(thing: type | FunctionType) -> bytes | None:
+    """Return what tells functions of one name apart; None: it is a class."""
+    return thing.__code__.co_code if isinstance(thing, FunctionType) else None
+
+
+Recreate = Callable[[Any], Any]
+"""Returns what `__reduce__` would."""
+
+
+DISPATCHER: Any = functools.singledispatch(lambda _: None)
+"""One of those that `singledispatch` returns: all have its code."""
+
+
+_LRU: type = functools._lru_cache_wrapper
+
+
+_scans: Any = scanner.make_scanner
+
+
+_SCANNER: type = type(_scans(decoder.JSONDecoder()))
+
+
+def dumps(obj: object) -> bytes:
+    """Return an object pickled, all in one."""
+    file = io.BytesIO()
+    RecreatingPickler(file).dump(obj)
+    return file.getvalue()
+
+
+def _attribute(module: types.ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _there(module: str, name: str) -> Any:
+    """Return what has this name where this is unpickled."""
+    if (found := _attribute(sys.modules[module], name)) is None:
+        raise AttributeError(f"there is no {name} in {module}, by which another process calls what it has sent")
+    return found
+
+
+# Wrappers of functions ------------------------------------------------------------------------------------------------
+def _cached(wrapper: Any) -> Any:
+    """An lru_cache. What it calls need not be its `__wrapped__`: a decorator may have set that to something else."""
+    own = {id(_LRU), id(type(wrapper.cache_info()))}
+    called = [it for it in gc.get_referents(wrapper) if callable(it) and id(it) not in own]
+    function = next(it for it in called if getattr(it, "__name__", "") != "_lru_list_elem")
+    parameters: dict[str, Any] = getattr(wrapper, "cache_parameters", dict)()
+    attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
+    return _lru_cache, (function, wrapper.cache_info().maxsize, parameters.get("typed", False)), attributes
+
+
+def _lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _cached_property(descriptor: Any) -> Any:
+    """A cached_property; that of Python 3.11 has a lock."""
+    attributes = {name: value for name, value in vars(descriptor).items() if name not in ("func", "lock")}
+    return functools.cached_property, (descriptor.func,), attributes
+
+
+def _dispatched(dispatcher: Any) -> Any:
+    own = vars(DISPATCHER).keys() - {"__wrapped__"}
+    names = {name: getattr(dispatcher, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(dispatcher, name)}
+    attributes = {name: value for name, value in vars(dispatcher).items() if name not in own}
+    return list(dispatcher.registry.items()), names, attributes
+
+
+def _dispatcher(name: str) -> Any:
+    def base(_: object) -> None:
+        """Replaced when what is registered arrives, which may refer to the dispatcher."""
+
+    base.__name__ = name  # its messages name it
+    return functools.singledispatch(base)
+
+
+def _dispatch(dispatcher: Any, state: Any) -> None:
+    registered, names, attributes = state
+    for kind, function in registered:
+        dispatcher.register(kind, function)
+    for name, value in names.items():
+        setattr(dispatcher, name, value)
+    vars(dispatcher).update(attributes)
+
+
+def _ufunc(ufunc: Any) -> Any:
+    """A ufunc of `np.frompyfunc`; those in C are found by their names."""
+    function = next((it for it in gc.get_referents(ufunc) if callable(it)), None)
+    if function is None:
+        return copyreg.dispatch_table[np.ufunc](ufunc) if np.ufunc in copyreg.dispatch_table else ufunc.__reduce__()
+    return _frompyfunc, (function, ufunc.nin, ufunc.nout, ufunc.identity)
+
+
+def _frompyfunc(function: Any, nin: int, nout: int, identity: Any) -> Any:
+    return np.frompyfunc(function, nin, nout, **({} if identity is None else {"identity": identity}))
+
+
+def _is_scripted(kind: type) -> bool:
+    import torch
+
+    return issubclass(kind, torch.jit.ScriptFunction | torch.jit.ScriptModule)
+
+
+def _scripted(scripted: Any) -> Any:
+    """A function or module of torch's JIT."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.jit.save(scripted, buffer)
+    return _load_scripted, (buffer.getvalue(),)
+
+
+def _load_scripted(data: bytes) -> Any:
+    import torch
+
+    return torch.jit.load(io.BytesIO(data))
+
+
+def _compiled(thing: Any) -> Any:
+    """What tells the keywords that it was made with."""
+    return _make, (type(thing), {name: getattr(thing, name) for name in KEYWORDS[_qualified(type(thing))]})
+
+
+def _make(kind: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+    return kind(**keywords)
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _count(counter: Any) -> Any:
+    """A counter, where it stands; Python 3.12 warns of pickling one, and 3.14 doesn't."""
+    return itertools.count, ast.literal_eval(f"({repr(counter).removeprefix('count(')[:-1]},)")
+
+
+def _scanner(scans: Any) -> Any:
+    """What a `json.JSONDecoder` scans with."""
+    names = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
+    return _make_scanner, ({name: getattr(scans, name) for name in names},)
+
+
+def _make_scanner(options: dict[str, Any]) -> Any:
+    return _scans(types.SimpleNamespace(memo={}, **options))
+
+
+def _type_parameter(parameter: Any) -> Any:
+    return type(parameter), (parameter.__name__,)
+
+
+def _type_alias(alias: Any) -> Any:
+    return type(alias), (alias.__name__, alias.__value__)
+
+
+# Locks, and what belongs to a thread ----------------------------------------------------------------------------------
+def _lock(lock: Any) -> Any:
+    return threading.RLock if hasattr(lock, "_is_owned") else threading.Lock, ()
+
+
+def _primitive(primitive: Any) -> Any:
+    """One that is written in Python: nobody waits, and no event loop is known to it."""
+    state = {name: value for name, value in vars(primitive).items() if name != "_loop"}
+    if state.get("_waiters"):
+        state["_waiters"] = type(state["_waiters"])()
+    if "_locked" in state:
+        state["_locked"] = False
+    return copyreg.__newobj__, (type(primitive),), state  # type: ignore[attr-defined]
+
+
+def _anyio_event(event: anyio.Event) -> Any:
+    return _set_event, (event.is_set(),)
+
+
+def _set_event(is_set: bool) -> anyio.Event:
+    event = anyio.Event()
+    if is_set:
+        event.set()
+    return event
+
+
+def _local(local: Any) -> Any:
+    """A thread's own: empty, as every other thread finds it."""
+    try:
+        inspect.signature(type(local).__init__).bind(local)
+    except TypeError as error:
+        raise pickle.PicklingError("a threading.local whose __init__ has arguments doesn't tell them") from error
+    return type(local), ()
+
+
+def _context_variable(variable: contextvars.ContextVar[Any]) -> Any:
+    try:
+        default = (contextvars.Context().run(variable.get),)
+    except LookupError:
+        default = ()  # type: ignore[assignment]
+    return _make_context_variable, (variable.name, *default)
+
+
+def _make_context_variable(name: str, *default: Any) -> Any:
+    return contextvars.ContextVar(name, **(dict(default=default[0]) if default else {}))  # noqa: C408
+
+
+def _weak_reference(reference: Any) -> Any:
+    target = reference()
+    if target is None:
+        return _dead, ()
+    return type(reference), (target,) if reference.__callback__ is None else (target, reference.__callback__)
+
+
+def _dead() -> Any:
+    return weakref.ref(type("Gone", (), {})())
+
+
+def _weak_mapping(mapping: Any) -> Any:
+    return type(mapping), (), None, None, iter(list(mapping.items()))
+
+
+# Not to be copied -----------------------------------------------------------------------------------------------------
+def has_refused_name(kind: type) -> bool:
+    """Tell whether a type is one of those that are refused by name, or derived from one."""
+    return any(_qualified(base) in REFUSED_NAMES for base in kind.__mro__)
+
+
+def _refused(obj: Any) -> Any:
+    """What belongs to this process: a copy would be something else, and nobody would be told."""
+    kind = type(obj)
+    raise pickle.PicklingError(f"a {kind.__module__}.{kind.__qualname__} belongs to the process that made it")
+
+
+def _by_its_own_word(obj: Any) -> Any:
+    """What says itself how it's pickled: perhaps by a name that the other end hasn't got."""
+
+
+KEYWORDS = {
+    "_struct.Struct": ("format",),
+    "msgspec.json.Decoder": ("type", "strict", "dec_hook", "float_hook"),
+    "msgspec.msgpack.Decoder": ("type", "strict", "dec_hook", "ext_hook"),
+    **dict.fromkeys(["msgspec.json.Encoder", "msgspec.msgpack.Encoder"], ("enc_hook", "decimal_format", "order")),
+}
+"""By the names of types: the packages need not be there."""
+
+
+DEFINITIONS = frozenset[Recreate](
+    {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
+    | {_type_parameter, _type_alias, _by_its_own_word, _refused}
+)
+"""What is recreated within items, too."""
+
+
+EXACT: dict[type, Recreate] = {
+    _LRU: _cached,
+    functools.cached_property: _cached_property,
+    np.ufunc: _ufunc,
+    itertools.count: _count,
+    _SCANNER: _scanner,
+    typing.ParamSpec: _type_parameter,
+    typing.TypeVarTuple: _type_parameter,
+    type(threading.Lock()): _lock,
+    type(threading.RLock()): _lock,
+    contextvars.ContextVar: _context_variable,
+}
+"""By type."""
+
+
+if hasattr(typing, "TypeAliasType"):
+    EXACT[typing.TypeAliasType] = _type_alias
+
+
+PRIMITIVES = (
+    *(threading.Condition, threading.Semaphore, threading.Event, threading.Barrier),
+    *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
+)
+
+
+REFUSED = (
+    *(threading.Thread, queue.Queue, queue.SimpleQueue, subprocess.Popen),
+    *(concurrent.futures.Executor, concurrent.futures.Future, io.TextIOWrapper),
+)
+
+
+REFUSED_NAMES = {"IPython.core.interactiveshell.InteractiveShell"}
+"""By the names of types: `get_ipython` is a method of one, which refers to the kernel, its sockets and the history."""
+
+
+DERIVED: dict[type, Recreate] = {
+    **dict.fromkeys(PRIMITIVES, _primitive),
+    anyio.Lock: lambda _: (anyio.Lock, ()),
+    anyio.Event: _anyio_event,
+    anyio.Semaphore: lambda it: (functools.partial(anyio.Semaphore, max_value=it.max_value), (it.value,)),
+    anyio.Condition: lambda it: (anyio.Condition, (it._lock,)),
+    anyio.CapacityLimiter: lambda it: (anyio.CapacityLimiter, (it.total_tokens,)),
+    threading.local: _local,
+    weakref.ref: _weak_reference,
+    weakref.WeakKeyDictionary: _weak_mapping,
+    weakref.WeakValueDictionary: _weak_mapping,
+    **dict.fromkeys(REFUSED, _refused),
+}
+"""By type, of classes that are derived from it, too, unless they say themselves how they are pickled."""

@@ -1,0 +1,146 @@
+"""Frames on a stream of bytes: written, and found again in what arrives however it was cut. No I/O.
+
+A frame is a header, the pickle of a message, and, where the message carries items, the sizes of their parts (the
+pickle, then each buffer beside it) and the parts, unless those lie in a slab.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from streamline.backends.ipc.shared_memory import ALIGN
+
+__all__ = ["LARGE", "Frame", "Frames", "head", "lay_out", "offsets"]
+
+
+HEADER = Struct("=IIIIIxxxxQQ")
+"""Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
+
+
+BUFFER = 1 << 18
+"""Bytes read at once: as much as a socket holds."""
+
+
+LARGE = 1 << 15
+"""Bytes of a frame that is received into memory of its own, before it is complete."""
+
+
+class Frame(NamedTuple):
+    """A frame that has arrived.
+
+    Attributes:
+      message: its pickle.
+      items: how many.
+      sizes: of their parts, in bytes.
+      slab: the number of the slab where the parts lie; None: in `parts`.
+      slab_size: bytes.
+      descriptors: that came with it: the slab's, if it is new.
+      parts: writable, and nobody else's.
+    """
+
+    message: memoryview
+    items: int
+    sizes: tuple[int, ...]
+    slab: int | None
+    slab_size: int
+    descriptors: int
+    parts: memoryview
+
+
+def head(
+    message: bytes,
+    items: int = 0,
+    sizes: Sequence[int] = (),
+    slab: int | None = None,
+    slab_size: int = 0,
+    descriptors: int = 0,
+) -> bytes:
+    """Return a frame but for its parts; they follow, unless there is a slab."""
+    number = 0 if slab is None else slab + 1
+    inline = 0 if slab is not None or not sizes else offsets(sizes)[-1]
+    header = HEADER.pack(len(message), items, len(sizes), number, descriptors, inline, slab_size)
+    return b"".join((header, message, array("Q", sizes)))
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Return where each part begins, and, last, how many bytes there are in all."""
+    end, starts = 0, [0]
+    for size in sizes:
+        end += (size + ALIGN - 1) // ALIGN * ALIGN
+        starts.append(end)
+    return starts
+
+
+def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memoryview) -> None:
+    """Copy the parts to where they belong; the first one comes in pieces."""
+    start = 0
+    for piece in pieces:
+        memory[start : start + len(piece)] = piece
+        start += len(piece)
+    for buffer in buffers:
+        start = (start + ALIGN - 1) // ALIGN * ALIGN
+        memory[start : start + len(buffer)] = buffer
+        start += len(buffer)
+
+
+class Frames:
+    """Cuts what arrives into frames: read into `spaces()`, say how much to `filled()`, and take the frames it gives."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(BUFFER))
+        self._start = self._end = 0  # of what waits in the buffer
+        self._large: memoryview | None = None
+        self._got = 0  # of the large one
+
+    def spaces(self) -> list[memoryview]:
+        """Return where to read to, in this order."""
+        if self._large is not None:
+            return [self._large[self._got :], self._buffer]
+        if self._start:  # a beginning of a small frame is left: there is room for the whole behind it
+            left = self._end - self._start
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+        return [self._buffer[self._end :]]
+
+    def filled(self, nbytes: int) -> Iterator[Frame]:
+        """Yield the frames that so many bytes more complete. To be exhausted."""
+        if self._large is not None:
+            mine = min(nbytes, len(self._large) - self._got)
+            self._got += mine
+            nbytes -= mine
+            if self._got == len(self._large):
+                frame, self._large = self._large, None
+                yield _frame(frame)
+        self._end += nbytes
+        while (waits := self._end - self._start) >= HEADER.size:
+            size = _size(self._buffer[self._start :])
+            if waits < size and size <= LARGE:
+                return
+            frame = memoryview(bytearray(size))
+            got = min(waits, size)
+            frame[:got] = self._buffer[self._start : self._start + got]
+            self._start += got
+            if got < size:
+                self._large, self._got = frame, got
+                break
+            yield _frame(frame)
+        if self._start == self._end:
+            self._start = self._end = 0
+
+
+def _size(header: memoryview) -> int:
+    message, _, parts, _, _, inline, _ = HEADER.unpack_from(header)
+    size: int = HEADER.size + message + 8 * parts + inline
+    return size
+
+
+def _frame(frame: memoryview) -> Frame:
+    message, items, parts, number, descriptors, _, slab_size = HEADER.unpack_from(frame)
+    table = HEADER.size + message
+    body = table + 8 * parts
+    sizes = tuple(frame[table:body].cast("Q"))
+    slab = number - 1 if number else None
+    return Frame(frame[HEADER.size : table], items, sizes, slab, slab_size, descriptors, frame[body:])

@@ -1,0 +1,135 @@
+"""A socket that tasks and threads share, closed behind the last of them that is at it. Descriptors cross it, too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from streamline.core.forks import disowned_in_copies
+
+__all__ = ["Gone", "SharedSocket"]
+
+
+SOCKET_BYTES = 1 << 20
+"""Asked for as the socket's buffer; the system gives what it allows."""
+
+
+DESCRIPTORS = 64
+"""Read at once at the most. A kernel hands out those of one message at a time, and a message has one."""
+
+
+_RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
+_ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTORS)
+
+
+_SEND = int(getattr(socket, "MSG_NOSIGNAL", 0))
+
+
+_TRUNCATED = int(socket.MSG_CTRUNC)  # enumerations are slow
+
+
+class Gone(Exception):  # noqa: N818 - as LinkClosed
+    """The socket is closed."""
+
+
+class SharedSocket:
+    """A connected stream socket of the AF_UNIX family. `with` it, one is at it; in any thread.
+
+    Args:
+      sock: owned by this from now on.
+      closed: called when it is closed, in the thread of the last one at it.
+
+    Attributes:
+      descriptors: that have arrived, in order; whoever takes one closes it.
+    """
+
+    def __init__(self, sock: socket.socket, closed: Callable[[], object]) -> None:
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+        self.descriptors: deque[int] = deque()
+        self._socket = sock
+        self._on_closed = closed
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+        disowned_in_copies(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody may begin to use it."""
+        return self._closed
+
+    def __enter__(self) -> socket.socket:
+        with self._lock:
+            if self._closed:
+                raise Gone
+            self._users += 1
+        return self._socket
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._let_go()
+
+    def close(self) -> None:
+        """Close it as soon as nobody is at it; whoever waits there is woken. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(OSError):  # the other end was faster
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, in whatever loop
+            idle = not self._users
+        if idle:
+            self._let_go()
+
+    def disown(self) -> None:
+        """Close this process's descriptor, and nothing else: the connection is that of the one it's a copy of."""
+        self._lock = threading.Lock()  # another thread may have had it
+        self._closed, self._users = True, 1
+        self._socket.close()
+
+    def write(self, pieces: Sequence[memoryview], descriptor: int | None = None) -> int:
+        """Write what the socket takes, and return how much; a descriptor goes with the first byte."""
+        if descriptor is not None:
+            return self._socket.sendmsg(
+                pieces, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))], _SEND
+            )
+        return self._socket.send(pieces[0], _SEND) if len(pieces) == 1 else self._socket.sendmsg(pieces, (), _SEND)
+
+    def read(self, spaces: list[memoryview]) -> int:
+        """Read what is there into `spaces`, and return how much; 0: the other end has hung up.
+
+        Raises:
+          OSError: a descriptor was lost: this process has as many open as it may.
+        """
+        nbytes, ancillary, flags, _ = self._socket.recvmsg_into(spaces, _ANCILLARY, _RECEIVE)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                got = array("i", data[: len(data) // 4 * 4])
+                self.descriptors.extend(got)
+                for fd in () if _RECEIVE else got:
+                    os.set_inheritable(fd, False)
+        if flags & _TRUNCATED:
+            raise OSError("a descriptor was lost: this process has as many open as it may")
+        return nbytes
+
+    def drop_descriptors(self) -> None:
+        """Close those that nobody has taken."""
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        self._on_closed()
+        del self._on_closed  # it may refer to whoever owns this

@@ -1,0 +1,420 @@
+"""The link to a host that is a process: a socket for messages and small items, shared memory for large ones.
+
+Reading whenever a socket has something, in whatever event loop.
+
+The loops of asyncio call a function as long as a descriptor is readable. What is registered once need not be set up and
+taken down for each message, and what was read is there when the reader's task wakes. Under trio a task waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, ClassVar, NamedTuple
+
+import anyio
+
+from streamline.backends.ipc.frames import Frame, Frames, head, lay_out, offsets
+from streamline.backends.ipc.link import Link, LinkClosed
+from streamline.backends.ipc.messages import Message, PackedItems
+from streamline.backends.ipc.pickling import PickledItems, Pickling
+from streamline.backends.ipc.shared_memory import ONCE, Slab, SlabLease, SlabPool
+from streamline.backends.ipc.shared_socket import Gone, SharedSocket
+from streamline.core.threads import waker
+
+__all__ = ["POOL_BYTES", "SLAB_BYTES", "ReadWatcher", "SocketLink"]
+
+
+class ReadWatcher:
+    """Calls `read` when there is something to read, from the first `wait` on.
+
+    Args:
+      read: reads all that is there; must not raise.
+    """
+
+    def __init__(self, sock: SharedSocket, read: Callable[[], None]) -> None:
+        self._socket = sock
+        self._read = read
+        self._held = ExitStack()  # the socket, while the loop calls us
+        self._loop: asyncio.AbstractEventLoop | None = None  # that calls us
+        self._thread = 0
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait until something was read.
+
+        Cancellation: nothing is read until the next call.
+
+        Raises:
+          OSError, anyio.ClosedResourceError: the socket can't be waited for.
+          Gone: it is closed.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            await self._wait_readable()
+            return
+        if self._loop is None:
+            self._begin(loop)
+        self._waiting = loop.create_future()
+        try:
+            await self._waiting
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self._waiting = None
+
+    def end(self) -> None:
+        """Be called no more, and wake who waits, if this is the loop's thread; in any other one nothing happens."""
+        loop = self._loop
+        if loop is not None and self._thread == threading.get_ident():
+            self._loop = None
+            self._held.close()
+            self._tell()
+
+    async def _wait_readable(self) -> None:
+        with self._socket as sock:
+            await anyio.wait_readable(sock)
+        self._read()
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        with ExitStack() as held:
+            sock = held.enter_context(self._socket)
+            loop.add_reader(sock, self._readable)
+            held.callback(_forget, loop, sock)
+            self._held = held.pop_all()
+        self._loop, self._thread = loop, threading.get_ident()
+
+    def _readable(self) -> None:
+        self._read()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def _forget(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.remove_reader(sock)
+
+
+POOL_BYTES = 256 << 20
+"""Bytes of shared memory that one end may hold for what it sends; only what is in flight at once is ever made."""
+
+
+SLAB_BYTES = 1 << 15
+"""Bytes of a list of items from which on they cross in shared memory (measured by bench/buffer_threshold.py)."""
+
+
+AT_ONCE = 64
+"""Pieces written with one call; kernels allow 1,024."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """Items packed by this end: their memory is copied when they are sent, so it must not be written to in between."""
+
+    count: int
+    nbytes: int
+    sizes: Sequence[int]
+    pickled: PickledItems
+
+
+@dataclass(slots=True)
+class ReceivedItems:
+    """Items packed by the other end. Shared memory is theirs as long as this object or what was unpacked lives."""
+
+    count: int
+    nbytes: int
+    sizes: Sequence[int]
+    memory: memoryview
+
+
+class _Definitions(NamedTuple):
+    """Classes that later items mention."""
+
+    classes: Mapping[str, bytes]
+
+
+class _Dropped(NamedTuple):
+    """Slabs that will not be used again."""
+
+    numbers: Sequence[int]
+
+
+class SocketLink(Link):
+    """One end of a link between two processes, over a connected stream socket of the AF_UNIX family.
+
+    `send` writes at once what the socket takes, and queues the rest; a task that runs `flush` writes that. Both ends
+    trust each other, and neither relies on the other's being alive.
+
+    Args:
+      sock: owned by the link from now on.
+      pool_bytes: of shared memory that is used again, at the most, for what this end sends. Beyond it items cross
+        through the socket, as private copies; large ones in memory of their own, as does what is larger than an eighth.
+    """
+
+    copies: ClassVar[bool] = True
+
+    def __init__(self, sock: socket.socket, *, pool_bytes: int = POOL_BYTES) -> None:
+        self._socket = SharedSocket(sock, self._stop)
+        self._pickling = Pickling()
+        self._pool = SlabPool(pool_bytes)
+        self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
+        self._sending = threading.RLock()  # for `tell`: whoever sends in the event loop seldom finds it taken
+        self._home: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # the loop's thread, its waker
+        self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
+        self._queued: anyio.Event | None = None  # while a task waits for something to write
+        self._deaf = False  # the other end reads no more
+        self._over: str | None = None  # it will say no more, and why
+        self._reading = ReadWatcher(self._socket, self._read)
+        self._arrived: list[Message] = []
+        self._unreadable: BaseException | None = None
+        self._frames = Frames()
+        self._lent: dict[int, SlabLease] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._socket.closed else f"{len(self._unsent)} unsent"
+        return f"<SocketLink {state}, {self._pool.nbytes} bytes shared>"
+
+    # Items
+
+    def pack(self, items: Sequence[Any]) -> PackedItems:
+        pickled = self._pickling.dumps(items)
+        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
+        return Outgoing(len(items), sum(sizes), sizes, pickled)
+
+    def unpack(self, packed: PackedItems) -> list[Any]:
+        assert isinstance(packed, ReceivedItems)
+        starts = offsets(packed.sizes)
+        parts = [packed.memory[start : start + size] for start, size in zip(starts, packed.sizes, strict=False)]
+        return self._pickling.loads(parts[0], parts[1:])
+
+    # Sending
+
+    def send(self, message: Message) -> None:
+        if self._deaf or self._socket.closed:
+            return
+        packed = getattr(message, "packed", None)
+        if packed is None:
+            self._post(head(pickle.dumps(message, 5)))
+            return
+        assert isinstance(packed, Outgoing)
+        if classes := self._pickling.fresh():
+            self._post(head(pickle.dumps(_Definitions(classes), 5)))
+        rest: Any = message
+        self._send_items(pickle.dumps(rest._replace(packed=None), 5), packed)
+
+    def _send_items(self, message: bytes, packed: Outgoing) -> None:
+        sizes = packed.sizes
+        whole = offsets(sizes)[-1]
+        slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
+        if slab is None:
+            inline = bytearray(whole)
+            lay_out(*packed.pickled, memoryview(inline))
+            self._post(head(message, packed.count, sizes) + inline)
+            return
+        if dropped := self._pool.dropped():
+            self._post(head(pickle.dumps(_Dropped(dropped), 5)))
+        lay_out(*packed.pickled, slab.memory)
+        new = slab if slab.fd is not None else None
+        self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
+
+    def tell(self, message: Message) -> None:
+        if not (self._deaf or self._socket.closed):
+            self._post(head(pickle.dumps(message, 5)))
+
+    def push(self) -> None:
+        if self._unsent:
+            self._write()
+
+    async def flush(self) -> None:
+        self._home = threading.get_ident(), waker()
+        while not (self._deaf or self._socket.closed):
+            with self._sending:  # another thread may tell something just now
+                self._queued = queued = None if self._unsent else anyio.Event()
+            if queued is None:
+                await self._write_more()
+            else:
+                await queued.wait()
+
+    async def drain(self) -> None:
+        while self._unsent and not (self._deaf or self._socket.closed):
+            await self._write_more()
+
+    async def _write_more(self) -> None:
+        """Wait until the socket takes more, and write it; or until another task has."""
+        if self._wrote is not None:
+            await self._wrote.wait()
+            return
+        self._wrote = anyio.Event()
+        try:
+            with self._socket as sock:
+                await anyio.wait_writable(sock)
+            self._write()
+        except (Gone, OSError, anyio.ClosedResourceError):
+            self._stop_sending()
+        finally:
+            self._wrote.set()
+            self._wrote = None
+
+    def _post(self, frame: bytes, slab: Slab | None = None) -> None:
+        """Write a frame, or queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
+        with self._sending:
+            self._unsent.append((memoryview(frame), slab))
+            if len(self._unsent) == 1:
+                self._write()
+            if self._unsent:
+                self._flush_on()
+
+    def _write(self) -> None:
+        """Write what the socket takes."""
+        with self._sending:
+            try:
+                with self._socket:
+                    while self._unsent:
+                        self._written(self._send_first())
+            except BlockingIOError:
+                return
+            except (Gone, OSError):
+                self._stop_sending()
+
+    def _flush_on(self) -> None:
+        """Let the task go on that waits for something to write."""
+        queued, self._queued = self._queued, None
+        if queued is None:
+            return
+        if self._home is None or self._home[0] == threading.get_ident():
+            queued.set()
+        else:
+            with suppress(RuntimeError):  # the loop has ended
+                self._home[1](queued.set)
+
+    def _send_first(self) -> int:
+        """Write the first pieces; those with a descriptor alone."""
+        first, slab = self._unsent[0]
+        if slab is not None and slab.fd is not None:
+            return self._socket.write([first], slab.fd)
+        if len(self._unsent) == 1:
+            return self._socket.write([first])
+        bare = takewhile(lambda piece: piece[1] is None, islice(self._unsent, AT_ONCE))
+        return self._socket.write([piece for piece, _ in bare])
+
+    def _written(self, nbytes: int) -> None:
+        while self._unsent:
+            piece, slab = self._unsent[0]
+            if nbytes and slab is not None:
+                slab.sent()
+            if nbytes < len(piece):
+                self._unsent[0] = piece[nbytes:], None if nbytes else slab
+                return
+            nbytes -= len(piece)
+            self._unsent.popleft()
+
+    def _stop_sending(self) -> None:
+        with self._sending:
+            self._deaf = True
+            for _, slab in self._unsent:
+                if slab is not None:
+                    slab.sent()
+            self._unsent.clear()
+            self._pool.close()
+            self._flush_on()
+
+    # Receiving
+
+    async def receive(self) -> Sequence[Message]:
+        while not self._arrived and self._over is None:
+            try:
+                await self._reading.wait()
+            except (Gone, OSError, anyio.ClosedResourceError) as error:
+                self._over = str(error) or "this end was closed"
+        if self._unreadable is not None:
+            unreadable, self._unreadable = self._unreadable, None
+            raise unreadable
+        if self._arrived:
+            messages, self._arrived = self._arrived, []
+            return messages
+        self._stop_receiving()
+        raise LinkClosed(self._over)
+
+    def _read(self) -> None:
+        """Read the messages that are there; called by the event loop."""
+        try:
+            with self._socket:
+                self._arrived += self._messages()
+        except Gone:
+            self._over = self._over or "this end was closed"
+        except BaseException as error:  # for whoever receives
+            self._unreadable, self._over = error, "what came can't be read"
+        if self._over is not None:
+            self._reading.end()
+
+    def _messages(self) -> list[Message]:
+        """Return the messages that are there: up to the last, since libuv says but once that the other end is gone."""
+        messages: list[Message] = []
+        try:
+            while True:
+                nbytes = self._socket.read(self._frames.spaces())
+                if not nbytes:
+                    self._over = "the other end hung up"
+                    break
+                for frame in self._frames.filled(nbytes):
+                    self._take(frame, messages)
+        except BlockingIOError:
+            return messages  # that was all
+        except OSError as error:
+            self._over = f"the other end is gone: {error}"
+        return messages
+
+    def _take(self, frame: Frame, messages: list[Message]) -> None:
+        message = pickle.loads(frame.message)
+        if isinstance(message, _Definitions):
+            self._pickling.define(message.classes)
+        elif isinstance(message, _Dropped):
+            for number in message.numbers:
+                self._lent.pop(number, None)
+        elif frame.sizes:
+            memory = frame.parts if frame.slab is None else self._borrow(frame)
+            messages.append(message._replace(packed=ReceivedItems(frame.items, sum(frame.sizes), frame.sizes, memory)))
+        else:
+            messages.append(message)
+
+    def _borrow(self, frame: Frame) -> memoryview:
+        assert frame.slab is not None
+        if frame.descriptors:
+            fd = self._socket.descriptors.popleft()
+            try:
+                lent = SlabLease(fd, frame.slab_size)
+            finally:
+                os.close(fd)
+            if frame.slab != ONCE:
+                self._lent[frame.slab] = lent
+        else:
+            lent = self._lent[frame.slab]
+        return lent.lend(offsets(frame.sizes)[-1])
+
+    def _stop_receiving(self) -> None:
+        self._socket.drop_descriptors()
+        self._lent.clear()
+        self._frames = Frames()
+
+    # The end
+
+    def close(self) -> None:
+        self._socket.close()
+        self._reading.end()
+
+    def _stop(self) -> None:
+        self._stop_sending()
+        self._stop_receiving()
