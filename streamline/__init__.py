@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from streamline.reading.parquet import read_parquet
     from streamline.reading.tar import read_tar
     from streamline.reading.whole import read_files
-    from streamline.resuming.explain import Explanation
     from streamline.sharding.ends import Ends, EndsReport
-    from streamline.snapshot import Snapshot
+    from streamline.snapshot.explain import Explanation
+    from streamline.snapshot.snapshot import Snapshot
     from streamline.sources.dataset import StreamDataset
     from streamline.sources.framing import ServerSentEvent
     from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
@@ -102,7 +102,7 @@ _WHERE = {
     "Ends": "streamline.sharding.ends",
     "EndsReport": "streamline.sharding.ends",
     "ErrorReport": "streamline.core.error_policy",
-    "Explanation": "streamline.resuming.explain",
+    "Explanation": "streamline.snapshot.explain",
     "Failure": "streamline.core.error_policy",
     "HttpOptions": "streamline.io.storage.options",
     "Inline": "streamline.backends.inline",
@@ -112,7 +112,7 @@ _WHERE = {
     "Processes": "streamline.backends.processes",
     "Report": "streamline.preflight.report",
     "ServerSentEvent": "streamline.sources.framing",
-    "Snapshot": "streamline.snapshot",
+    "Snapshot": "streamline.snapshot.snapshot",
     "Stats": "streamline.observe.stats",
     "Stream": "streamline.stream",
     "StreamDataset": "streamline.sources.dataset",

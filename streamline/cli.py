@@ -9,8 +9,8 @@ import click
 
 from streamline import __version__
 from streamline.errors import StreamlineError, printable
-from streamline.resuming.inspection import report
-from streamline.snapshot import Snapshot
+from streamline.snapshot.inspection import report
+from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["main"]
 

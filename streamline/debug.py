@@ -33,7 +33,7 @@ from streamline.errors import ClosedError
 from streamline.observe.stats import Stats
 from streamline.opening import Opening
 from streamline.plan.plan import Plan
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.stream import Stream
 from streamline.transforms.map import ConcurrentMap
 

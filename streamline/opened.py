@@ -29,13 +29,12 @@ from streamline.observe.watchdog import check_stall
 from streamline.opening import Opening
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
-from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
-from streamline.resuming.elastic import regrouped
-from streamline.resuming.fit import Fit, fitted, refusal
-from streamline.resuming.sound import check_stages
 from streamline.sharding.ends import Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
-from streamline.snapshot import Snapshot
+from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
+from streamline.snapshot.reshard import regrouped
+from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
 from streamline.sources.live import Live
 from streamline.stream import Stream

@@ -22,7 +22,6 @@ from streamline.core.state import Json, State, Tree
 from streamline.core.tasks import Tasks
 from streamline.core.text import Entry
 from streamline.ending.agreement import begun_at
-from streamline.envelope import FORMAT_VERSION
 from streamline.merge.base import DeferredProgress, MergeFlow
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
@@ -37,7 +36,8 @@ from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
 from streamline.sharding.split import shards_of_rank
-from streamline.snapshot import Keeper, Snapshot
+from streamline.snapshot.file_format import FORMAT_VERSION
+from streamline.snapshot.snapshot import Keeper, Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.prefetch import Prefetch

@@ -45,11 +45,11 @@ from streamline.plan.draw import Drawing, draw
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.preflight.report import DEADLINE_S, Report
-from streamline.resuming.accept import NewFiles
-from streamline.resuming.explain import Explanation, explain
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
-from streamline.snapshot import Snapshot
+from streamline.snapshot.compatibility import NewFiles
+from streamline.snapshot.explain import Explanation, explain
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.sync import SyncStream
 from streamline.transfer.devices import written

@@ -13,7 +13,7 @@ from streamline.ending.agreement import Resumed, agreed
 from streamline.errors import PlanError
 from streamline.opening import Opening
 from streamline.plan.cache_key import caches_of
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.transforms.cache_files import CacheFiles
 from streamline.transforms.pass_history import reset
 

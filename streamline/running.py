@@ -18,7 +18,7 @@ from streamline.opening import Opening
 from streamline.plan.plan import Plan
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Running"]
 

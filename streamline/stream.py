@@ -30,7 +30,7 @@ from streamline.opening import Opening
 from streamline.pausing import QUIESCE_S, Pause, check_asked
 from streamline.resetting import Going, check_reset, reset_kept
 from streamline.running import Running
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Stream"]
 

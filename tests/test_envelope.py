@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamline.envelope import FORMAT_VERSION, decode, encode, one_line
 from streamline.errors import SnapshotError
+from streamline.snapshot.file_format import FORMAT_VERSION, decode, encode, one_line
 
 Tree: TypeAlias = dict[str, Any]
 

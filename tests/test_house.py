@@ -167,7 +167,7 @@ if TYPE_CHECKING:
 def f():
     from streamline.transforms import map
     from streamline.core.flow import Flow
-    from streamline.snapshot import Snapshot
+    from streamline.snapshot.snapshot import Snapshot
     import numpy
 """
     known = {name: Path() for name in ("streamline", "flow", "transforms", "transforms.map")}

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.envelope import FORMAT_VERSION
 from streamline.errors import SnapshotError
-from streamline.snapshot import WRITTEN, Snapshot
+from streamline.snapshot.file_format import FORMAT_VERSION
+from streamline.snapshot.snapshot import WRITTEN, Snapshot
 
 
 def make(rank: int = 0, world_size: int = 1, num_shards: int = 3) -> Snapshot:

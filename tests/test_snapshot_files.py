@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from streamline.envelope import FORMAT_VERSION, encode
 from streamline.errors import SnapshotError
-from streamline.snapshot import Snapshot
+from streamline.snapshot.file_format import FORMAT_VERSION, encode
+from streamline.snapshot.snapshot import Snapshot
 
 FIRST_RANK = "rank-00000-of-00001.json"
 
@@ -171,7 +171,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 
 first = Snapshot.load(sys.argv[1])
 for epoch in range(first.epoch + 1, 1_000_000):

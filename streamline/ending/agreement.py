@@ -20,7 +20,7 @@ from streamline.plan.plan import Plan
 from streamline.sharding.ends import NAME, Agreement, Ends, nothing_to_pad
 from streamline.sharding.rank_sync import store_of_torch
 from streamline.sharding.ranks import Rank
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.transforms.repeat import Repeat
 

@@ -22,7 +22,7 @@ from streamline.loading.passes import OpenAt, Run, Spent
 from streamline.opened import Opened, RunOptions
 from streamline.opening import Opening
 from streamline.sharding.ends import checked_ends
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sync import SyncStream
 

@@ -27,7 +27,7 @@ from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
 from streamline.opening import Opening
 from streamline.resetting import reset_from, reset_kept
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Loader"]
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from streamline.core.state_types import Count, Unsigned
-from streamline.envelope import sealed, unsealed
 from streamline.errors import ResumeError, SnapshotError
-from streamline.snapshot import Snapshot
+from streamline.snapshot.file_format import sealed, unsealed
+from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Inside", "LoaderState"]
 

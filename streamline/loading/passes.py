@@ -14,7 +14,7 @@ from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
 from streamline.opened import Opened
 from streamline.sharding.ends import EndsPolicy
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sync import SyncStream
 
 __all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent", "check_begin"]

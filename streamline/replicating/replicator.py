@@ -17,7 +17,7 @@ from streamline.replicating.replica import Replica
 from streamline.replicating.shares import ReplicaStats, Share, Shares
 from streamline.replicating.state import ReplicatorState
 from streamline.replicating.taps import Passed, PlanTap, Tap, check_source, tap_of
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.transforms.repeat import Repeat
 

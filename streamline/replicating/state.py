@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 from streamline.core.state_types import Count
-from streamline.envelope import sealed, unsealed
 from streamline.errors import SnapshotError
+from streamline.snapshot.file_format import sealed, unsealed
 
 __all__ = ["ReplicatorState"]
 

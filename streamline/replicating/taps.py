@@ -15,7 +15,7 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.opened import Openable, RunOptions
 from streamline.replicating.shares import Shares
 from streamline.running import Running
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.stream import Stream
 from streamline.transfer.stage import Transfer
 

@@ -27,7 +27,7 @@ from streamline.plan.compile import compiled
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.worker import worker_flow
-from streamline.resuming.sound import check_trees
+from streamline.snapshot.state_checks import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.live import Live
 from streamline.transforms.base import Stage

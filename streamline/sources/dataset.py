@@ -17,8 +17,8 @@ import msgspec
 from streamline.core.options import check_function, check_int, given
 from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
-from streamline.envelope import digest
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError
+from streamline.snapshot.file_format import digest
 from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
 

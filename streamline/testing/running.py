@@ -23,13 +23,13 @@ from streamline.core.gate import Gate
 from streamline.core.session import Session
 from streamline.core.state import State
 from streamline.core.tasks import Tasks, supervise
-from streamline.envelope import one_line
 from streamline.errors import SnapshotError
 from streamline.opened import Begin, prepare
 from streamline.opening import Opening
 from streamline.pipeline import Pipeline
 from streamline.plan.worker import SourceOpener, StageOpener
-from streamline.snapshot import Snapshot
+from streamline.snapshot.file_format import one_line
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Part, Source
 from streamline.testing.changes import changed
 from streamline.transforms.base import Stage

@@ -99,7 +99,7 @@ class ConcurrentMap(Stage[In, Out]):
     survives: ClassVar[Mapping[str, str]] = SURVIVES
     steady: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
-    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.resuming.kinds`
+    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.snapshot.state_kinds`
 
     fn: Callable[[In], Any]
     concurrency: int

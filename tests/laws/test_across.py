@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
-from streamline.resuming.inspection import report
+from streamline.snapshot.inspection import report
 from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying import Copying

@@ -13,11 +13,10 @@ import pytest
 
 import streamline as sl
 from streamline.core.state import Json
-from streamline.envelope import encode
 from streamline.errors import ResumeError, SnapshotError, StreamlineError
 from streamline.pipeline import Pipeline
-from streamline.rank_files import complete_set
-from streamline.resuming.inspection import report
+from streamline.snapshot.file_format import complete_set, encode
+from streamline.snapshot.inspection import report
 from tests.resuming.functions import later, noisy, size_of, tokens, twice
 
 Place = tuple[Any, ...]

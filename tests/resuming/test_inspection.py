@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from streamline.resuming.inspection import describe, report
-from streamline.snapshot import Snapshot
+from streamline.snapshot.inspection import describe, report
+from streamline.snapshot.snapshot import Snapshot
 
 WIDE = 200
 SNAPSHOT = Snapshot(

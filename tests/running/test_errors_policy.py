@@ -14,7 +14,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, StageError, TooManyErrors
-from streamline.resuming.inspection import report
+from streamline.snapshot.inspection import report
 from tests.running.kit import in_thread
 
 Pipe = sl.Pipeline[Any]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.item_codec import EncodedItem
-from streamline.resuming.inspection import report
+from streamline.snapshot.inspection import report
 from streamline.sources import disk_journal as directory_module
 from streamline.sources import disk_journal as segments_module
 from streamline.sources.disk_journal import MAGIC, DiskJournal, read_segment, record

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.item_codec import from_json, read
-from streamline.resuming.inspection import report
+from streamline.snapshot.inspection import report
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 
 from .live_kit import Pipe, Tape, rest, some

@@ -54,9 +54,7 @@ def main(number: int, attend: str, control: int, side: int, lifeline: int, stack
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(lifeline)
     _show_stacks(stacks)
-    from streamline.backends.hosts.stdio_relay import (
-        ChildStdio,  # from here on the parent's death is ours, however long an import takes
-    )
+    from streamline.backends.hosts.stdio_relay import ChildStdio
     from streamline.core import forks
 
     for fd in (control, side, stacks):

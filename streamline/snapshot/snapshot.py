@@ -21,11 +21,21 @@ from streamline.core.atomic_file import open_regular, replace_file
 from streamline.core.state import Json
 from streamline.core.state_types import Count, MergePart, Size, Unsigned
 from streamline.core.text import some
-from streamline.envelope import FORMAT_VERSION, MAGIC, check_version, decode, encode, one_line
 from streamline.errors import SnapshotError
-from streamline.rank_files import complete_set, file_name, nothing_at, target
+from streamline.snapshot.file_format import (
+    MAGIC,
+    check_version,
+    complete_set,
+    decode,
+    encode,
+    file_name,
+    nothing_at,
+    one_line,
+    target,
+)
 
-__all__ = ["FORMAT_VERSION", "Keeper", "Snapshot"]
+__all__ = ["Keeper", "Snapshot"]
+
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 

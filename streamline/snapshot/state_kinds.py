@@ -21,6 +21,7 @@ from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 
 __all__ = ["stage_class"]
 
+
 KINDS: dict[str, type[Stage[Any, Any]]] = {
     "batch": Batch,
     "bucket_by_length": BucketByLength,

@@ -12,12 +12,13 @@ from typing import Any
 
 from streamline.core.state import Json
 from streamline.errors import ResumeError
-from streamline.resuming.kinds import stage_class
 from streamline.sharding.ranks import Rank
-from streamline.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.state_kinds import stage_class
 from streamline.transforms.base import Stage
 
 __all__ = ["regrouped"]
+
 
 OURS = ("errors", "ends")
 """Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""

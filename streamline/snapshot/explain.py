@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from streamline.plan.plan import Plan
-from streamline.resuming.accept import NewFiles, accepting, check_snapshot, checked
-from streamline.resuming.again import behind_merge, of_worker
-from streamline.resuming.fit import Fit, fitted, refusal
-from streamline.resuming.sound import check_stages
-from streamline.snapshot import Snapshot
+from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
+from streamline.snapshot.replay_cost import behind_merge, of_worker
+from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.state_checks import check_stages
 
 __all__ = ["Explanation", "explain"]
 

@@ -14,16 +14,16 @@ import msgspec
 from streamline.core.state import Tree
 from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
 from streamline.core.text import Entry
-from streamline.resuming.again import section
-from streamline.resuming.kinds import stage_class
 from streamline.sharding.ends import NAME as ENDS
-from streamline.snapshot import Snapshot
+from streamline.snapshot.replay_cost import section
+from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.state_kinds import stage_class
 from streamline.transforms.limit import Stride
 
 __all__ = ["check_stages", "check_trees"]
 
 
-class _Ends(msgspec.Struct):
+class _EndsPart(msgspec.Struct):
     """What is kept of the end of all ranks."""
 
     policy: Literal["allow", "drop", "pad"] = "allow"
@@ -67,7 +67,7 @@ def check_stages(snapshot: Snapshot) -> None:
         for shard, tree in zip(part.shards, part.worker_states, strict=True):
             check_trees(worker, tree, f" in shard {shard}")
         check_trees(after, part.stages, whose)
-        check_type(ends := part.stages.get(ENDS), _Ends | None, f"{ENDS!r}{whose}")
+        check_type(ends := part.stages.get(ENDS), _EndsPart | None, f"{ENDS!r}{whose}")
         if ends is not None and (again := ends.get("again")) is not None:
             check_type(own := again.get(part.merge), _Merged, f"the items given again{whose}, {part.merge!r}")
             check_trees(after, again, f"{whose}, of the items given again")

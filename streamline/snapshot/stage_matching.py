@@ -8,10 +8,11 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from streamline.core.text import Entry
-from streamline.resuming.kinds import stage_class
+from streamline.snapshot.state_kinds import stage_class
 from streamline.transforms.base import Stage
 
 __all__ = ["Pair", "paired"]
+
 
 Two = tuple["Entry | None", "Entry | None"]
 

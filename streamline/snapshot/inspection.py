@@ -18,14 +18,19 @@ from rich.text import Text
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import printable
-from streamline.resuming.again import behind_merge, of_worker
-from streamline.snapshot import Snapshot
+from streamline.snapshot.replay_cost import behind_merge, of_worker
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.journal import SavedJournal
 
 __all__ = ["describe", "report"]
 
+
 SHORT_CHARS = 60
+
+
 FILE_KEYS = ("file", "path", "url")
+
+
 FILES = 8
 """Files that are listed one by one."""
 

@@ -1,0 +1,1 @@
+"""`Snapshot`, its file, and whether it fits a plan."""
