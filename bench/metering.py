@@ -17,7 +17,10 @@ from streamline.core.session import Session
 def unmetered() -> Iterator[None]:
     """Let streams be opened that count nothing: there is no option for that."""
     session = partial(Session, metered=False)
-    with mock.patch("streamline.stream.Session", session), mock.patch("streamline.opened.Session", session):
+    with (
+        mock.patch("streamline.runtime.stream.Session", session),
+        mock.patch("streamline.runtime.open.Session", session),
+    ):
         yield
 
 

@@ -20,16 +20,13 @@ if TYPE_CHECKING:
     from streamline.core.error_policy import ErrorReport, Failure
     from streamline.core.replay import replay
     from streamline.custom_source import source
-    from streamline.debug import DebugStream
     from streamline.io.storage.options import HttpOptions
     from streamline.loading.loader import Loader
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
-    from streamline.opened import Opened
     from streamline.pipeline import Pipeline
     from streamline.plan.draw import Drawing
-    from streamline.preflight.report import Report
     from streamline.reading.arrow import read_arrow
     from streamline.reading.csv import read_csv
     from streamline.reading.http import stream_http
@@ -38,14 +35,17 @@ if TYPE_CHECKING:
     from streamline.reading.parquet import read_parquet
     from streamline.reading.tar import read_tar
     from streamline.reading.whole import read_files
+    from streamline.runtime.check_report import Report
+    from streamline.runtime.debug import DebugStream
+    from streamline.runtime.open import Opened
+    from streamline.runtime.stream import Stream
+    from streamline.runtime.sync_stream import SyncStream
     from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot.explain import Explanation
     from streamline.snapshot.snapshot import Snapshot
     from streamline.sources.dataset import StreamDataset
     from streamline.sources.framing import ServerSentEvent
     from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
-    from streamline.stream import Stream
-    from streamline.sync import SyncStream
     from streamline.transforms.custom import stage
 
 __all__ = [
@@ -97,7 +97,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _WHERE = {
-    "DebugStream": "streamline.debug",
+    "DebugStream": "streamline.runtime.debug",
     "Drawing": "streamline.plan.draw",
     "Ends": "streamline.sharding.ends",
     "EndsReport": "streamline.sharding.ends",
@@ -107,17 +107,17 @@ _WHERE = {
     "HttpOptions": "streamline.io.storage.options",
     "Inline": "streamline.backends.inline",
     "Loader": "streamline.loading.loader",
-    "Opened": "streamline.opened",
+    "Opened": "streamline.runtime.open",
     "Pipeline": "streamline.pipeline",
     "Processes": "streamline.backends.processes",
-    "Report": "streamline.preflight.report",
+    "Report": "streamline.runtime.check_report",
     "ServerSentEvent": "streamline.sources.framing",
     "Snapshot": "streamline.snapshot.snapshot",
     "Stats": "streamline.observe.stats",
-    "Stream": "streamline.stream",
+    "Stream": "streamline.runtime.stream",
     "StreamDataset": "streamline.sources.dataset",
     "StreamReplicator": "streamline.start",
-    "SyncStream": "streamline.sync",
+    "SyncStream": "streamline.runtime.sync_stream",
     "Threads": "streamline.backends.threads",
     "Trace": "streamline.observe.trace",
     "Verdict": "streamline.observe.verdict",

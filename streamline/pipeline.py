@@ -32,26 +32,26 @@ from streamline.core.options import (
 from streamline.core.session import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
-from streamline.debug import DebugStream
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.loading.ahead import passes_of
 from streamline.loading.loader import Loader
 from streamline.merge.best_effort import Merge, merge_of
 from streamline.observe.watchdog import STALL_S
-from streamline.opened import Begin, Openable, Opened, RunOptions, prepare, unsettled
 from streamline.plan.compile import compiled
 from streamline.plan.describe import describe, max_in_flight
 from streamline.plan.draw import Drawing, draw
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
-from streamline.preflight.report import DEADLINE_S, Report
+from streamline.runtime.check_report import DEADLINE_S, Report
+from streamline.runtime.debug import DebugStream
+from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare, unsettled
+from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
 from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
-from streamline.sync import SyncStream
 from streamline.transfer.devices import written
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
@@ -598,7 +598,7 @@ class Pipeline(Openable[T]):
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
+        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
         run: dict[str, Any] = {"backend": backend, "progress": progress, "stall_s": stall_s, "memory": memory}
         return Opened(unsettled(self.plan, begin, policy=policy, **run))
 
@@ -672,7 +672,7 @@ class Pipeline(Openable[T]):
         Raises:
           PlanError, ResumeError, ReadError: as in `open`.
         """
-        begin = Begin(resume, accept, new_files, rank, world_size, mesh, epoch)
+        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         return DebugStream(prepare(self.plan, begin, backend=INLINE, policy=policy))
 
@@ -718,7 +718,7 @@ class Pipeline(Openable[T]):
         Raises:
           PlanError: options out of range or type; what is wrong with the plan or the data is in the report.
         """
-        from streamline.preflight.check import check  # a run needs none of it
+        from streamline.runtime.check import check  # a run needs none of it
 
         return check(self.plan, world_size=world_size, backend=backend, deadline_s=deadline_s)
 

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 from streamline.backends.hosts.plan_shipping import dumps
 from streamline.core.options import check_int
 from streamline.errors import PlanError, PlanTypeError
-from streamline.opened import Openable
+from streamline.runtime.open import Openable
+from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot.file_format import is_sealed, sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
-from streamline.sync import SyncStream
 
 try:
     import torch

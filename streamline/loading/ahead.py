@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.options import given
-from streamline.engine import EXIT_S
 from streamline.errors import PlanError, PlanTypeError
 from streamline.loading.passes import OpenAt, Run, Spent
-from streamline.opened import Opened, RunOptions
-from streamline.opening import Opening
+from streamline.runtime.loop_thread import EXIT_S
+from streamline.runtime.open import Opened, RunOptions
+from streamline.runtime.run import ResolvedRun
+from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import checked_ends
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
-from streamline.sync import SyncStream
 
 __all__ = ["Passes", "passes_of"]
 
@@ -168,7 +168,7 @@ class _Next(Generic[T]):
     """
 
     def __init__(self, open_at: OpenAt[T], epoch: int) -> None:
-        self.opening: Opening | None = None
+        self.opening: ResolvedRun | None = None
         self._open_at = open_at
         self._epoch = epoch
         self._dropped = False
@@ -213,7 +213,7 @@ class _Next(Generic[T]):
             stream.close()
 
 
-def _same(one: Opening | None, other: Opening) -> bool:
+def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
     """Whether two openings of one pipeline, with the same options, give the same items, in the same place."""
     if one is None:
         return False

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from streamline.opening import Opening
 from streamline.plan.length import num_given
+from streamline.runtime.run import ResolvedRun
 from streamline.sharding.ranks import find_rank
 
 __all__ = ["length_of"]
 
 
-def length_of(opening: Opening) -> int:
+def length_of(opening: ResolvedRun) -> int:
     """Return the items in an epoch, on this rank.
 
     Raises:

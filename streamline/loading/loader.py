@@ -25,8 +25,7 @@ from streamline.loading.length import length_of
 from streamline.loading.loader_state import Inside, LoaderState
 from streamline.loading.passes import Iteration, Now, Run, check_begin
 from streamline.loading.reports import Reports
-from streamline.opening import Opening
-from streamline.resetting import reset_from, reset_kept
+from streamline.runtime.run import ResolvedRun, reset_from, reset_kept
 from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Loader"]
@@ -378,7 +377,7 @@ class Loader(Reports[T]):
         return f"<Loader: epoch {epochs.place.epoch}, step {epochs.place.step + taken}, {phase}>"
 
 
-def _part(snapshot: Snapshot | None, opening: Opening) -> Snapshot | None:
+def _part(snapshot: Snapshot | None, opening: ResolvedRun) -> Snapshot | None:
     """Return the part of a snapshot that an opening took: a whole job's is in no state of one rank."""
     if snapshot is None or (snapshot.rank, snapshot.world_size) == (opening.rank.rank, opening.rank.world_size):
         return snapshot

@@ -12,10 +12,10 @@ from streamline.core.cursor import PartIterator
 from streamline.core.options import check_int
 from streamline.errors import ClosedError, PlanTypeError
 from streamline.loading.epochs import Epochs
-from streamline.opened import Opened
+from streamline.runtime.open import Opened
+from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import EndsPolicy
 from streamline.snapshot.snapshot import Snapshot
-from streamline.sync import SyncStream
 
 __all__ = ["Iteration", "Now", "OpenAt", "Run", "Spent", "check_begin"]
 

@@ -31,7 +31,7 @@ WIDER = 4
 
 
 BORDER_ITEMS = 4096
-"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.engine`."""
+"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.runtime.loop_thread`."""
 
 
 ALL_WORKERS_ITEMS = 1024

@@ -10,13 +10,13 @@ from weakref import finalize
 
 from streamline.core.options import check_int, check_seconds
 from streamline.errors import PlanError, ResumeError
-from streamline.opened import Openable, RunOptions
 from streamline.replicating.dealer import Dealer
 from streamline.replicating.feed import ReplicaFeed
 from streamline.replicating.replica import Replica
 from streamline.replicating.shares import ReplicaStats, Share, Shares
 from streamline.replicating.state import ReplicatorState
 from streamline.replicating.taps import Passed, PlanTap, Tap, check_source, tap_of
+from streamline.runtime.open import Openable, RunOptions
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.transforms.repeat import Repeat

@@ -12,11 +12,11 @@ from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
 from streamline.errors import PlanError, PlanTypeError
-from streamline.opened import Openable, RunOptions
 from streamline.replicating.shares import Shares
-from streamline.running import Running
+from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.stream import Stream
+from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
-from streamline.stream import Stream
 from streamline.transfer.stage import Transfer
 
 __all__ = ["AsyncTap", "Passed", "PlanTap", "SyncTap", "Tap", "check_source", "tap_of"]
@@ -182,7 +182,7 @@ def check_source(source: object) -> None:
       PlanTypeError: it can't be iterated.
       PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
     """
-    if isinstance(source, Openable | Running):
+    if isinstance(source, Openable | BaseStream):
         for stage in source.plan.after:
             if isinstance(stage, Transfer) and stage.hands_over:
                 raise PlanError(

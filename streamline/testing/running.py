@@ -24,10 +24,10 @@ from streamline.core.session import Session
 from streamline.core.state import State
 from streamline.core.tasks import Tasks, supervise
 from streamline.errors import SnapshotError
-from streamline.opened import Begin, prepare
-from streamline.opening import Opening
 from streamline.pipeline import Pipeline
 from streamline.plan.worker import SourceOpener, StageOpener
+from streamline.runtime.open import OpenOptions, prepare
+from streamline.runtime.run import ResolvedRun
 from streamline.snapshot.file_format import one_line
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Part, Source
@@ -114,12 +114,12 @@ class PipelineSubject(Subject):
         return replace(self, pipeline=changed(self.pipeline, dice))
 
     @cached_property
-    def _saving(self) -> Opening:
+    def _saving(self) -> ResolvedRun:
         """What saves states: made once, since it looks for files."""
         return self._opening(None)
 
-    def _opening(self, resume: Snapshot | None) -> Opening:
-        return prepare(self.pipeline.plan, Begin(resume=resume, rank=0, world_size=1), backend=self.backend)
+    def _opening(self, resume: Snapshot | None) -> ResolvedRun:
+        return prepare(self.pipeline.plan, OpenOptions(resume=resume, rank=0, world_size=1), backend=self.backend)
 
     def __str__(self) -> str:
         return self._text

@@ -216,7 +216,7 @@ def test_a_source_that_has_fewer_items_than_it_says_is_no_end() -> None:
     plan = pipe.take(2)
     with plan.open(rank=0, world_size=3) as stream:
         assert list(stream) == [0, 3]
-    from streamline.ending import agreement
+    from streamline.runtime import rank_ends as agreement
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreement, "left_on_ranks", lambda *_: [4.0, 5.0, 6.0])

@@ -16,8 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamline.core.channel
-import streamline.handover
 import streamline.plan.plan
+import streamline.runtime.thread_bridge
 import streamline.transforms.completion_order
 import streamline.transforms.concurrent
 import streamline.transforms.map
@@ -42,7 +42,7 @@ def short(**constants: float) -> Iterator[None]:
             streamline.transforms.concurrent,
             streamline.transforms.completion_order,
         ],
-        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.handover],
+        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.runtime.thread_bridge],
         "QUICK_ITEM_S": [streamline.core.channel],
         "READ_AHEAD_ITEMS": [streamline.plan.plan],
         "SEGMENT_ITEMS": [streamline.transforms.completion_order],

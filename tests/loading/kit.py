@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.opened import RunOptions
+from streamline.runtime.open import RunOptions
 from tests.laws.profile import examples
 
 PIPE = sl.from_items(range(12)).shuffle(seed=3).shard(3).shuffle(window=3).merge().batch(2, collate=None)

@@ -23,8 +23,8 @@ from streamline.backends.base import Backend
 from streamline.errors import ClosedError, PlanTypeError, ReadError
 from streamline.loading.ahead import _Next
 from streamline.loading.loader import Loader
-from streamline.opened import RunOptions
-from streamline.opening import Opening
+from streamline.runtime.open import RunOptions
+from streamline.runtime.run import ResolvedRun
 from tests.loading.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
 from tests.running.kit import AnyThreads
 
@@ -243,15 +243,15 @@ def test_files_that_changed_since_they_were_opened_ahead_are_opened_anew(tmp_pat
 
 
 def test_what_can_not_be_opened_ahead_is_told_to_whoever_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, flow, main = epochs_of(PIPE.loader(), 2), Opening.errors, threading.current_thread()
+    whole, flow, main = epochs_of(PIPE.loader(), 2), ResolvedRun.errors, threading.current_thread()
 
-    def fragile(opening: Opening, *args: Any) -> Any:
+    def fragile(opening: ResolvedRun, *args: Any) -> Any:
         if opening.epoch == 1 and (broken or threading.current_thread() is not main):
             raise ReadError("no disk")
         return flow(opening, *args)
 
     broken = True
-    monkeypatch.setattr(Opening, "errors", fragile)
+    monkeypatch.setattr(ResolvedRun, "errors", fragile)
     with PIPE.loader(backend=sl.Threads(2)) as loader:
         assert list(loader) == whole[0]
         with pytest.raises(ReadError, match="no disk"):
@@ -284,7 +284,7 @@ def test_a_failure_ahead_waits_for_its_turn() -> None:
 
 def test_only_the_epoch_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(Opening, "show", lambda opening, session: shown.append(opening.epoch))
+    monkeypatch.setattr(ResolvedRun, "show", lambda opening, session: shown.append(opening.epoch))
     with PIPE.loader(backend=sl.Threads(2)) as loader:
         for epoch in range(3):
             iteration = iter(loader)
@@ -342,15 +342,15 @@ def test_a_pool_of_the_users_is_left_open() -> None:
 
 
 def test_close_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors, reached, go_on = Opening.errors, threading.Event(), threading.Event()
+    errors, reached, go_on = ResolvedRun.errors, threading.Event(), threading.Event()
 
-    def slow(opening: Opening, *args: Any) -> Any:
+    def slow(opening: ResolvedRun, *args: Any) -> Any:
         if opening.epoch == 1:
             reached.set()
             assert go_on.wait(WAIT_S)
         return errors(opening, *args)
 
-    monkeypatch.setattr(Opening, "errors", slow)
+    monkeypatch.setattr(ResolvedRun, "errors", slow)
     loader = PIPE.loader(backend=sl.Threads(2))
     iteration = iter(loader)
     next(iteration)

@@ -21,10 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.engine import Engine
 from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
-from streamline.opened import RunOptions
 from streamline.pipeline import Pipeline
+from streamline.runtime.loop_thread import LoopThread
+from streamline.runtime.open import RunOptions
 from tests.loading.kit import (
     CHOOSING,
     PIPE,
@@ -692,14 +692,14 @@ def test_a_loader_looks_as_it_stands() -> None:
 
 def test_ctrl_c_while_something_is_waited_for_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, interrupts = epochs_of(PIPE.loader(), 2), [True]
-    take = Engine.take
+    take = LoopThread.take
 
-    def interrupted(engine: Engine[Any], into: list[Any]) -> None:
+    def interrupted(engine: LoopThread[Any], into: list[Any]) -> None:
         if interrupts.pop() if interrupts else False:
             raise KeyboardInterrupt  # where Ctrl-C comes out
         take(engine, into)
 
-    monkeypatch.setattr(Engine, "take", interrupted)
+    monkeypatch.setattr(LoopThread, "take", interrupted)
     state: State | None = None
     seen: dict[int, list[Any]] = {}
     for _ in range(2):
@@ -738,15 +738,15 @@ def test_ctrl_c_while_something_is_waited_for_changes_nothing(monkeypatch: pytes
 
 
 def test_ctrl_c_while_an_iteration_is_closed_leaves_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, loader, stop = epochs_of(PIPE.loader(), 3), PIPE.loader(), Engine.stop
+    whole, loader, stop = epochs_of(PIPE.loader(), 3), PIPE.loader(), LoopThread.stop
     interrupts = [True]
 
-    def interrupted(engine: Engine[Any]) -> None:
+    def interrupted(engine: LoopThread[Any]) -> None:
         stop(engine)
         if interrupts and interrupts.pop():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "stop", interrupted)
+    monkeypatch.setattr(LoopThread, "stop", interrupted)
     iteration = iter(loader)
     assert [next(iteration), next(iteration)] == whole[0][:2]
     with pytest.raises(KeyboardInterrupt):

@@ -4,9 +4,8 @@ import pytest
 
 import streamline as sl
 from streamline.io.storage.base import FoundObject
-from streamline.preflight.balance import idle, loads_of, ranks_of, uneven
-from streamline.preflight.heads import spread
-from streamline.preflight.report import Load
+from streamline.runtime.check import idle, loads_of, ranks_of, spread, uneven
+from streamline.runtime.check_report import Load
 
 FILES = [FoundObject(f"{at}.txt", 100 * at) for at in range(1, 6)]
 

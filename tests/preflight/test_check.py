@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import CheckError, PlanError, PlanTypeError
 from streamline.io.storage import resolve as finding
-from streamline.preflight import rehearsal
+from streamline.runtime import check as rehearsal
 from tests.storage.test_cache import serving
 
 

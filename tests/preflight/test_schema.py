@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamline.preflight.schema import mixed
+from streamline.runtime.check import mixed
 
 
 @pytest.mark.parametrize(

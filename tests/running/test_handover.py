@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 import streamline as sl
-import streamline.handover
+import streamline.runtime.thread_bridge
 from streamline.core.flow import LONG_LIST_ITEMS, Chunk
 from streamline.core.state import CountedStates
-from streamline.handover import PILE_S, SLOW_ITEM_S, TINY_ITEM_S, Handover
+from streamline.runtime.thread_bridge import PILE_S, SLOW_ITEM_S, TINY_ITEM_S, ThreadBridge
 
 MOST = 4 * LONG_LIST_ITEMS
 
@@ -27,24 +27,24 @@ def chunk(items: int) -> Chunk[int]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every list is dealt with in no time."""
-    monkeypatch.setattr(streamline.handover, "perf_counter", lambda: 1.0)
+    monkeypatch.setattr(streamline.runtime.thread_bridge, "perf_counter", lambda: 1.0)
 
 
-def quick(handover: Handover[int]) -> None:
+def quick(handover: ThreadBridge[int]) -> None:
     """Let the consumer be as quick as can be: 4,096 items may be out then."""
     for _ in range(20):
         handover.take(lambda: None, 1.0)  # there is none yet
 
 
 @pytest.fixture
-async def handover(clock: None) -> Handover[int]:
-    found = Handover[int](MOST)
+async def handover(clock: None) -> ThreadBridge[int]:
+    found = ThreadBridge[int](MOST)
     found.taken_at = 1.0
     quick(found)
     return found
 
 
-async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(handover: Handover[int]) -> None:
+async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(handover: ThreadBridge[int]) -> None:
     for _ in range(4):
         assert await handover.wait_room(None) == LONG_LIST_ITEMS
         assert handover.queue.empty()
@@ -65,7 +65,7 @@ async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
 
 @pytest.mark.parametrize("item_s", [TINY_ITEM_S, 2 * TINY_ITEM_S, SLOW_ITEM_S / 2])
 async def test_a_list_that_took_its_time_is_handed_over_at_once_with_those_before(
-    handover: Handover[int], item_s: float
+    handover: ThreadBridge[int], item_s: float
 ) -> None:
     handover.put(chunk(10), 0.0)
     assert handover.queue.empty()
@@ -74,13 +74,13 @@ async def test_a_list_that_took_its_time_is_handed_over_at_once_with_those_befor
 
 
 async def test_a_consumer_that_has_not_been_quick_gets_each_list_at_once(clock: None) -> None:
-    handover = Handover[int](MOST)
+    handover = ThreadBridge[int](MOST)
     handover.put(chunk(2), 0.0)
     assert handover.queue.qsize() == 1
 
 
 async def test_the_loop_is_woken_behind_each_list_of_a_consumer_that_has_not_been_quick(clock: None) -> None:
-    handover = Handover[int](2)
+    handover = ThreadBridge[int](2)
     handover.put(chunk(1), 0.0)
     handover.put(chunk(1), 0.0)
     waiting = asyncio.create_task(handover.wait_room(None))
@@ -93,7 +93,7 @@ async def test_the_loop_is_woken_behind_each_list_of_a_consumer_that_has_not_bee
     assert await waiting == 1
 
 
-async def test_a_pile_waits_no_longer_than_a_moment(handover: Handover[int]) -> None:
+async def test_a_pile_waits_no_longer_than_a_moment(handover: ThreadBridge[int]) -> None:
     """The source may have stopped."""
     handover.put(chunk(10), 0.0)
     handover.put(chunk(10), 0.0)
@@ -102,7 +102,7 @@ async def test_a_pile_waits_no_longer_than_a_moment(handover: Handover[int]) -> 
     assert handover.queue.qsize() == 1
 
 
-async def test_what_is_piled_up_comes_before_the_end(handover: Handover[int]) -> None:
+async def test_what_is_piled_up_comes_before_the_end(handover: ThreadBridge[int]) -> None:
     handover.put(chunk(10), 0.0)
     failure = ValueError("no more")
     handover.end(failure)
@@ -110,7 +110,7 @@ async def test_what_is_piled_up_comes_before_the_end(handover: Handover[int]) ->
     assert handover.queue.get_nowait() is failure
 
 
-async def test_what_is_dropped_does_not_count_and_comes_no_more(handover: Handover[int]) -> None:
+async def test_what_is_dropped_does_not_count_and_comes_no_more(handover: ThreadBridge[int]) -> None:
     for _ in range(4):
         handover.put(chunk(LONG_LIST_ITEMS), 0.0)
     handover.begin_anew()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError
-from streamline.sync import SyncStream
+from streamline.runtime.sync_stream import SyncStream
 
 
 def fragile(item: int) -> int:

@@ -20,7 +20,7 @@ from streamline.core.counters import StageMeter
 from streamline.core.flow import LONG_LIST_ITEMS, Chunk
 from streamline.core.gate import resting
 
-__all__ = ["Handover"]
+__all__ = ["ThreadBridge"]
 
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ FIRST_S = 0.25
 """How long to wait at most for a consumer that is handed its first list: once a stream."""
 
 
-class Handover(Generic[T]):
+class ThreadBridge(Generic[T]):
     """What both threads know of the lists between them. Each counter has one writer, so no lock is needed.
 
     `depth` items may be out at once. It doubles when the consumer has dealt with a list in no time and finds no other,

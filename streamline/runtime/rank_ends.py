@@ -94,7 +94,7 @@ def _own(resumed: Resumed | None, ends: Ends) -> Tree:
 
 
 @dataclass(frozen=True)
-class _Left:
+class _ItemsLeft:
     """How many items are left on each rank.
 
     Attributes:
@@ -111,24 +111,24 @@ def _end(left: Sequence[float], ends: Ends) -> float:
     return (min if ends.policy == "drop" else max)(left)
 
 
-def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _Left | None:
+def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _ItemsLeft | None:
     """Return how many items are left on each rank; None: that isn't known."""
     if resumed is not None and not resumed.same_plan:
         return None
     whole = all_known(left_on_ranks(plan, rank.world_size, lambda _: 0))
     if resumed is None or whole is None:
-        return None if whole is None else _Left(whole, even=len(set(whole)) == 1)
+        return None if whole is None else _ItemsLeft(whole, even=len(set(whole)) == 1)
     parts = resumed.job.parts or (resumed.job,)
     if "left" in own and all(part.state.get(NAME, {}).get("left") == own["left"] for part in parts):
-        return _Left([own["left"]] * rank.world_size, kept=True)
+        return _ItemsLeft([own["left"]] * rank.world_size, kept=True)
     same_ranks = resumed.job.world_size == rank.world_size
     even = same_ranks and len(set(whole)) == 1
     is_job = resumed.job.rank is None or resumed.job.world_size == 1
     if is_job and _at_beginning(plan, parts, same_ranks=same_ranks):
         counts = {shard: count for part in parts for shard, count in zip(part.shards, part.produced, strict=True)}
         left = all_known(left_on_ranks(plan, rank.world_size, counts.__getitem__))
-        return None if left is None else _Left(left, even=even and len(set(left)) == 1)
-    return _Left(whole, even=True) if even else None
+        return None if left is None else _ItemsLeft(left, even=even and len(set(left)) == 1)
+    return _ItemsLeft(whole, even=True) if even else None
 
 
 def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) -> bool:

@@ -23,7 +23,7 @@ from streamline.core.tasks import Job, Tasks
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 
-__all__ = ["QUIESCE_S", "FarGate", "Pause", "SyncPause", "check_asked"]
+__all__ = ["QUIESCE_S", "Pause", "RemoteGate", "SyncPause", "check_asked"]
 
 
 QUIESCE_S = 10.0
@@ -65,7 +65,7 @@ class SyncPause:
       far: the gate of the event loop.
     """
 
-    def __init__(self, gate: Gate, lock: threading.RLock, far: FarGate, quiesce_timeout: float) -> None:
+    def __init__(self, gate: Gate, lock: threading.RLock, far: RemoteGate, quiesce_timeout: float) -> None:
         _check_timeout(quiesce_timeout)
         self._gate = gate
         self._lock = lock
@@ -78,7 +78,7 @@ class SyncPause:
             _check_not_paused(self._gate)
             if self._gate.phase is Phase.CLOSED:
                 return ()
-        request = _Request()
+        request = _PauseRequest()
         self._finalize = finalize(self, _leave, self._gate, self._lock, self._far, request)
         self._finalize.atexit = False
         try:
@@ -104,7 +104,7 @@ class SyncPause:
             self._finalize.detach()
 
 
-def _leave(gate: Gate, lock: threading.RLock, far: FarGate, request: _Request) -> None:
+def _leave(gate: Gate, lock: threading.RLock, far: RemoteGate, request: _PauseRequest) -> None:
     """End a pause, once; the consumer's gate is the last to open, so that nobody waits for a loop that is paused."""
     if far.request is request:
         far.resume(request)
@@ -113,7 +113,7 @@ def _leave(gate: Gate, lock: threading.RLock, far: FarGate, request: _Request) -
         far.request = None
 
 
-class FarGate:
+class RemoteGate:
     """The gate of an event loop that runs in another thread.
 
     Requests cross in order. Whoever waits for an answer gets one, also from a loop that ends, and waits no longer than
@@ -128,7 +128,7 @@ class FarGate:
         self._tasks: Tasks | None = None
         self._context = Context()
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self.request: _Request | None = None
+        self.request: _PauseRequest | None = None
         self._over = False
 
     def begin(self, tasks: Tasks) -> None:
@@ -141,7 +141,7 @@ class FarGate:
         if (request := self.request) is not None:
             request.answer()
 
-    def pause(self, request: _Request, within_s: float) -> tuple[str, ...]:
+    def pause(self, request: _PauseRequest, within_s: float) -> tuple[str, ...]:
         """Close the gate, wait until everything is at rest, and return what is not within that time."""
         if self._over or not self._call(partial(self._begin, request)):
             return ()
@@ -153,7 +153,7 @@ class FarGate:
             return at_work
         return ()
 
-    def resume(self, request: _Request) -> None:
+    def resume(self, request: _PauseRequest) -> None:
         """Open the gate, or give up waiting for it to close; doesn't wait for a loop that may be stuck."""
         self._call(partial(self._resume, request))
 
@@ -166,22 +166,22 @@ class FarGate:
             return False  # the loop has ended
         return True
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: _PauseRequest) -> None:
         if self._tasks is not None and self._gate.phase is Phase.RUNNING:
             request.job = self._tasks.start(partial(self._pause, request), "pause", request.answer)
         else:
             request.answer()
 
-    def _insist(self, request: _Request) -> None:
+    def _insist(self, request: _PauseRequest) -> None:
         request.insisted = True
         self._gate.insist()
 
-    def _resume(self, request: _Request) -> None:
+    def _resume(self, request: _PauseRequest) -> None:
         if request.job is not None:
             request.job.cancel()
         self._gate.resume()
 
-    async def _pause(self, request: _Request) -> None:
+    async def _pause(self, request: _PauseRequest) -> None:
         try:
             if self._gate.phase is Phase.RUNNING:
                 await self._gate.pause(0 if request.insisted else None)
@@ -189,7 +189,7 @@ class FarGate:
             request.answer()
 
 
-class _Request:
+class _PauseRequest:
     """A pause that another thread asked for."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from streamline.errors import CheckError, printable
 
 __all__ = ["DEADLINE_S", "Load", "Problem", "Report"]
 
+
 DEADLINE_S = 10.0
 """Seconds for reading, and as many for the stages: a server may have to wake up, and a person waits."""
 

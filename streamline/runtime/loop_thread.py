@@ -24,13 +24,13 @@ from streamline.core.state import State
 from streamline.core.tasks import Job, Tasks, supervise
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
-from streamline.handover import Handover
 from streamline.observe.watchdog import Patience
-from streamline.opening import Opening
-from streamline.pausing import FarGate
 from streamline.plan.cache_key import caches_of
+from streamline.runtime.pause import RemoteGate
+from streamline.runtime.run import ResolvedRun
+from streamline.runtime.thread_bridge import ThreadBridge
 
-__all__ = ["Engine"]
+__all__ = ["LoopThread"]
 
 
 T = TypeVar("T")
@@ -40,15 +40,15 @@ EXIT_S = 1.0
 """How long a close, or the interpreter's exit, waits for an engine that is stuck in user code."""
 
 
-class Engine(Generic[T]):
+class LoopThread(Generic[T]):
     """The thread, its event loop, and the border that lists cross."""
 
-    def __init__(self, opening: Opening, session: Session) -> None:
+    def __init__(self, opening: ResolvedRun, session: Session) -> None:
         plan = opening.plan
         self.opening = opening
         self._session = session
-        self.far = FarGate(session.gate)
-        self._border = Handover[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
+        self.far = RemoteGate(session.gate)
+        self._border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
         stall_s = opening.stall_s
         self._patience = None if stall_s is None else Patience(opening.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
@@ -56,7 +56,7 @@ class Engine(Generic[T]):
         self._stopped = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._again: anyio.Event | None = None
-        self._opened: Callable[[], Opening] = lambda: opening
+        self._opened: Callable[[], ResolvedRun] = lambda: opening
         self._job: Job | None = None
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
@@ -96,7 +96,7 @@ class Engine(Generic[T]):
         """Say how many items have been handed out, or are just about to be, with those that were dropped."""
         self._border.dealt_with(items, self._signal)
 
-    def reopen(self, opening: Callable[[], Opening]) -> State:
+    def reopen(self, opening: Callable[[], ResolvedRun]) -> State:
         """Close the plan's flows, drop what is on its way, and begin at another opening of the same plan.
 
         Args:

@@ -14,26 +14,26 @@ from streamline.core.session import Session
 from streamline.core.state import At, State
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
-from streamline.opening import Opening
 from streamline.plan.plan import Plan
+from streamline.runtime.run import ResolvedRun
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Running"]
+__all__ = ["BaseStream"]
 
 
 T = TypeVar("T")
 
 
-class Running(Cursor[T]):
+class BaseStream(Cursor[T]):
     """A place in the items of a plan that runs.
 
     Args:
       session: of this running; None: a new one.
     """
 
-    def __init__(self, opening: Opening, session: Session | None = None) -> None:
+    def __init__(self, opening: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
         self._opening = opening
         self._session = session or Session(memory=opening.memory)

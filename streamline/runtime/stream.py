@@ -26,21 +26,22 @@ from streamline.core.tasks import Tasks, spawn, supervise
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
-from streamline.opening import Opening
-from streamline.pausing import QUIESCE_S, Pause, check_asked
-from streamline.resetting import Going, check_reset, reset_kept
-from streamline.running import Running
+from streamline.runtime.pause import QUIESCE_S, Pause, check_asked
+from streamline.runtime.run import CacheReset, ResolvedRun, check_reset, reset_kept
+from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Stream"]
 
+
 T = TypeVar("T")
+
 
 TURN_ITEMS = 2 * LIST_ITEMS
 """Items after which other tasks get a turn, however little time they took."""
 
 
-class Stream(Running[T], AsyncCursor[T]):
+class Stream(BaseStream[T], AsyncCursor[T]):
     """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`.
 
     Args:
@@ -49,10 +50,10 @@ class Stream(Running[T], AsyncCursor[T]):
 
     def __init__(
         self,
-        opening: Opening,
+        opening: ResolvedRun,
         session: Session | None = None,
         *,
-        settled: Callable[[], Awaitable[Opening]] | None = None,
+        settled: Callable[[], Awaitable[ResolvedRun]] | None = None,
     ) -> None:
         super().__init__(opening, session)
         self._settled = settled
@@ -168,7 +169,7 @@ class Stream(Running[T], AsyncCursor[T]):
         if self._closed:
             reset_kept(self._opening)
             return
-        going = Going(self._opening, self.snapshot(), begun=self.count > 0)
+        going = CacheReset(self._opening, self.snapshot(), begun=self.count > 0)
         assert self._flow is not None
         assert self._tasks is not None
         try:

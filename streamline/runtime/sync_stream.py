@@ -1,9 +1,9 @@
 """A plan that runs, for a plain `for` loop.
 
-The event loop runs in a thread of its own (`streamline.engine`), and the consumer receives lists, not items. The engine
+The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), and the consumer receives lists, not items. The engine
 doesn't know the stream: when the stream is dropped, it stops.
 
-Success, failure, snapshot: as in `streamline.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
+Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
 is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it. Leaving the
 `with` block, or dropping the iterator, ends the engine.
 """
@@ -22,31 +22,31 @@ from streamline.core.flow import Chunk
 from streamline.core.gate import Event, Gate
 from streamline.core.options import check_ago
 from streamline.core.session import Session
-from streamline.engine import Engine
 from streamline.errors import ClosedError, PlanTypeError
-from streamline.opening import Opening
-from streamline.pausing import QUIESCE_S, SyncPause, check_asked
-from streamline.resetting import Going, check_reset, reset_kept
-from streamline.running import Running
+from streamline.runtime.loop_thread import LoopThread
+from streamline.runtime.pause import QUIESCE_S, SyncPause, check_asked
+from streamline.runtime.run import CacheReset, ResolvedRun, check_reset, reset_kept
+from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["SyncStream"]
 
+
 T = TypeVar("T")
 
 
-class SyncStream(Running[T], PartIterator[T]):
+class SyncStream(BaseStream[T], PartIterator[T]):
     """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`.
 
     Args:
       ahead: its consumer comes later, and then it is to be told so: `begin`.
     """
 
-    def __init__(self, opening: Opening, session: Session | None = None, *, ahead: bool = False) -> None:
+    def __init__(self, opening: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
         super().__init__(opening, session)
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
-        self._engine = Engine[T](opening, self._session)
+        self._engine = LoopThread[T](opening, self._session)
         # Two: out of a finalizer, Python drops Ctrl-C.
         self._finalizers = [weakref.finalize(self, _end, self._engine, self._session) for _ in range(2)]
         self._failure: BaseException | None = None
@@ -109,7 +109,7 @@ class SyncStream(Running[T], PartIterator[T]):
             return
         with self._lock:
             self._session.meters.gave(-self.at_hand)
-            going = Going(self._opening, self._snapshot(None), begun=self.count > 0)
+            going = CacheReset(self._opening, self._snapshot(None), begun=self.count > 0)
             self._dealt_with(self._hand)
             self._forget()
             self._begin_at(self._engine.reopen(going.reset))
@@ -241,6 +241,6 @@ class SyncStream(Running[T], PartIterator[T]):
         return None
 
 
-def _end(engine: Engine[Any], session: Session) -> None:
+def _end(engine: LoopThread[Any], session: Session) -> None:
     engine.stop()
     session.close()  # an engine that is stuck in user code doesn't come to it

@@ -31,10 +31,10 @@ from streamline.core.threads import ThreadPool, ThreadShare
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
 from streamline.observe.stats import Stats
-from streamline.opening import Opening
 from streamline.plan.plan import Plan
+from streamline.runtime.run import ResolvedRun
+from streamline.runtime.stream import Stream
 from streamline.snapshot.snapshot import Snapshot
-from streamline.stream import Stream
 from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class DebugStream(PartIterator[T]):
     """An iterator over a plan that runs in the calling thread. Made by `pipe.debug()`; begins at the first item."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: ResolvedRun) -> None:
         self._runner = _Runner[T](replace(opening, plan=_one_call_at_a_time(opening.plan)))
         self._finalize = weakref.finalize(self, self._runner.close)
         self._failure: BaseException | None = None
@@ -133,7 +133,7 @@ class _Runner(Generic[T]):
       stream: in that loop.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: ResolvedRun) -> None:
         self._opening = opening
         self._session = Session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](opening, self._session)
@@ -299,10 +299,10 @@ class _CallingThread(ThreadPool):
         return fn()
 
     def share(self, most: int) -> ThreadShare:
-        return _Calling(self, most)
+        return _InlineCalls(self, most)
 
 
-class _Calling(ThreadShare):
+class _InlineCalls(ThreadShare):
     """Some of them: none, too."""
 
     async def run(self, fn: Callable[[], R]) -> R:

@@ -23,12 +23,14 @@ from streamline.core.options import check_int, given
 from streamline.core.session import MEMORY_BYTES, Session
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
-from streamline.ending.agreement import Resumed, agreed
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.observe.watchdog import check_stall
-from streamline.opening import Opening
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
+from streamline.runtime.rank_ends import Resumed, agreed
+from streamline.runtime.run import ResolvedRun
+from streamline.runtime.stream import Stream
+from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
@@ -37,10 +39,8 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
 from streamline.sources.live import Live
-from streamline.stream import Stream
-from streamline.sync import SyncStream
 
-__all__ = ["Begin", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
+__all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Begin:
+class OpenOptions:
     """Where a run begins, as the user says it: see `Pipeline.open`."""
 
     resume: Snapshot | None = None
@@ -73,7 +73,7 @@ class Unsettled:
       ends: how the ranks end together.
     """
 
-    opening: Opening
+    opening: ResolvedRun
     accepted: frozenset[str]
     ends: Ends
 
@@ -82,7 +82,7 @@ class Unsettled:
         """Whether settling it would hold up a running event loop, asyncio's, while servers or stores are asked."""
         return self.opening.plan.source.afar and asyncio._get_running_loop() is not None
 
-    def settled(self) -> Opening:
+    def settled(self) -> ResolvedRun:
         """Look at the source, and at the snapshot. May block.
 
         Raises:
@@ -95,12 +95,12 @@ class Unsettled:
         traffic = Traffic()
         return self._with(self.opening.plan.source.resolved(traffic), traffic)
 
-    async def asettled(self) -> Opening:
+    async def asettled(self) -> ResolvedRun:
         """As `settled`, where `waits`: the event loop goes on. Cancellation: nothing is left, and nothing settled."""
         traffic = Traffic()
         return self._with(await self.opening.plan.source.aresolved(traffic), traffic)
 
-    def _with(self, source: Source[Any], traffic: Traffic) -> Opening:
+    def _with(self, source: Source[Any], traffic: Traffic) -> ResolvedRun:
         plan, resume = replace(self.opening.plan, source=source), self.opening.resume
         listing = source.listing()
         epoch, resumed = self.opening.epoch, None
@@ -123,7 +123,7 @@ class Unsettled:
         )
 
 
-def prepare(plan: Plan, begin: Begin, *, backend: Backend, policy: Policy | None = None) -> Opening:
+def prepare(plan: Plan, begin: OpenOptions, *, backend: Backend, policy: Policy | None = None) -> ResolvedRun:
     """Settle where and from which state a plan runs: ranks, files, whether the snapshot belongs to it. May block.
 
     Raises:
@@ -134,7 +134,7 @@ def prepare(plan: Plan, begin: Begin, *, backend: Backend, policy: Policy | None
 
 def unsettled(
     plan: Plan,
-    begin: Begin,
+    begin: OpenOptions,
     *,
     backend: Backend,
     policy: Policy | None = None,
@@ -171,7 +171,7 @@ def unsettled(
     _check_ranks(plan, found)
     if isinstance(backend, HostingBackend | HostPool):
         backend.check(plan)
-    opening = Opening(
+    opening = ResolvedRun(
         plan=plan,
         backend=backend,
         rank=found,
@@ -291,7 +291,7 @@ class Opened(Generic[T]):
         self._sync: SyncStream[T] | None = None
 
     @property
-    def opening(self) -> Opening:
+    def opening(self) -> ResolvedRun:
         """What was settled; if it isn't yet, this does it, and blocks."""
         if self._opening is None:
             self._opening = self._unsettled.settled()

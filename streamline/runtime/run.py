@@ -1,4 +1,11 @@
-"""What both kinds of stream are made from: a plan, where it runs, and where it begins."""
+"""What both kinds of stream are made from: a plan, where it runs, and where it begins.
+
+Letting go of what `.cache` keeps: the passes that have not begun for the consumer are drawn anew.
+
+A stream runs ahead of its consumer, and passes that the consumer hasn't seen may have begun. So a reset goes back to
+the consumer: it closes the flows, says in the state behind the last item from which pass on another drawing is served,
+and opens them there. What follows is what any resume of that state gives.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ from streamline.core.session import MEMORY_BYTES, Awaited, PendingItems, Session
 from streamline.core.state import Json, State, Tree
 from streamline.core.tasks import Tasks
 from streamline.core.text import Entry
-from streamline.ending.agreement import begun_at
+from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, MergeFlow
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
@@ -32,6 +39,7 @@ from streamline.plan.compile import merged_size
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan
 from streamline.plan.worker import SourceOpener, StageOpener
+from streamline.runtime.rank_ends import Resumed, agreed, begun_at
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
@@ -40,12 +48,14 @@ from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Keeper, Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
+from streamline.transforms.cache_files import CacheFiles
+from streamline.transforms.pass_history import reset
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.regenerate_spill import SpillKeeper
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["Opening"]
+__all__ = ["CacheReset", "ResolvedRun", "check_reset", "reset_from", "reset_kept"]
 
 
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
@@ -53,7 +63,7 @@ BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class ResolvedRun:
     """A plan about to run.
 
     Attributes:
@@ -361,3 +371,99 @@ def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:
     """Return the workers that a merge waits for; none if it is gone."""
     flow = merge()
     return [] if flow is None else [Awaited(shards[worker], behind) for worker, behind in flow.awaited()]
+
+
+def check_reset(opening: ResolvedRun) -> None:
+    """Insist on a run that can be reset.
+
+    Raises:
+      PlanError: its plan keeps nothing; its ranks agree on their end on the way, so that none can go back.
+    """
+    if not caches_of(opening.plan):
+        raise PlanError("reset_cache() draws anew what .cache keeps, and there is no .cache in this pipeline")
+    if opening.ending is not None and opening.ending.store is not None:
+        raise PlanError(
+            "reset_cache() goes back to where the consumer is, and these ranks find out on the way how they end "
+            'together: call it between two epochs of a loader, or say ends="allow"'
+        )
+
+
+def reset_kept(opening: ResolvedRun) -> int:
+    """Let passes that begin from now on, of any stream, find nothing of what this rank keeps on disk.
+
+    Returns:
+      The number of the drawing that they will be of.
+
+    Raises:
+      PlanError: the plan keeps nothing.
+      ReadError: a folder can't be written.
+    """
+    plan, rank, least = opening.plan, opening.rank, 0
+    if not caches_of(plan):
+        check_reset(opening)
+    of_rank = {stage.name for stage in plan.after}
+    for cache in caches_of(plan):
+        if cache.path is None:
+            continue
+        behind = cache.name in of_rank
+        of = rank.world_size if behind else plan.shard.num_shards
+        for shard in [rank.rank] if behind else rank.shards(of):
+            least = CacheFiles(cache.path, str(cache), cache.name, cache.of, shard, of).reset(least)
+    return least
+
+
+def reset_from(opening: ResolvedRun, snapshot: Snapshot, *, begun: bool = True) -> ResolvedRun:
+    """Return what goes on from a snapshot of the same run, and draws the passes behind it anew.
+
+    While nothing of it runs: a pass that is read ahead might be of the new drawing otherwise.
+
+    Args:
+      begun: whether the snapshot is behind an item.
+
+    Raises:
+      ReadError: a folder can't be written.
+    """
+    names = {cache.name for cache in caches_of(opening.plan)}
+    state = reset(snapshot.state, names, reset_kept(opening), begun=begun)
+    return _opening_at(opening, replace(snapshot, state=state))
+
+
+class CacheReset:
+    """A run that is reset: from its opening to the one that it goes on with.
+
+    Args:
+      opening: the run's.
+      snapshot: where its consumer is.
+      begun: whether it has received an item.
+    """
+
+    def __init__(self, opening: ResolvedRun, snapshot: Snapshot, *, begun: bool) -> None:
+        self.opening = opening
+        self._snapshot = snapshot
+        self._begun = begun or opening.resume is not None
+        self._failure: Exception | None = None
+
+    def reset(self) -> ResolvedRun:
+        """Return the opening to go on with; where it can't be reset, as it was. While nothing of it runs."""
+        try:
+            self.opening = reset_from(self.opening, self._snapshot, begun=self._begun)
+        except Exception as failure:
+            self._failure = failure
+            self.opening = _opening_at(self.opening, self._snapshot)
+        return self.opening
+
+    def raise_if_failed(self) -> None:
+        """Say what went wrong."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def _opening_at(opening: ResolvedRun, snapshot: Snapshot) -> ResolvedRun:
+    """Return what goes on from a snapshot of the same run."""
+    agreement = opening.ending
+    if agreement is not None:
+        resumed = Resumed(part=snapshot, job=snapshot, same_plan=True)
+        agreement = agreed(
+            opening.plan, agreement.ends, opening.rank, opening.epoch, resumed, skips=opening.policy.skips
+        )
+    return replace(opening, resume=snapshot, ending=agreement)
