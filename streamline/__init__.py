@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from streamline.core.replay import replay
     from streamline.custom_source import source
     from streamline.io.storage.options import HttpOptions
-    from streamline.loading.loader import Loader
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
@@ -43,9 +42,10 @@ if TYPE_CHECKING:
     from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot.explain import Explanation
     from streamline.snapshot.snapshot import Snapshot
-    from streamline.sources.dataset import StreamDataset
     from streamline.sources.framing import ServerSentEvent
     from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
+    from streamline.training.loader import Loader
+    from streamline.training.stream_dataset import StreamDataset
     from streamline.transforms.custom import stage
 
 __all__ = [
@@ -106,7 +106,7 @@ _WHERE = {
     "Failure": "streamline.core.error_policy",
     "HttpOptions": "streamline.io.storage.options",
     "Inline": "streamline.backends.inline",
-    "Loader": "streamline.loading.loader",
+    "Loader": "streamline.training.loader",
     "Opened": "streamline.runtime.open",
     "Pipeline": "streamline.pipeline",
     "Processes": "streamline.backends.processes",
@@ -115,7 +115,7 @@ _WHERE = {
     "Snapshot": "streamline.snapshot.snapshot",
     "Stats": "streamline.observe.stats",
     "Stream": "streamline.runtime.stream",
-    "StreamDataset": "streamline.sources.dataset",
+    "StreamDataset": "streamline.training.stream_dataset",
     "StreamReplicator": "streamline.start",
     "SyncStream": "streamline.runtime.sync_stream",
     "Threads": "streamline.backends.threads",

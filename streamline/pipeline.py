@@ -33,8 +33,6 @@ from streamline.core.session import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.loading.ahead import passes_of
-from streamline.loading.loader import Loader
 from streamline.merge.best_effort import Merge, merge_of
 from streamline.observe.watchdog import STALL_S
 from streamline.plan.compile import compiled
@@ -52,6 +50,8 @@ from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
+from streamline.training.loader import Loader
+from streamline.training.passes import passes_of
 from streamline.transfer.devices import written
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage

@@ -12,9 +12,7 @@ from streamline.core.options import check_seed, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
 from streamline.plan.plan import Plan
-from streamline.replicating.replicator import Replicator
 from streamline.sources.composite import component, named
-from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
@@ -22,6 +20,8 @@ from streamline.sources.mix import Mix, Stop
 from streamline.sources.sampler import draws_of
 from streamline.sources.table_rows import rows_of
 from streamline.sources.zip import Zip
+from streamline.training.replicator import Replicator
+from streamline.training.stream_dataset import StreamDataset
 
 __all__ = ["StreamReplicator", "from_items", "from_iterable", "from_stream", "mix", "zip"]
 

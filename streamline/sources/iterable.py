@@ -24,10 +24,10 @@ from streamline.core.state import At, CountedStates, Json, Shifted, State, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.dataset import StreamDataset
 from streamline.sources.foreign_state import Foreign, Marks, as_text, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
+from streamline.training.stream_dataset import StreamDataset
 
 __all__ = ["IterableSource"]
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode
-from streamline.sources.dataset import StreamDataset
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Stop
@@ -24,6 +23,7 @@ from streamline.start import from_iterable, mix
 from streamline.start import zip as side_by_side
 from streamline.testing.sources import Script
 from streamline.testing.steps import DICE, UNBATCH, Step, one_number, steps, steps_before, transfers
+from streamline.training.stream_dataset import StreamDataset
 
 __all__ = ["DICE", "Composition", "compositions", "continued", "pipelines"]
 

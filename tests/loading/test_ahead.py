@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import ClosedError, PlanTypeError, ReadError
-from streamline.loading.ahead import _Next
-from streamline.loading.loader import Loader
 from streamline.runtime.open import RunOptions
 from streamline.runtime.run import ResolvedRun
+from streamline.training.loader import Loader
+from streamline.training.passes import _Next
 from tests.loading.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
 from tests.running.kit import AnyThreads
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled, StageError
-from streamline.replicating.replica import Replica
+from streamline.training.replicator import Replica
 from tests.laws.profile import examples
 from tests.running.conftest import run
 from tests.running.kit import AsyncTest

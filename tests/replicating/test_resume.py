@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, ResumeError, SnapshotError
-from streamline.replicating.shares import Shares
+from streamline.training.replica_dispatch import ReplicaShares
 from tests.laws.profile import examples
 
 
@@ -126,9 +126,9 @@ def test_a_state_before_the_first_item_and_one_of_a_closed_replica() -> None:
 def test_a_state_that_is_asked_for_while_readers_go_on_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two steps of it, another thread takes so much that what was needed is out of reach."""
     pipe, asker, pending = sl.from_items(range(5000)), threading.get_ident(), [900]
-    taken = Shares.taken.fget  # type: ignore[attr-defined]
+    taken = ReplicaShares.taken.fget  # type: ignore[attr-defined]
 
-    def overtaken(shares: Shares) -> list[int]:
+    def overtaken(shares: ReplicaShares) -> list[int]:
         found: list[int] = taken(shares)
         if threading.get_ident() == asker and pending:
             for _ in range(pending.pop()):
@@ -139,7 +139,7 @@ def test_a_state_that_is_asked_for_while_readers_go_on_fits_together(monkeypatch
         first, second = replicator.replica(0), replicator.replica(1)
         assert [next(first), next(second), next(first)] == [0, 1, 2]
         assert next(second) == 3
-        monkeypatch.setattr(Shares, "taken", property(overtaken))
+        monkeypatch.setattr(ReplicaShares, "taken", property(overtaken))
         state = replicator.state_dict()
         assert not pending
         expected = [next(first), next(second)]

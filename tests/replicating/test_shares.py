@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import SnapshotError
-from streamline.replicating.shares import Shares
-from streamline.replicating.state import ReplicatorState
+from streamline.training.replica_dispatch import ReplicaShares
+from streamline.training.replicator import ReplicatorState
 from tests.laws.profile import examples
 
 
 @examples(60)
 @given(st.integers(1, 5), st.lists(st.integers(0, 9), max_size=8), st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_item_i_is_dealt_to_i_mod_n_behind_what_was_taken(of: int, lists: list[int], taken: list[int]) -> None:
-    shares = Shares(taken[:of], 1000)
+    shares = ReplicaShares(taken[:of], 1000)
     items = list(range(sum(lists)))
     at = 0
     for count in lists:
@@ -35,7 +35,7 @@ def test_item_i_is_dealt_to_i_mod_n_behind_what_was_taken(of: int, lists: list[i
 @examples(60)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.lists(st.integers(0, 3), max_size=12))
 def test_there_is_room_until_one_would_have_too_much(of: int, capacity: int, begin: int, reads: list[int]) -> None:
-    shares = Shares([0] * of, capacity)
+    shares = ReplicaShares([0] * of, capacity)
     for item in range(begin):
         if shares.room:
             shares.give(item)
@@ -51,7 +51,7 @@ def test_there_is_room_until_one_would_have_too_much(of: int, capacity: int, beg
 
 
 def test_a_closed_share_is_dropped_and_counted() -> None:
-    shares = Shares([0, 0], 4)
+    shares = ReplicaShares([0, 0], 4)
     shares.give_all(range(6))
     assert next(shares.all[1].pops) == 1
     shares.all[1].leave("closed")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from streamline.integrations.accelerate import AccelerateLoader
+from streamline.training.trainers import AccelerateLoader
 from tests.trainers.kit import uneven
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from streamline.integrations.accelerate import AccelerateLoader
+from streamline.training.trainers import AccelerateLoader
 from tests.trainers.kit import Log, pipe
 
 

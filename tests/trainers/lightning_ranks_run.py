@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from streamline.integrations.lightning import LightningLoader
+from streamline.training.trainers import LightningLoader
 from tests.trainers.kit import uneven
 
 

@@ -10,7 +10,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from streamline.integrations.lightning import LightningLoader
+from streamline.training.trainers import LightningLoader
 from tests.trainers.kit import Log, pipe
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import streamline as sl
-from streamline.integrations.views import OfAllRanks
+from streamline.training.trainers import OfAllRanks
 from tests.trainers.kit import HERE, ITEMS, uneven
 
 

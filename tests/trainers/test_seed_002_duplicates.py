@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import streamline as sl
 from streamline.errors import PlanError
-from streamline.integrations.torch_dataset import TorchDataset
+from streamline.training.torch_dataset import TorchDataset
 
 DATA = range(8)
 

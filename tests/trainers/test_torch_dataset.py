@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import streamline as sl
 from streamline.errors import PlanError
-from streamline.integrations.torch_dataset import TorchDataset
+from streamline.training.torch_dataset import TorchDataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes"),

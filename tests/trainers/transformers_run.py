@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from streamline.integrations.transformers import LoaderTrainer
+from streamline.training.transformers import LoaderTrainer
 from tests.trainers.kit import Log, pipe
 
 

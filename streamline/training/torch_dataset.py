@@ -20,13 +20,15 @@ from streamline.sharding.ranks import find_rank
 from streamline.snapshot.file_format import is_sealed, sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
+__all__ = ["TorchDataset"]
+
+
 try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ImportError as error:
     raise PlanError("TorchDataset needs torch, which is not installed: pip install 'streamline[torch]'") from error
 
-__all__ = ["TorchDataset"]
 
 T = TypeVar("T")
 

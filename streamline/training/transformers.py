@@ -15,8 +15,8 @@ from typing import Any
 
 from streamline.core.atomic_file import replace_file
 from streamline.errors import PlanError, SnapshotError
-from streamline.integrations.views import LoaderView
-from streamline.loading.loader import Loader
+from streamline.training.loader import Loader
+from streamline.training.trainers import LoaderView
 
 __all__ = ["LoaderTrainer"]
 
@@ -41,7 +41,7 @@ class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types
     """
 
     def __init__(self, *args: Any, train_loader: Loader[Any], **options: Any) -> None:
-        self._batches = _Batches(train_loader)
+        self._batches = _TrainerBatches(train_loader)
         super().__init__(*args, **options)
         self.add_callback(_SavesState(self._batches))
 
@@ -50,7 +50,7 @@ class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types
         return DataLoader(self._batches, batch_size=None)
 
 
-class _Batches(LoaderView, IterableDataset):  # type: ignore[misc, type-arg]
+class _TrainerBatches(LoaderView, IterableDataset):  # type: ignore[misc, type-arg]
     """The loader's batches; behind a resume, the first iteration begins with as many blanks as are counted off."""
 
     blanks = 0
@@ -65,7 +65,7 @@ class _Batches(LoaderView, IterableDataset):  # type: ignore[misc, type-arg]
 class _SavesState(transformers.TrainerCallback):  # type: ignore[misc]
     """Writes the loader's state into each checkpoint, and reads it where training resumes."""
 
-    def __init__(self, batches: _Batches) -> None:
+    def __init__(self, batches: _TrainerBatches) -> None:
         self._batches = batches
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -95,7 +95,7 @@ def _file(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}", f"streamline-rank-{args.process_index:05d}.json")
 
 
-def _counted_off(args: Any, state: Any, batches: _Batches) -> int:
+def _counted_off(args: Any, state: Any, batches: _TrainerBatches) -> int:
     """Return how many batches the Trainer is going to pass over: those of its present epoch.
 
     Where nobody knows how many an epoch has, all of its steps are one.

@@ -1,6 +1,6 @@
 """`StreamDataset`: an iterable dataset whose iterator is kept from one iteration to the next, until it is reset.
 
-What the factory makes is drawn from in one place, by one reader at a time (`streamline.sources.drawn`).
+What the factory makes is drawn from in one place, by one reader at a time (`streamline.training.shared_iterator`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError
 from streamline.snapshot.file_format import digest
-from streamline.sources.drawn import AsyncDrawn, Drawn, SyncDrawn
 from streamline.sources.single_use import Use
+from streamline.training.shared_iterator import SharedAsyncIterator, SharedIterator, SharedSyncIterator
 
 __all__ = ["StreamDataset"]
 
@@ -100,7 +100,7 @@ class StreamDataset(Generic[T]):
         self._given = (worker_id, num_workers)
         self._lock = threading.RLock()  # of making and dropping; what is drawn has one of its own
         self._pass = 0
-        self._drawn: Drawn[T] | None = None
+        self._drawn: SharedIterator[T] | None = None
         self._resume: dict[str, Any] | None = None
         self._making: anyio.Lock | None = None
         self._finalize: weakref.finalize[Any, Any] | None = None
@@ -121,10 +121,10 @@ class StreamDataset(Generic[T]):
         return self.worker if self.strategy == "replicated" else (0, 1)
 
     def __iter__(self) -> Iterator[T]:
-        return _Pass(self, self._pass)
+        return _DatasetPass(self, self._pass)
 
     def __aiter__(self) -> AsyncIterator[T]:
-        return _Pass(self, self._pass)
+        return _DatasetPass(self, self._pass)
 
     def reset(self) -> None:
         """Close the iterator; the next iteration makes a new one. Loops that are at work get a `ClosedError`.
@@ -134,20 +134,20 @@ class StreamDataset(Generic[T]):
         Raises:
           PlanError: the iterator is async, so that its close has to be awaited.
         """
-        if isinstance(self._drawn, AsyncDrawn):
+        if isinstance(self._drawn, SharedAsyncIterator):
             raise PlanError("this StreamDataset's iterator is async: await dataset.areset()")
         if (drawn := self._forget()) is not None:
-            cast("SyncDrawn[T]", drawn).drop()
+            cast("SharedSyncIterator[T]", drawn).drop()
 
     async def areset(self) -> None:
         """As `reset`, of any iterator."""
         drawn = self._forget()
-        if isinstance(drawn, AsyncDrawn):
+        if isinstance(drawn, SharedAsyncIterator):
             await drawn.drop()
-        elif isinstance(drawn, SyncDrawn):
+        elif isinstance(drawn, SharedSyncIterator):
             drawn.drop()
 
-    def _forget(self) -> Drawn[T] | None:
+    def _forget(self) -> SharedIterator[T] | None:
         with self._lock:
             self._pass += 1
             self._resume = None
@@ -218,18 +218,18 @@ class StreamDataset(Generic[T]):
         with self._lock:
             self._check_pass(number)
             drawn = self._drawn or self._made(self.factory(), in_loop=False)
-        if isinstance(drawn, AsyncDrawn):
+        if isinstance(drawn, SharedAsyncIterator):
             raise _not_sync("its iterator is async")
-        return cast("SyncDrawn[T]", drawn).next()
+        return cast("SharedSyncIterator[T]", drawn).next()
 
     async def _anext(self, number: int) -> T:
         self._check_pass(number)
         drawn = self._drawn or await self._amade(number)
-        if isinstance(drawn, AsyncDrawn):
+        if isinstance(drawn, SharedAsyncIterator):
             return cast(T, await drawn.next())
-        return cast("SyncDrawn[T]", drawn).next_in_loop()
+        return cast("SharedSyncIterator[T]", drawn).next_in_loop()
 
-    async def _amade(self, number: int) -> Drawn[T]:
+    async def _amade(self, number: int) -> SharedIterator[T]:
         """Call the factory, unless somebody has meanwhile: one that is awaited holds up who else wants an item."""
         with self._lock:
             making = self._making = self._making or anyio.Lock()
@@ -246,13 +246,13 @@ class StreamDataset(Generic[T]):
                 self._check_pass(number)
                 return self._made(found, in_loop=True)
 
-    def _made(self, made: object, *, in_loop: bool) -> Drawn[T]:
+    def _made(self, made: object, *, in_loop: bool) -> SharedIterator[T]:
         """Begin with what the factory has returned."""
-        drawn: Drawn[T]
+        drawn: SharedIterator[T]
         if isinstance(made, AsyncIterable) and in_loop:
-            drawn = AsyncDrawn(made, *self.stride, self._resume, self._use())
+            drawn = SharedAsyncIterator(made, *self.stride, self._resume, self._use())
         elif isinstance(made, Iterable):
-            drawn = SyncDrawn(made, *self.stride, self._resume, self._use())
+            drawn = SharedSyncIterator(made, *self.stride, self._resume, self._use())
             self._finalize = weakref.finalize(self, drawn.drop)
             self._finalize.atexit = False
         elif isinstance(made, AsyncIterable):
@@ -295,7 +295,7 @@ def _not_sync(why: str) -> PlanTypeError:
     return PlanTypeError(f"this StreamDataset can't be iterated with for: {why}; use async for")
 
 
-class _Pass(Generic[T]):
+class _DatasetPass(Generic[T]):
     """One iteration of a dataset: all of them draw from the same iterator."""
 
     __slots__ = ("_dataset", "_number")
@@ -304,14 +304,14 @@ class _Pass(Generic[T]):
         self._dataset = dataset
         self._number = number
 
-    def __iter__(self) -> _Pass[T]:
+    def __iter__(self) -> _DatasetPass[T]:
         return self
 
     def __next__(self) -> T:
         with TrimmedTraceback():
             return self._dataset._next(self._number)
 
-    def __aiter__(self) -> _Pass[T]:
+    def __aiter__(self) -> _DatasetPass[T]:
         return self
 
     async def __anext__(self) -> T:

@@ -4,29 +4,35 @@ When the workers of a pass have given all that they have, the trainer still has 
 moment the next epoch is opened, in the same hosts, and its workers fill channels of their own: at the boundary neither
 they nor the trainer wait. What was opened ahead is used if it is what the next `iter()` would open, and otherwise
 closed. So it changes nothing but when things are read.
+
+What a loader iterates: a pass over its pipeline, and the iteration that hands out its items.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
+from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
-from streamline.core.options import given
-from streamline.errors import PlanError, PlanTypeError
-from streamline.loading.passes import OpenAt, Run, Spent
+from streamline.core.cursor import PartIterator
+from streamline.core.options import check_int, given
+from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.open import Opened, RunOptions
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
-from streamline.sharding.ends import checked_ends
+from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
+from streamline.training.epochs import Epochs
 
-__all__ = ["Passes", "passes_of"]
+__all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
+
 
 T = TypeVar("T")
 
@@ -98,7 +104,7 @@ class Passes(Generic[T]):
         self._current: weakref.ref[SyncStream[T]] | None = None
         self._next: _Next[T] | None = None
 
-    def open(self, begin: Snapshot | None, epoch: int) -> Run[T]:
+    def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
         """Open the pipeline at a snapshot, or at the beginning of one of its epochs; or return what was opened ahead.
 
         Raises:
@@ -119,9 +125,9 @@ class Passes(Generic[T]):
         spent = Spent()
         stream = opened.sync_stream(spent=spent.tell)
         self._current = weakref.ref(stream)
-        return Run(stream, begin, opened.opening.epoch, spent)
+        return LoaderRun(stream, begin, opened.opening.epoch, spent)
 
-    def expect(self, epoch: int, behind: Run[T] | None = None) -> None:
+    def expect(self, epoch: int, behind: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
 
         Args:
@@ -172,7 +178,7 @@ class _Next(Generic[T]):
         self._open_at = open_at
         self._epoch = epoch
         self._dropped = False
-        self._run: Run[T] | None = None
+        self._run: LoaderRun[T] | None = None
         thread = threading.Thread(target=self._open, name="streamline ahead", daemon=True)
         self._thread: threading.Thread | None = thread
         try:
@@ -183,7 +189,7 @@ class _Next(Generic[T]):
         ):  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
             self._thread = None
 
-    def wait(self) -> Run[T] | None:
+    def wait(self) -> LoaderRun[T] | None:
         """Wait until it is open, and return it; None if it couldn't be opened: whoever opens it is told why."""
         if self._thread is not None:
             self._thread.join()
@@ -208,7 +214,7 @@ class _Next(Generic[T]):
         except Exception:
             return
         self.opening = opened.opening
-        self._run = Run(stream, None, opened.opening.epoch, spent)
+        self._run = LoaderRun(stream, None, opened.opening.epoch, spent)
         if self._dropped:
             stream.close()
 
@@ -219,3 +225,136 @@ def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
         return False
     mine = one.epoch, one.rank, one.listing, one.plan.after
     return mine == (other.epoch, other.rank, other.listing, other.plan.after)
+
+
+class OpenAt(Protocol[T]):
+    """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Pipeline.open` with its other options."""
+
+    def __call__(
+        self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ..., ends: EndsPolicy = ...
+    ) -> Opened[T]: ...
+
+
+class Spent:
+    """Whether the workers of a pass have given all that they have. Told and asked in different threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told = False
+        self._work: Callable[[], None] | None = None
+
+    def tell(self) -> None:
+        """They have. Idempotent."""
+        with self._lock:
+            self._told = True
+            work, self._work = self._work, None
+        if work is not None:
+            work()
+
+    def then(self, work: Callable[[], None]) -> None:
+        """Do `work` as soon as they have, once; at once, if they have already."""
+        with self._lock:
+            self._work = None if self._told else work
+            now = self._told
+        if now:
+            work()
+
+
+@dataclass(frozen=True)
+class LoaderRun(Generic[T]):
+    """The stream that items come from, or came from.
+
+    Attributes:
+      begin: what it was opened at; None: at the beginning of `epoch`.
+      epoch: the pipeline's; with `steps_per_epoch` it isn't the loader's.
+      spent: whether its workers have given all that they have.
+      offset: less the items that it had given when the present iteration began, plus those of that from before it.
+      alive: it can still be asked for items.
+    """
+
+    stream: SyncStream[T]
+    begin: Snapshot | None
+    epoch: int
+    spent: Spent
+    offset: int = 0
+    alive: bool = True
+
+    @property
+    def taken(self) -> int:
+        """Items that the present iteration has given."""
+        return self.offset + self.stream.count
+
+    def stopped(self) -> LoaderRun[T]:
+        """Close the stream; the snapshot stays."""
+        self.stream.close()
+        return replace(self, alive=False)
+
+    def reset(self) -> LoaderRun[T]:
+        """Let go of what its caches keep."""
+        self.stream.reset_cache()
+        return self if self.begin is None else replace(self, begin=self.stream.snapshot())
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where it stands."""
+        return self.stream.snapshot() if self.begin is None or self.stream.count else self.begin
+
+    @property
+    def snapshot_before(self) -> Snapshot:
+        """Where it stood right before the last item."""
+        return self.stream.snapshot(1) if self.begin is None or self.stream.count > 1 else self.begin
+
+
+class Now(NamedTuple, Generic[T]):
+    """Accounts and stream change together: Ctrl-C may come between any two lines."""
+
+    epochs: Epochs
+    run: LoaderRun[T] | None
+
+
+class Iteration(PartIterator[T]):
+    """One epoch of a loader, or what is left of it.
+
+    Args:
+      part: returns what gives the next items, as `SyncStream.part`; ClosedError where another iteration has begun.
+      over: told of the end; perhaps again, if Ctrl-C comes in the middle of it.
+      insist: raises a ClosedError if this isn't the loader's present iteration.
+    """
+
+    def __init__(
+        self, part: Callable[[], Iterator[T] | None], over: Callable[[], None], insist: Callable[[], None]
+    ) -> None:
+        self._part = part
+        self._over = over
+        self._insist = insist
+
+    def _fetch_part(self) -> NoReturn:
+        try:
+            part = self._part()
+        except ClosedError:
+            self._insist()
+            raise
+        if part is None:
+            self._over()
+        self._go_on(part)
+
+
+def check_begin(
+    epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object
+) -> tuple[int | None, int | None]:
+    """Insist on options of `.loader()` that are of their types; return epoch and steps.
+
+    Raises:
+      PlanError: an epoch below 0, or fewer than 1 step. PlanTypeError: something else.
+    """
+    if epoch is not None:
+        epoch = check_int(".loader(epoch=)", epoch, 0)
+    if steps_per_epoch is not None:
+        steps_per_epoch = check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
+    if not isinstance(fixed_epoch, bool):
+        raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
+    if resume is not None and not isinstance(resume, Snapshot):
+        raise PlanTypeError(
+            f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"
+        )
+    return epoch, steps_per_epoch

@@ -22,13 +22,13 @@ from streamline.sources.foreign_state import Foreign, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
 
-__all__ = ["AsyncDrawn", "Drawn", "SyncDrawn"]
+__all__ = ["SharedAsyncIterator", "SharedIterator", "SharedSyncIterator"]
 
 
 T = TypeVar("T")
 
 
-class Drawn(ABC, Generic[T]):
+class SharedIterator(ABC, Generic[T]):
     """What a factory has made, and how much of it was drawn.
 
     Args:
@@ -119,7 +119,7 @@ class Drawn(ABC, Generic[T]):
         return failure
 
 
-class SyncDrawn(Drawn[T]):
+class SharedSyncIterator(SharedIterator[T]):
     """Out of a sync iterator."""
 
     def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
@@ -186,7 +186,7 @@ class SyncDrawn(Drawn[T]):
                 self._lock.release()
 
 
-class AsyncDrawn(Drawn[T]):
+class SharedAsyncIterator(SharedIterator[T]):
     """Out of an async iterator, in the event loop in which it was made."""
 
     def __init__(

@@ -1,4 +1,15 @@
-"""What a trainer is handed in place of a loader: the loader, minding what that trainer does otherwise."""
+"""What a trainer is handed in place of a loader: the loader, minding what that trainer does otherwise.
+
+Accelerate: `accelerator.register_for_checkpointing(AccelerateLoader(pipe.loader()))`.
+
+Accelerate asks each process for its state, and writes down that of the first one: a plain loader's place on all other
+ranks would not be in the checkpoint.
+
+Lightning: `trainer.fit(model, LightningLoader(pipe.loader()))`. Its checkpoints hold the loader's state.
+
+Lightning fetches a batch ahead where it doesn't know how many there are, and saves in between: a plain loader's state
+would be one batch further than the model. It saves what `state_dict` returns, and loads it before it begins.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +18,10 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from streamline.errors import PlanTypeError
-from streamline.loading.loader import Loader
+from streamline.training.loader import Loader
 
-__all__ = ["LoaderView", "OfAllRanks", "OneAhead"]
+__all__ = ["AccelerateLoader", "LightningLoader", "LoaderView", "OfAllRanks", "OneAhead"]
+
 
 T = TypeVar("T")
 
@@ -80,11 +92,8 @@ class OfAllRanks(LoaderView[T]):
         return self.loader.state_dict()
 
 
-def _distributed() -> Any:
-    """Return torch.distributed, if this process is one of several; else None."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    several = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if several and distributed.get_world_size() > 1 else None
+class AccelerateLoader(OfAllRanks):  # type: ignore[type-arg]
+    """A loader whose place on all ranks is in Accelerate's checkpoints; `save_state` is called on all of them."""
 
 
 class OneAhead(OfAllRanks[T]):
@@ -107,6 +116,17 @@ class OneAhead(OfAllRanks[T]):
         """Return where the trainer stands: one batch before the loader, unless that has ended or a length is known."""
         ahead = self._given > 0 and not self._ended and not _sized(self.loader)
         return self.loader.state_dict(batches_ago=1 if ahead else 0)
+
+
+class LightningLoader(OneAhead):  # type: ignore[type-arg]
+    """A loader for Lightning's trainer, whose resume (`fit(ckpt_path=)`) goes on with the next batch, exactly."""
+
+
+def _distributed() -> Any:
+    """Return torch.distributed, if this process is one of several; else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    several = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if several and distributed.get_world_size() > 1 else None
 
 
 def _sized(loader: Loader[Any]) -> bool:

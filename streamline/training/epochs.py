@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-__all__ = ["Epochs", "Phase", "Place"]
+__all__ = ["EpochPlace", "Epochs", "LoaderPhase"]
 
 
-class Phase(Enum):
+class LoaderPhase(Enum):
     """What a loader is doing."""
 
     WAITING = "waiting"
@@ -22,7 +22,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class EpochPlace:
     """Right behind item `step` of an epoch.
 
     Attributes:
@@ -49,23 +49,23 @@ class Epochs:
       begun: an item has been taken.
     """
 
-    place: Place
+    place: EpochPlace
     steps: int | None = None
     fixed: bool = False
-    phase: Phase = Phase.WAITING
+    phase: LoaderPhase = LoaderPhase.WAITING
     given: int | None = None
     begun: bool = False
 
     @property
-    def upcoming(self) -> Place:
+    def upcoming(self) -> EpochPlace:
         """Where the next iteration begins."""
-        return self.place if self.phase is Phase.WAITING else self.behind
+        return self.place if self.phase is LoaderPhase.WAITING else self.behind
 
     @property
-    def behind(self) -> Place:
+    def behind(self) -> EpochPlace:
         """Where the epoch begins that follows the present one."""
         natural = self._natural
-        return natural if self.given in (None, natural.epoch) else Place(self.given or 0)
+        return natural if self.given in (None, natural.epoch) else EpochPlace(self.given or 0)
 
     @property
     def jumps(self) -> bool:
@@ -73,10 +73,10 @@ class Epochs:
         return self.behind.epoch != self._natural.epoch
 
     @property
-    def _natural(self) -> Place:
+    def _natural(self) -> EpochPlace:
         if self.fixed:
-            return Place(self.place.epoch)
-        return Place(self.place.epoch + 1, fresh=self.steps is None)
+            return EpochPlace(self.place.epoch)
+        return EpochPlace(self.place.epoch + 1, fresh=self.steps is None)
 
     def full(self, taken: int) -> bool:
         """Whether this iteration, which has given `taken` items, has given all of its steps."""
@@ -86,7 +86,7 @@ class Epochs:
         """Return how many steps this iteration has left, behind `taken` items; None: a pass has as many as it has."""
         return None if self.steps is None else max(0, self.steps - self.place.step - taken)
 
-    def at(self, taken: int) -> Place:
+    def at(self, taken: int) -> EpochPlace:
         """Return where a running iteration stands that has given `taken` items."""
         if self.full(taken):
             return self.behind
@@ -94,27 +94,27 @@ class Epochs:
 
     def begin(self) -> Epochs:
         """Begin the next iteration."""
-        return replace(self, place=self.upcoming, phase=Phase.RUNNING, given=None)
+        return replace(self, place=self.upcoming, phase=LoaderPhase.RUNNING, given=None)
 
     def end(self) -> Epochs:
         """The epoch is over."""
-        return replace(self, place=self.behind, phase=Phase.WAITING, given=None)
+        return replace(self, place=self.behind, phase=LoaderPhase.WAITING, given=None)
 
     def leave(self, taken: int) -> Epochs:
         """The iteration was left behind `taken` items; one that gave none has not begun its epoch."""
         if self.full(taken):
             return replace(self, begun=True).end()
         if taken:
-            return replace(self, place=self.at(taken), phase=Phase.LEFT, begun=True)
-        waiting = replace(self, phase=Phase.WAITING, given=None)
+            return replace(self, place=self.at(taken), phase=LoaderPhase.LEFT, begun=True)
+        waiting = replace(self, phase=LoaderPhase.WAITING, given=None)
         return waiting if self.given is None else waiting.set_epoch(self.given)
 
     def set_epoch(self, epoch: int) -> Epochs:
         """Let the next iteration be of `epoch`. If it would be anyway, its place in there stays."""
         if self.fixed:
             return self
-        if self.phase is Phase.RUNNING:
+        if self.phase is LoaderPhase.RUNNING:
             return replace(self, given=epoch)
         upcoming = self.upcoming
-        place = upcoming if epoch == upcoming.epoch else Place(epoch)
-        return replace(self, place=place, phase=Phase.WAITING, given=None)
+        place = upcoming if epoch == upcoming.epoch else EpochPlace(epoch)
+        return replace(self, place=place, phase=LoaderPhase.WAITING, given=None)

@@ -4,33 +4,94 @@ Success: an iteration ends, and the next `iter()` is the next epoch. Failure, `b
 its stream is closed, the state is behind the last item that it gave; the next `iter()` is the next epoch. An iteration
 that was left before its first item has not begun: the next `iter()` is the same. Snapshot: at any time.
 
-Which epoch comes next is decided in `streamline.loading.epochs`; here it is done.
+Which epoch comes next is decided in `streamline.training.epochs`; here it is done.
+
+How many items an epoch of a loader has, where that is known without reading.
+
+What a loader tells of its present iteration, or of the last one.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
+from streamline.core.error_policy import ErrorReport
 from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
-from streamline.loading.ahead import Passes
-from streamline.loading.epochs import Epochs, Phase, Place
-from streamline.loading.length import length_of
-from streamline.loading.loader_state import Inside, LoaderState
-from streamline.loading.passes import Iteration, Now, Run, check_begin
-from streamline.loading.reports import Reports
+from streamline.observe.stats import Stats
+from streamline.plan.length import num_given
 from streamline.runtime.run import ResolvedRun, reset_from, reset_kept
+from streamline.sharding.ends import EndsReport
+from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
+from streamline.training.epochs import EpochPlace, Epochs, LoaderPhase
+from streamline.training.loader_state import Inside, LoaderState
+from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_begin
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "Reports", "length_of"]
+
+
+def length_of(opening: ResolvedRun) -> int:
+    """Return the items in an epoch, on this rank.
+
+    Raises:
+      TypeError: nobody knows before they have been read, or there is no end.
+    """
+    rank = opening.rank
+    if rank.found_in == "alone":
+        rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
+    policy = "allow" if opening.ending is None else opening.ending.ends.policy
+    items = num_given(opening.plan, rank.rank, rank.world_size, policy)
+    if items is None:
+        raise TypeError(
+            "how many items an epoch of this pipeline has isn't known before they have been read: "
+            "loader(steps_per_epoch=n) has n"
+        )
+    if items == math.inf:
+        raise TypeError("this pipeline has no end: give the loader steps_per_epoch=")
+    return int(items)
+
 
 T = TypeVar("T")
+
+
+class Reports(Generic[T]):
+    """The part of `Loader` that reads what its stream has counted."""
+
+    _now: Now[T]
+
+    def stats(self) -> Stats | None:
+        """Return what was counted in the present iteration, or in the last one; None: there has been none.
+
+        With `steps_per_epoch`: since the pipeline was opened, which may be epochs ago.
+        """
+        run = self._now.run
+        return None if run is None else run.stream.stats()
+
+    @property
+    def errors(self) -> ErrorReport:
+        """The items that were left out because of an error, of the same stretch as `stats`, and before a resume."""
+        run = self._now.run
+        return ErrorReport() if run is None else run.stream.errors
+
+    @property
+    def padding(self) -> bool:
+        """Whether the last item was given again, so that all ranks end together; see `ends` of `open`."""
+        run = self._now.run
+        return run is not None and run.stream.padding
+
+    @property
+    def ends(self) -> EndsReport | None:
+        """How the present iteration ends together with other ranks, or the last one; None: there has been none."""
+        run = self._now.run
+        return None if run is None else run.stream.ends
 
 
 class Loader(Reports[T]):
@@ -62,7 +123,7 @@ class Loader(Reports[T]):
         self._closed = False
         self._token: object = None
         first = epoch or 0 if steps_per_epoch else self._opening.epoch
-        self._now = Now[T](Epochs(Place(first, fresh=resume is None), steps_per_epoch, fixed_epoch), None)
+        self._now = Now[T](Epochs(EpochPlace(first, fresh=resume is None), steps_per_epoch, fixed_epoch), None)
 
     # Epochs ---------------------------------------------------------------------------------------------------------
 
@@ -80,10 +141,10 @@ class Loader(Reports[T]):
         return self._present.step
 
     @property
-    def _present(self) -> Place:
+    def _present(self) -> EpochPlace:
         self._settle()
         epochs, run = self._now
-        if epochs.phase is not Phase.RUNNING or run is None:
+        if epochs.phase is not LoaderPhase.RUNNING or run is None:
             return epochs.upcoming
         return replace(epochs.place, step=epochs.place.step + run.taken)
 
@@ -100,7 +161,7 @@ class Loader(Reports[T]):
         self._settle()
         epochs, run = self._now
         after = epochs.set_epoch(epoch)
-        thrown = after.phase is Phase.WAITING and after.place != epochs.upcoming
+        thrown = after.phase is LoaderPhase.WAITING and after.place != epochs.upcoming
         if thrown:
             self._drop(after)
         else:
@@ -172,7 +233,7 @@ class Loader(Reports[T]):
         if token is not self._token:
             raise ClosedError("this iteration was left: the loader was closed, or another iter() of it has begun")
 
-    def _next_pass(self, run: Run[T]) -> Run[T]:
+    def _next_pass(self, run: LoaderRun[T]) -> LoaderRun[T]:
         """Begin the pipeline anew, in the same epoch of the loader."""
         if run.begin is None and not run.stream.count:
             raise PlanError(
@@ -186,7 +247,7 @@ class Loader(Reports[T]):
     def _over(self, token: object) -> None:
         """The iteration with this token has given all of its items."""
         self._insist_on(token)
-        if self._now.epochs.phase is Phase.RUNNING:
+        if self._now.epochs.phase is LoaderPhase.RUNNING:
             self._end()
 
     def _end(self) -> None:
@@ -205,7 +266,7 @@ class Loader(Reports[T]):
         """End the present iteration, if there is one, where it stands."""
         epochs, run = self._now
         self._token = None
-        if epochs.phase is not Phase.RUNNING or run is None:
+        if epochs.phase is not LoaderPhase.RUNNING or run is None:
             return
         stopped = run.stopped()
         if run.taken:
@@ -220,7 +281,7 @@ class Loader(Reports[T]):
 
     # Streams --------------------------------------------------------------------------------------------------------
 
-    def _entered(self) -> Run[T]:
+    def _entered(self) -> LoaderRun[T]:
         """Return the stream of the next iteration, at its place."""
         epochs, run = self._now
         place = epochs.upcoming
@@ -246,7 +307,7 @@ class Loader(Reports[T]):
         if self._token is None:
             self._leave()  # Ctrl-C may have come in the middle of that
         epochs, run = self._now
-        if not self._unknown or epochs.phase is not Phase.WAITING or self._closed:
+        if not self._unknown or epochs.phase is not LoaderPhase.WAITING or self._closed:
             return
         if run is None or not run.alive:
             run = self._entered()
@@ -267,7 +328,7 @@ class Loader(Reports[T]):
     def reset_cache(self) -> None:
         """Let go of what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
         epochs, run = self._now
-        if run is not None and run.alive and (epochs.phase is Phase.RUNNING or not epochs.upcoming.fresh):
+        if run is not None and run.alive and (epochs.phase is LoaderPhase.RUNNING or not epochs.upcoming.fresh):
             self._now = Now(epochs, run.reset())
         elif self._loaded is not None and run is None:
             self._loaded = reset_from(replace(self._opening, resume=self._loaded), self._loaded).resume
@@ -303,26 +364,26 @@ class Loader(Reports[T]):
             snapshot="" if position is None else position.to_json(),
         ).to_dict()
 
-    def _one_ago(self) -> tuple[Place, Inside, Snapshot | None]:
+    def _one_ago(self) -> tuple[EpochPlace, Inside, Snapshot | None]:
         """Return where the last item came from."""
         epochs, run = self._now
         taken = 0 if run is None else run.taken
-        if run is None or not taken or epochs.phase is not Phase.RUNNING:
+        if run is None or not taken or epochs.phase is not LoaderPhase.RUNNING:
             raise PlanError("state_dict(batches_ago=1): expected an iteration that has given an item, and goes on")
         place = epochs.at(taken - 1)
         return place, "begin" if place.fresh else "inside", run.snapshot_before
 
-    def _standing(self) -> tuple[Place, Inside]:
+    def _standing(self) -> tuple[EpochPlace, Inside]:
         """Return where the next item comes from, and whether it is known that there is one."""
         epochs, run = self._now
         place, known = epochs.place, not self._unknown
-        if epochs.phase is Phase.RUNNING and run is not None:
+        if epochs.phase is LoaderPhase.RUNNING and run is not None:
             place = epochs.at(run.taken)
         if place.fresh:
             return place, "begin"
         if epochs.steps is not None:
             return place, "inside"
-        if epochs.phase is not Phase.WAITING and run is not None:
+        if epochs.phase is not LoaderPhase.WAITING and run is not None:
             more = run.stream.peek()
             if more is False:
                 return epochs.behind, "begin"
@@ -341,13 +402,13 @@ class Loader(Reports[T]):
           ResumeError: it is of another plan, of other data, of other ranks or of another `steps_per_epoch`.
         """
         epochs, _ = self._now
-        if epochs.begun or epochs.phase is not Phase.WAITING:
+        if epochs.begun or epochs.phase is not LoaderPhase.WAITING:
             raise RuntimeError("iteration has begun: load the state into a new loader, before its first iter()")
         state, snapshot = LoaderState.read(state_dict)
         state.insist_on(epochs.steps)
         epoch = None if snapshot is not None else state.epoch
         opening = self._passes.open_at(resume=snapshot, epoch=epoch).opening  # refuses what doesn't fit
-        self._drop(replace(epochs, place=Place(state.epoch, state.step, fresh=state.at == "begin")))
+        self._drop(replace(epochs, place=EpochPlace(state.epoch, state.step, fresh=state.at == "begin")))
         regrouped = snapshot is not None and snapshot.world_size != opening.rank.world_size
         self._unknown = state.at == "unknown" or (state.at == "inside" and regrouped and epochs.steps is None)
         self._loaded = _part(snapshot, opening)
@@ -372,7 +433,7 @@ class Loader(Reports[T]):
 
     def __repr__(self) -> str:
         epochs, run = self._now
-        taken = run.taken if run is not None and epochs.phase is Phase.RUNNING else 0
+        taken = run.taken if run is not None and epochs.phase is LoaderPhase.RUNNING else 0
         phase = "closed" if self._closed else epochs.phase.value
         return f"<Loader: epoch {epochs.place.epoch}, step {epochs.place.step + taken}, {phase}>"
 

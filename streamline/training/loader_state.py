@@ -18,7 +18,10 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Inside", "LoaderState"]
 
+
 Inside = Literal["begin", "inside", "unknown"]
+
+
 VERSION = 2
 """2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
 

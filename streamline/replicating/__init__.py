@@ -1,1 +1,0 @@
-"""One stream for several readers in one process, each of which has a part of it."""

@@ -1,0 +1,1 @@
+"""What trainers hold: loaders, replicators, datasets, and the integrations of trainers."""

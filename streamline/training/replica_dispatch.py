@@ -1,0 +1,766 @@
+"""The one task that reads a replicated stream and deals its items.
+
+It runs in the event loop of whoever asks first, if the stream is async and that is an event loop; else in a thread of
+its own, with a loop of its own. It knows the shares, never the replicas: one that is dropped is noticed.
+
+Success: the stream's end, then each replica's, behind its last item; the stream is closed by then. Failure: likewise,
+with the user's own exception. A replica whose queue is full stops the reading; while others starve of that, a clock
+runs, and behind `stall_timeout` all of them fail. Close: the task is cancelled, and closes what it opened.
+
+Waiting for news out of any thread or event loop.
+
+Who gets which item, and what waits for whom: arithmetic, without a task or a thread.
+
+Item i goes to replica i mod n. One task or thread deals, one takes out of each share, in other threads perhaps; each
+counter has one writer, and a deque's two ends may be used at once.
+
+How the one stream is read, whatever it is: a sync or an async iterable, a running stream, or a plan.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat, starmap
+from threading import get_ident
+from time import perf_counter
+from typing import Any, Literal
+
+import anyio
+
+from streamline.core.blame import cancellation_requested, not_an_end
+from streamline.core.flow import LIST_ITEMS
+from streamline.core.forks import belongs_elsewhere, disowned_in_copies
+from streamline.core.gate import Gate
+from streamline.core.pace import SLICE_S
+from streamline.core.state import Reference, Since
+from streamline.core.tasks import spawn
+from streamline.core.threads import hold_quietly, start_thread, waker
+from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError, ReplicaStalled
+from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.stream import Stream
+from streamline.runtime.stream_base import BaseStream
+from streamline.snapshot.snapshot import Snapshot
+from streamline.transfer.stage import Transfer
+
+__all__ = [
+    "AsyncReplicaSource",
+    "Dispatcher",
+    "Notifier",
+    "Passed",
+    "PlanReplicaSource",
+    "ReplicaShare",
+    "ReplicaShares",
+    "ReplicaSource",
+    "ReplicaStats",
+    "ReplicasEnd",
+    "SyncReplicaSource",
+    "check_source",
+    "tap_of",
+]
+
+
+class _Waiter:
+    """One wait."""
+
+    __slots__ = ("rung", "set", "thread", "wake")
+
+    def __init__(
+        self,
+        set_event: Callable[[], None],
+        wake: Callable[[Callable[[], None]], object] | None = None,
+        thread: int | None = None,
+    ) -> None:
+        self.set = set_event
+        self.wake = wake
+        self.thread = thread
+        self.rung = False
+
+
+class Notifier:
+    """Wakes the one who waits at it, a task or a thread. Whoever rings does so behind the change that is waited for.
+
+    Nothing is locked: who waits looks again once he can be seen to wait, and who rings looks behind the change. What
+    was rung is said of one wait, so that a ring which comes late can't take the next one's.
+
+    Attributes:
+      waiter: who waits; None: nobody.
+    """
+
+    __slots__ = ("waiter",)
+
+    def __init__(self) -> None:
+        self.waiter: _Waiter | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody else waits: not this thread, in a wait that Ctrl-C has cut off."""
+        waiter = self.waiter
+        return waiter is not None and (waiter.wake is not None or waiter.thread != get_ident())
+
+    def ring(self, soon: bool = False) -> None:
+        """Wake who waits, if anybody does. From any thread; doesn't wait.
+
+        Args:
+          soon: it is called from anywhere, a finalizer say: let the event loop do it.
+        """
+        waiter = self.waiter
+        if waiter is None or waiter.rung:
+            return
+        try:
+            if waiter.wake is None or (not soon and waiter.thread == get_ident()):
+                waiter.set()
+            else:
+                waiter.wake(waiter.set)
+        except RuntimeError:
+            return  # its event loop has ended, and has cancelled who waited
+        waiter.rung = True  # not before: Ctrl-C may come in the middle of this
+
+    async def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
+        event = anyio.Event()
+        try:
+            self.waiter = _Waiter(event.set, waker(), get_ident())
+            if not ready():
+                await event.wait()
+        finally:
+            self.waiter = None
+
+    def wait_in_thread(self, ready: Callable[[], bool]) -> None:
+        """Likewise, in a thread that has no event loop."""
+        event = threading.Event()
+        try:
+            self.waiter = _Waiter(event.set, thread=get_ident())
+            if not ready():
+                event.wait()
+        finally:
+            self.waiter = None
+
+
+EXIT_S = 1.0
+"""How long a close in plain code waits for a stream that is stuck in user code."""
+
+
+class ReplicasEnd(Exception):  # noqa: N818 - it is the end, no error
+    """The stream's end, behind the last item of each replica."""
+
+
+class Dispatcher:
+    """Reads the stream for all replicas.
+
+    Args:
+      shares: what each replica is given.
+      open_tap: makes what reads the stream; called once, where the first item is asked for.
+      stall_timeout: seconds; infinite: readers are waited for for ever.
+
+    Attributes:
+      tap: what reads the stream; None: it hasn't begun.
+      end: what each replica ends with, behind its last item; None: it goes on.
+      blocked: the share whose queue is full, while the task waits for its reader.
+    """
+
+    def __init__(self, shares: ReplicaShares, open_tap: Callable[[], ReplicaSource], stall_timeout: float) -> None:
+        self.shares = shares
+        self.tap: ReplicaSource | None = None
+        self.end: BaseException | None = None
+        self.blocked: ReplicaShare | None = None
+        self._ring_at = 0
+        self._news = Notifier()
+        self._open_tap = open_tap
+        self._stall_timeout = stall_timeout
+        self._lock = threading.RLock()  # Ctrl-C may come while it is held
+        self._not_run = [True]
+        self._begun = self._stopped = False
+        self._scope: anyio.CancelScope | None = None
+        self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._thread_id: int | None = None
+        self._over = threading.Event()
+        self._gone = Notifier()
+        self._owner = os.getpid()
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
+        if self._begun:
+            self._lock, self._over = threading.RLock(), threading.Event()  # another thread may have had theirs
+            self._wake = self._scope = None
+            for share in self.shares.all:
+                share.items.clear()
+            self._ended(ClosedError(belongs_elsewhere("replicator", self._owner)))
+
+    # What readers say ------------------------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether somebody has asked for an item."""
+        return self._begun
+
+    def begin(self, *, in_loop: bool) -> None:
+        """Begin to read, unless that has begun.
+
+        Args:
+          in_loop: this is an event loop, and an async stream is to be read in it.
+        """
+        with self._lock:  # Ctrl-C may come anywhere in here: then the next one who asks begins
+            if self._begun or self.end is not None:
+                return
+            if self.tap is None:
+                try:
+                    self.tap = self._open_tap()
+                except Exception as failure:
+                    self._begun = True
+                    self._ended(failure)
+                    return
+            if in_loop and self.tap.is_async:
+                self._thread_id = threading.get_ident()
+                spawn(self._main, "replicator", self._cut_off)
+            else:
+                self._start_thread()
+            self._begun = True
+
+    def _start_thread(self) -> None:
+        try:
+            start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
+        except HostError as failure:
+            self._ended(failure)
+
+    def made_room(self) -> None:
+        """A reader is just about to take an item of the share that is waited for, as it has promised."""
+        share = self.blocked
+        if share is not None and len(share.items) - 1 <= self._ring_at:
+            self._news.ring()
+
+    def starves(self) -> None:
+        """A reader waits, and nothing is there for it."""
+        if self.blocked is not None:
+            self._news.ring()
+
+    def leave(self, share: ReplicaShare) -> None:
+        """A replica was closed on purpose: its share is dropped from now on."""
+        share.leave("closed")
+        share.bell.ring()
+        if not self.shares.open:
+            self.stop()
+        self._news.ring()
+
+    def lose(self, share: ReplicaShare, why: str, cause: BaseException | None = None) -> None:
+        """A replica's reader is gone: the others are told, unless it had everything. From a finalizer, perhaps."""
+        if not share.open:
+            return
+        unread = self.shares.given(share) - share.taken
+        share.leave("lost")
+        if self.end is not None and (not isinstance(self.end, ReplicasEnd) or not unread):
+            return
+        error = ReplicaStalled(
+            f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody can "
+            "have its share any more: where its share is to be dropped, close it (`async with`, `with`, aclose, close)",
+            replica=share.replica,
+        )
+        error.__cause__ = cause
+        self._finish(error, soon=True)
+        self.stop()
+
+    def stop(self) -> None:
+        """Read no more; doesn't wait. From any thread."""
+        self._stopped = True
+        self._finish(ClosedError("the replicator is closed"), soon=True)
+        wake, scope = self._wake, self._scope
+        if wake is not None and scope is not None:
+            try:
+                wake(scope.cancel)
+            except RuntimeError:
+                return  # its event loop has ended
+
+    async def aclose(self) -> None:
+        """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
+        self.stop()
+        with anyio.CancelScope(shield=True):
+            while self._begun and not self._over.is_set():
+                await self._gone.wait(self._over.is_set)
+
+    def close(self) -> None:
+        """Read no more, and wait until the stream is closed, but not for user code that is stuck."""
+        self.stop()
+        if self._begun and self._thread_id != threading.get_ident():
+            self._over.wait(EXIT_S)
+
+    # The task --------------------------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        if self._not_run and self._not_run.pop():  # else it is at work: Ctrl-C came when it had just been started
+            anyio.run(self._own_loop)
+
+    async def _own_loop(self) -> None:
+        hold_quietly()
+        self._thread_id = threading.get_ident()
+        await self._main()
+
+    async def _main(self) -> None:
+        tap = self.tap
+        assert tap is not None
+        self._wake = waker()
+        end: BaseException = ClosedError("the event loop in which the replicator read its stream has ended")
+        try:
+            with anyio.CancelScope() as self._scope:
+                try:
+                    if not self._stopped:
+                        end = await self._deal(tap)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        failure = await self._closed(tap)
+                    if failure is not None and isinstance(end, ReplicasEnd):
+                        end = failure
+        finally:
+            self._ended(end)
+
+    def _cut_off(self) -> None:
+        """The task has ended, or never ran."""
+        if not self._over.is_set():
+            self._ended(ClosedError("the event loop in which the replicator was to read its stream has ended"))
+
+    def _ended(self, end: BaseException) -> None:
+        self._wake = self._scope = None
+        self._finish(end)
+        self._over.set()
+        self._gone.ring()
+
+    async def _deal(self, tap: ReplicaSource) -> BaseException:
+        """Deal until the end or a failure; return which."""
+        try:
+            while await self._wait_room():
+                if await tap.draw(int(min(self.shares.room, LIST_ITEMS)), self.shares):
+                    return ReplicasEnd()
+                await anyio.lowlevel.checkpoint()
+        except BaseException as error:
+            if cancellation_requested(error):
+                raise
+            return self._blamed(error, f"item {self.shares.at + 1:,} of the stream")
+        return ClosedError("the replicator is closed")
+
+    async def _closed(self, tap: ReplicaSource) -> BaseException | None:
+        try:
+            await tap.aclose()
+        except BaseException as error:
+            return self._blamed(error, "its close")
+        return None
+
+    def _blamed(self, error: BaseException, at: str) -> BaseException:
+        if isinstance(error, ReplicaStalled):
+            return error
+        error = not_an_end(error, "the stream")
+        error.add_note(f"in the stream of a StreamReplicator of {len(self.shares.all)} (pid {os.getpid()}), at {at}")
+        return error
+
+    async def _wait_room(self) -> bool:
+        """Wait until an item may be dealt; False if nobody wants any.
+
+        Raises:
+          ReplicaStalled: a replica wasn't read for too long while others starved.
+        """
+        shares = self.shares
+        while shares.open and not self._stopped:
+            if shares.room >= 1:
+                return True
+            share = shares.next
+            self.blocked = share
+            try:
+                await self._wait_for(share)
+            finally:
+                self.blocked = None
+        return False
+
+    async def _wait_for(self, share: ReplicaShare) -> None:
+        """Wait until half of a full queue was taken; if others starve, until any of it was."""
+        shares = self.shares
+        starving = False
+
+        def taken() -> bool:
+            return not share.open or self._stopped or share.waiting <= self._ring_at
+
+        def news() -> bool:
+            return taken() or bool(shares.starving) is not starving
+
+        while True:
+            starving = bool(shares.starving)
+            self._ring_at = shares.capacity - 1 if starving else shares.capacity // 2
+            if taken():
+                return
+            with anyio.move_on_after(self._stall_timeout if starving else math.inf) as scope:
+                await self._news.wait(news)
+            if scope.cancelled_caught and shares.starving and not taken():
+                raise self._stalled(share)
+
+    def _stalled(self, share: ReplicaShare) -> ReplicaStalled:
+        starving = ", ".join(map(str, self.shares.starving))
+        never = " (nobody has asked for it)" if share.standing == "unasked" else ""
+        return ReplicaStalled(
+            f"{self._named(share)} has not been read for {self._stall_timeout:g} s{never}: {len(share.items):,} items "
+            f"wait for it, and meanwhile these replicas starve: {starving}. Read it; or close it, then its share is "
+            "dropped; or give StreamReplicator a larger capacity=, or a longer stall_timeout= (math.inf: for ever)",
+            replica=share.replica,
+        )
+
+    def _named(self, share: ReplicaShare) -> str:
+        return f"replica {share.replica} of {len(self.shares.all)}"
+
+    def _finish(self, end: BaseException, soon: bool = False) -> None:
+        """Let each replica end, behind its last item; the first end holds, but for a replica that is lost."""
+        if self.end is None or (isinstance(self.end, ReplicasEnd) and isinstance(end, ReplicaStalled)):
+            self.end = end
+        for share in self.shares.all:
+            share.bell.ring(soon)
+
+
+MOST = sys.maxsize
+
+
+Standing = Literal["unasked", "read", "closed", "lost"]
+
+
+@dataclass(frozen=True)
+class ReplicaStats:
+    """One replica, at one moment.
+
+    Attributes:
+      replica: its number.
+      standing: "unasked": nobody has asked for it yet; "read"; "closed": on purpose, its share is dropped; "lost": its
+        reader is gone.
+      taken: items that its reader has taken.
+      waiting: items that wait for it.
+      dropped: items of its share that nobody gets, because it is closed.
+    """
+
+    replica: int
+    standing: Standing
+    taken: int
+    waiting: int
+    dropped: int
+
+
+class ReplicaShare:
+    """What one replica is given.
+
+    Attributes:
+      items: that wait for its reader.
+      pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
+      left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
+      promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
+        dealer need not wait for that.
+      before: items that an earlier run has taken.
+      bell: at which its reader waits.
+      open: whether it is given anything.
+    """
+
+    __slots__ = ("before", "bell", "items", "left", "open", "pops", "promised", "replica", "standing")
+
+    def __init__(self, replica: int, taken: int) -> None:
+        self.replica = replica
+        self.items: deque[Any] = deque()
+        self.before = taken
+        budget = repeat((), MOST)
+        self.pops: Iterator[Any] = starmap(self.items.popleft, budget)
+        self.left: Callable[[], int] = budget.__length_hint__
+        self.promised = MOST
+        self.standing: Standing = "unasked"
+        self.open = True
+        self.bell = Notifier()
+
+    @property
+    def taken(self) -> int:
+        """How many items its reader has taken, since the stream's beginning."""
+        return self.before + MOST - self.left()
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait, without one that is just about to be taken."""
+        return len(self.items) - max(0, self.left() - self.promised)
+
+    def leave(self, standing: Literal["closed", "lost"]) -> None:
+        """Give it nothing any more, and drop what waits."""
+        self.standing = standing
+        self.open = False
+        self.items.clear()
+
+
+class ReplicaShares:
+    """All shares of one stream.
+
+    Args:
+      taken: by each replica, in an earlier run.
+      capacity: items that may wait for each replica.
+      at: items of the stream before the first one that is dealt here.
+
+    Attributes:
+      at: items of the stream that were dealt, or passed over.
+    """
+
+    def __init__(self, taken: Sequence[int], capacity: int, at: int = 0) -> None:
+        self.all = [ReplicaShare(replica, count) for replica, count in enumerate(taken)]
+        self.capacity = capacity
+        self.at = at
+        self._behind = max(count * len(self.all) + replica for replica, count in enumerate(taken))
+
+    def give(self, item: Any) -> None:
+        """Deal one item."""
+        at = self.at
+        share = self.all[at % len(self.all)]
+        if share.open and (at >= self._behind or at // len(self.all) >= share.before):
+            share.items.append(item)
+        self.at = at + 1
+        if share.bell.waiter is not None:
+            share.bell.ring()
+
+    def give_all(self, items: Sequence[Any]) -> None:
+        """Deal a list."""
+        at, count = self.at, len(self.all)
+        if at < self._behind:
+            for item in items:
+                self.give(item)
+            return
+        for share in self.all:
+            if share.open:
+                share.items.extend(items[(share.replica - at) % count :: count])
+        self.at = at + len(items)
+        for share in self.all:
+            if share.bell.waiter is not None and share.items:
+                share.bell.ring()
+
+    @property
+    def room(self) -> int | float:
+        """How many items may be dealt before one replica has too much; infinite if none is open."""
+        least, count, at = math.inf, len(self.all), self.at
+        for share in self.all:
+            if share.open:
+                least = min(least, (share.replica - at) % count + count * (self.capacity - share.waiting))
+        return least
+
+    @property
+    def next(self) -> ReplicaShare:
+        """The share that the next item is for."""
+        return self.all[self.at % len(self.all)]
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody is given anything."""
+        return any(share.open for share in self.all)
+
+    @property
+    def starving(self) -> list[int]:
+        """The replicas whose readers wait, with nothing there for them."""
+        return [share.replica for share in self.all if share.bell.waiter is not None and not share.items]
+
+    def given(self, share: ReplicaShare) -> int:
+        """Return how many items of the stream were a replica's so far."""
+        return max(share.before, -(-(self.at - share.replica) // len(self.all)))
+
+    @property
+    def taken(self) -> list[int]:
+        """How many items each reader has taken; they go on meanwhile, in other threads."""
+        return [share.taken for share in self.all]
+
+    def oldest(self, taken: Sequence[int]) -> int:
+        """Return how many items of the stream, from its beginning, nobody needs any more who has taken so many."""
+        count, at = len(self.all), self.at
+        needed = (taken[share.replica] * count + share.replica for share in self.all if share.standing != "closed")
+        return min([at, *needed])
+
+    def stats(self) -> tuple[ReplicaStats, ...]:
+        """Return what each replica was given, and what became of it."""
+        found = []
+        for share in self.all:
+            rest = max(0, self.given(share) - share.taken)
+            closed = share.standing == "closed"
+            waiting, dropped = (0, rest) if closed else (rest, 0)
+            found.append(ReplicaStats(share.replica, share.standing, share.taken, waiting, dropped))
+        return tuple(found)
+
+
+class Passed(Exception):  # noqa: N818 - whoever asks looks again
+    """What was asked for is out of reach: readers have gone on."""
+
+
+class ReplicaSource(ABC):
+    """Draws from the stream, in one task. What it has opened, it closes.
+
+    Attributes:
+      is_async: it may be read in an event loop that others use.
+      drawn: items of the stream that were drawn here.
+    """
+
+    is_async = True
+    drawn = 0
+
+    @abstractmethod
+    async def draw(self, room: int, shares: ReplicaShares) -> bool:
+        """Deal 1 to `room` items, as many as come in no time; True at the end."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close what was opened; idempotent, if it wasn't opened nothing happens."""
+
+
+class SyncReplicaSource(ReplicaSource):
+    """A sync iterable. It may wait for its next item, so it is read in a thread of its own."""
+
+    is_async = False
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self._iterator: Iterator[Any] | None = None
+
+    async def draw(self, room: int, shares: ReplicaShares) -> bool:
+        if self._iterator is None:
+            self._iterator = iter(self._source)
+        iterator, give = self._iterator, shares.give
+        stop = perf_counter() + SLICE_S
+        for _ in range(room):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return True
+            self.drawn += 1
+            give(item)  # at once: the next one may be long in coming
+            if perf_counter() > stop:
+                break
+        return False
+
+    async def aclose(self) -> None:
+        if (close := getattr(self._iterator, "close", None)) is not None:
+            close()
+
+
+class AsyncReplicaSource(ReplicaSource):
+    """An async iterable."""
+
+    def __init__(self, source: AsyncIterable[Any]) -> None:
+        self._source = source
+        self._iterator: AsyncIterator[Any] | None = None
+
+    async def draw(self, room: int, shares: ReplicaShares) -> bool:
+        if self._iterator is None:
+            self._iterator = aiter(self._source)
+        iterator, give = self._iterator, shares.give
+        stop = perf_counter() + SLICE_S
+        for _ in range(room):
+            try:
+                item = await anext(iterator)
+            except StopAsyncIteration:
+                return True
+            self.drawn += 1
+            give(item)
+            if perf_counter() > stop:
+                break
+        return False
+
+    async def aclose(self) -> None:
+        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+            await aclose()
+
+
+class PlanReplicaSource(ReplicaSource):
+    """A pipeline, opened here: what was drawn can be drawn again.
+
+    Args:
+      options: of `open`.
+      resume: where to begin; None: at the beginning.
+      at: items of the stream before there.
+    """
+
+    def __init__(self, pipe: Openable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
+        self._opened = pipe.open(resume=resume, **options)
+        self._at = at
+        self._stream: Stream[Any] | None = None
+        self._marks: deque[tuple[int, Reference]] = deque()
+        self._now: Reference | None = None
+        self._list: list[Any] = []
+        self._dealt = 0
+
+    async def draw(self, room: int, shares: ReplicaShares) -> bool:
+        stream = self._stream
+        if stream is None:
+            self._stream = stream = self._opened.stream()
+            await stream.start()
+            self._marks.append((self._at, stream.behind))
+        if self._dealt == len(self._list) and not await self._pull(stream, shares):
+            return True
+        part = self._list[self._dealt : self._dealt + room]
+        self._dealt += len(part)
+        shares.give_all(part)
+        return False
+
+    async def _pull(self, stream: Stream[Any], shares: ReplicaShares) -> bool:
+        """Fetch the next list; False at the end. The state behind it is known before any of it is dealt."""
+        self._list, self._dealt = [], 0
+        before = stream.behind
+        try:
+            first = await anext(stream)
+        except StopAsyncIteration:
+            return False
+        self._list = [first, *stream.take_rest()]
+        oldest = shares.oldest(shares.taken)
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest:
+            self._marks.popleft()
+        if self._marks[-1][0] < self._at + self.drawn:
+            self._marks.append((self._at + self.drawn, before))
+        self._now = stream.behind
+        self.drawn += len(self._list)
+        return True
+
+    def snapshot(self, oldest: int) -> tuple[int, Snapshot] | None:
+        """Return a snapshot from which everything behind item `oldest` is had again, and how many items are before it.
+
+        None: nothing was drawn. From any thread.
+
+        Raises:
+          Passed: nobody needs that item any more.
+        """
+        now = self._now
+        if self._stream is None or now is None:
+            return None
+        behind = [found for found in tuple(self._marks) if found[0] <= oldest]
+        if not behind:
+            raise Passed
+        at, mark = behind[-1]
+        return at, self._stream.snapshot_since(Since(mark.get(), now.get()), Gate())
+
+    async def aclose(self) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
+
+
+def check_source(source: object) -> None:
+    """Insist on something that `tap_of` can read.
+
+    Raises:
+      PlanTypeError: it can't be iterated.
+      PlanError: its batches are for the thread that takes them, which isn't the replica's reader's.
+    """
+    if isinstance(source, Openable | BaseStream):
+        for stage in source.plan.after:
+            if isinstance(stage, Transfer) and stage.hands_over:
+                raise PlanError(
+                    f"StreamReplicator(source) ends with {stage}, whose batches are for the CUDA stream of the thread "
+                    "that reads them all, and a replica's reader has another: leave it out, and let each reader have "
+                    f'replicator.pipeline(r).transfer("{stage.device}")'
+                )
+    if isinstance(source, Openable | AsyncIterable) or (
+        isinstance(source, Iterable) and not isinstance(source, str | bytes)
+    ):
+        return
+    hint = ": call it, and give what it returns" if callable(source) else ""
+    raise PlanTypeError(
+        f"StreamReplicator(source) is a pipeline, or an iterable, sync or async, got {type(source).__name__}{hint}"
+    )
+
+
+def tap_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> ReplicaSource:
+    """Return what reads `source`; of a pipeline, opened with these options, behind `resume` and `at` items."""
+    if isinstance(source, Openable):
+        return PlanReplicaSource(source, options, resume, at)
+    return AsyncReplicaSource(source) if isinstance(source, AsyncIterable) else SyncReplicaSource(source)
