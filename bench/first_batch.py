@@ -89,7 +89,7 @@ def spdl() -> Iterator[Any]:
             yield from running
 
 
-OURS = "streamline.start", "streamline.backends.processes"
+OURS = "streamline.constructors", "streamline.backends.processes"
 """What `import streamline` finds when it is first used."""
 
 LIBRARIES: dict[str, tuple[tuple[str, ...], Callable[[], Iterator[Any]], Callable[[], Open] | None]] = {

@@ -17,23 +17,26 @@ if TYPE_CHECKING:
     from streamline.backends.inline import Inline
     from streamline.backends.processes import Processes
     from streamline.backends.threads import Threads
+    from streamline.constructors import StreamReplicator, from_items, from_iterable, from_stream, mix, source, zip
     from streamline.core.error_policy import ErrorReport, Failure
     from streamline.core.replay import replay
-    from streamline.custom_source import source
     from streamline.io.storage.options import HttpOptions
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
     from streamline.pipeline import Pipeline
     from streamline.plan.draw import Drawing
-    from streamline.reading.arrow import read_arrow
-    from streamline.reading.csv import read_csv
-    from streamline.reading.http import stream_http
-    from streamline.reading.lines import read_jsonl, read_lines
-    from streamline.reading.npy import read_npy
-    from streamline.reading.parquet import read_parquet
-    from streamline.reading.tar import read_tar
-    from streamline.reading.whole import read_files
+    from streamline.readers import (
+        read_arrow,
+        read_csv,
+        read_files,
+        read_jsonl,
+        read_lines,
+        read_npy,
+        read_parquet,
+        read_tar,
+        stream_http,
+    )
     from streamline.runtime.check_report import Report
     from streamline.runtime.debug import DebugStream
     from streamline.runtime.open import Opened
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from streamline.snapshot.explain import Explanation
     from streamline.snapshot.snapshot import Snapshot
     from streamline.sources.framing import ServerSentEvent
-    from streamline.start import StreamReplicator, from_items, from_iterable, from_stream, mix, zip
     from streamline.training.loader import Loader
     from streamline.training.stream_dataset import StreamDataset
     from streamline.transforms.custom import stage
@@ -116,28 +118,28 @@ _WHERE = {
     "Stats": "streamline.observe.stats",
     "Stream": "streamline.runtime.stream",
     "StreamDataset": "streamline.training.stream_dataset",
-    "StreamReplicator": "streamline.start",
+    "StreamReplicator": "streamline.constructors",
     "SyncStream": "streamline.runtime.sync_stream",
     "Threads": "streamline.backends.threads",
     "Trace": "streamline.observe.trace",
     "Verdict": "streamline.observe.verdict",
-    "from_items": "streamline.start",
-    "from_iterable": "streamline.start",
-    "from_stream": "streamline.start",
-    "mix": "streamline.start",
-    "read_arrow": "streamline.reading.arrow",
-    "read_csv": "streamline.reading.csv",
-    "read_files": "streamline.reading.whole",
-    "read_jsonl": "streamline.reading.lines",
-    "read_lines": "streamline.reading.lines",
-    "read_npy": "streamline.reading.npy",
-    "read_parquet": "streamline.reading.parquet",
-    "read_tar": "streamline.reading.tar",
+    "from_items": "streamline.constructors",
+    "from_iterable": "streamline.constructors",
+    "from_stream": "streamline.constructors",
+    "mix": "streamline.constructors",
+    "read_arrow": "streamline.readers",
+    "read_csv": "streamline.readers",
+    "read_files": "streamline.readers",
+    "read_jsonl": "streamline.readers",
+    "read_lines": "streamline.readers",
+    "read_npy": "streamline.readers",
+    "read_parquet": "streamline.readers",
+    "read_tar": "streamline.readers",
     "replay": "streamline.core.replay",
-    "source": "streamline.custom_source",
+    "source": "streamline.constructors",
     "stage": "streamline.transforms.custom",
-    "stream_http": "streamline.reading.http",
-    "zip": "streamline.start",
+    "stream_http": "streamline.readers",
+    "zip": "streamline.constructors",
 }
 """The module of each name: they are imported when they are first used, so that a process that runs workers, which needs
 few of them, starts in a third of the time.

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from streamline.testing.checks import LAWS, Jitter, check_failure, check_resume, check_stage
 from streamline.testing.oracle import Oracle, UnknownStageError, oracle
-from streamline.testing.running import LOOPS
-from streamline.testing.sources import PAUSE, YIELD, Abort, Script, scripted
+from streamline.testing.scripted import PAUSE, YIELD, Abort, Script, scripted
+from streamline.testing.subjects import LOOPS
 
 __all__ = [
     "LAWS",

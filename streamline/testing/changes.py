@@ -9,7 +9,7 @@ from typing import Any
 from streamline.errors import PlanError
 from streamline.merge.best_effort import BestEffort, Merge, Strict
 from streamline.pipeline import Pipeline
-from streamline.testing.devices import to_elsewhere
+from streamline.testing.scripted import to_elsewhere
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.custom import Declared, Through

@@ -13,11 +13,10 @@ import anyio.lowlevel
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.pipeline import Pipeline
-from streamline.testing.laws import bound_law, close_law, failure_law, quiescence_law, resume_law
+from streamline.testing.laws import ExpectedItems, bound_law, close_law, failure_law, quiescence_law, resume_law
 from streamline.testing.oracle import Oracle, UnknownStageError
-from streamline.testing.running import ChainSubject, PipelineSubject, Subject, read, run
-from streamline.testing.sources import Abort, Script
-from streamline.testing.truth import Truth
+from streamline.testing.scripted import Abort, Script
+from streamline.testing.subjects import ChainSubject, PipelineSubject, Subject, read, run
 from streamline.transforms.base import Stage
 from streamline.transforms.map import ConcurrentMap
 
@@ -179,7 +178,7 @@ class _CheckedStage:
         pipe = self.pipeline(*self._items)
         if pipe.sharding is not None or pipe.merging is not None:
             return
-        truth = Truth(self._whole, choosing=True)
+        truth = ExpectedItems(self._whole, choosing=True)
         jitter = ConcurrentMap[Any, Any](name="jitter", fn=Jitter(self._dice), concurrency=4, ordered=False)
         chain = ChainSubject(_script_of(pipe), [jitter, *pipe.stages])
         self._run(resume_law, subject=chain, truth=truth, generations=generations)
@@ -222,8 +221,8 @@ class _CheckedStage:
     def _run(self, law: Callable[..., Awaitable[None]], **about: Any) -> None:
         run(partial(law, dice=self._dice, **about), self._loop)
 
-    def _truth(self, items: tuple[Any, ...]) -> Truth:
-        return Truth(self._whole, choosing=_chooses(self.pipeline(*items)))
+    def _truth(self, items: tuple[Any, ...]) -> ExpectedItems:
+        return ExpectedItems(self._whole, choosing=_chooses(self.pipeline(*items)))
 
     def _expected(self) -> list[Any]:
         pipe = self.pipeline(*self._items)
@@ -247,19 +246,19 @@ class Jitter:
         return item
 
 
-def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | Pipeline[Any] | None) -> Truth:
+def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | Pipeline[Any] | None) -> ExpectedItems:
     if isinstance(expected, Pipeline):
         return _truth_of(expected, None)
     plan = pipeline.plan
     if expected is not None:
-        return Truth(expected, _chooses(pipeline))
+        return ExpectedItems(expected, _chooses(pipeline))
     try:
         with Oracle(pipeline) as truth:
             seen = plan.merge.chooses and not plan.after and not any(stage.chooses for stage in plan.worker)
             workers = [list(worker) for worker in truth.workers()] if seen else None
-            return Truth(list(truth), _chooses(pipeline), workers)
+            return ExpectedItems(list(truth), _chooses(pipeline), workers)
     except UnknownStageError:
-        return Truth(_uninterrupted(pipeline, "asyncio"), _chooses(pipeline))
+        return ExpectedItems(_uninterrupted(pipeline, "asyncio"), _chooses(pipeline))
 
 
 def _chooses(pipeline: Pipeline[Any]) -> bool:

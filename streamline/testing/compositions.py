@@ -13,15 +13,15 @@ from typing import Any, cast
 import anyio.lowlevel
 from hypothesis import strategies as st
 
+from streamline.constructors import from_iterable, mix
+from streamline.constructors import zip as side_by_side
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Stop
-from streamline.start import from_iterable, mix
-from streamline.start import zip as side_by_side
-from streamline.testing.sources import Script
+from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE, UNBATCH, Step, one_number, steps, steps_before, transfers
 from streamline.training.stream_dataset import StreamDataset
 

@@ -3,6 +3,8 @@
 Plain generators: no lists, no states, no tasks, no channels. What defines the order (permutations, the split, the
 random generators) is shared with the engine; how it is carried out is not. An unordered map is taken as ordered, and
 a best-effort merge as strict: what they deliver is compared as a multiset.
+
+What the oracle says of stages and sources that take more than a few lines.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from streamline.sources.composite import Several
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Mix
-from streamline.testing.oracle_words import bucketed, mixed, packed
-from streamline.testing.sources import Abort, Script
+from streamline.sources.sampler import Numbers
+from streamline.testing.scripted import Abort, Script
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
@@ -47,10 +49,12 @@ from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
 
-__all__ = ["Oracle", "UnknownStageError", "oracle"]
+__all__ = ["Oracle", "UnknownStageError", "bucketed", "mixed", "oracle", "packed"]
+
 
 Chain = Callable[[Site], Iterator[Any]]
 """What comes out of a stage at a site: in an epoch, in a shard."""
+
 
 NOTHING: Any = object()
 
@@ -127,8 +131,6 @@ class _Loops:
 
 
 # Sources ------------------------------------------------------------------------------------------------------------
-
-
 def _head(plan: Plan, loops: _Loops) -> Chain:
     """Return what comes out of the shard."""
     source = plan.source
@@ -250,8 +252,6 @@ def _as_read(plan: Plan, site: Site, loop: BlockingPortal) -> Iterator[Any]:
 
 
 # Stages -------------------------------------------------------------------------------------------------------------
-
-
 def _behind(stage: Stage[Any, Any], chain: Chain, loops: _Loops) -> Chain:
     """Return what comes out of one stage behind `chain`."""
     if isinstance(stage, Repeat):
@@ -377,6 +377,7 @@ def _strict(workers: list[Iterator[Any]]) -> Iterator[Any]:
 
 Apply = Callable[[Any, Iterator[Any], Site, _Loops], Iterator[Any]]
 
+
 STAGES: dict[type, Apply] = {
     Map: _map,
     ConcurrentMap: _concurrent_map,
@@ -392,3 +393,72 @@ STAGES: dict[type, Apply] = {
     Regenerate: _regenerate,
     Through: _through,
 }
+
+
+def bucketed(stage: BucketByLength[Any, Any], items: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches out of buckets, looked for one by one."""
+    buckets: list[list[Any]] = [[] for _ in stage.batch_size]
+    for item in items:
+        length = stage.length(item)
+        number = sum(length > boundary for boundary in stage.boundaries)
+        buckets[number].append(item)
+        if len(buckets[number]) == stage.batch_size[number]:
+            yield stage.collate(buckets[number])
+            buckets[number] = []
+    if not stage.drop_remainder:
+        yield from (stage.collate(bucket) for bucket in buckets if bucket)
+
+
+def packed(stage: Pack, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield blocks, token by token."""
+    block: list[tuple[int, int, int]] = []  # token, segment, position
+    dtype = np.dtype(np.int64)
+    for item in items:
+        document = np.asarray(item if stage.key is None else item[stage.key])
+        dtype = document.dtype if len(document) else dtype
+        segment, position = block[-1][1] + 1 if block else 1, 0
+        for token in [*document.tolist(), *([stage.eos] if stage.eos is not None and len(document) else [])]:
+            block.append((token, segment, position))
+            position += 1
+            if len(block) == stage.length:
+                yield _block(block, dtype)
+                block, segment, position = [], 1, 0
+    if block and not stage.drop_remainder:
+        yield _block(block + [(0, 0, 0)] * (stage.length - len(block)), dtype)
+
+
+def _block(block: list[tuple[int, int, int]], dtype: np.dtype[Any]) -> dict[str, Any]:
+    tokens, segments, positions = zip(*block, strict=True)
+    return {
+        "tokens": np.array(tokens, dtype),
+        "segment_ids": np.array(segments, np.int32),
+        "positions": np.array(positions, np.int32),
+    }
+
+
+def mixed(mix: Mix[Any], parts: dict[str, Iterator[Any]], site: Site) -> Iterator[Any]:
+    """Yield one shard of a mixture, draw by draw."""
+    draws, numbers, left, n = mix.draws, Numbers(site), dict(parts), 0
+    while left:
+        served = n * site.num_shards + site.shard
+        begun = [dict(weights) for start, weights in draws.schedule if start <= served]
+        later = [dict(weights) for start, weights in draws.schedule if start > served]
+        found = [{name: weights[name] for name in sorted(left) if weights[name]} for weights in (begun[-1], *later)]
+        weights = next((weights for weights in found if weights), None)
+        if weights is None:
+            return
+        number = numbers.of(draws.seed, n, 1)[0] * sum(weights.values())
+        picked = list(weights)[-1]
+        for name, weight in weights.items():
+            if number < weight:
+                picked = name
+                break
+            number -= weight
+        item = next(left[picked], NOTHING)
+        if item is NOTHING:
+            del left[picked]
+            if mix.stop == "first":
+                return
+        else:
+            n += 1
+            yield item

@@ -12,7 +12,7 @@ import anyio.lowlevel
 from hypothesis import strategies as st
 
 from streamline.pipeline import Pipeline
-from streamline.testing.devices import to_elsewhere
+from streamline.testing.scripted import to_elsewhere
 from streamline.transforms.custom import stage
 
 __all__ = ["DICE", "UNBATCH", "Step", "one_number", "steps", "steps_before", "transfers"]

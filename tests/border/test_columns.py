@@ -18,8 +18,8 @@ from streamline.core.state import At, CountedStates, Over, Since, State, Tally, 
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.plan.worker import open_worker
-from streamline.testing.running import run
 from streamline.testing.steps import erratic
+from streamline.testing.subjects import run
 from streamline.transforms import completion_order as unordered
 from streamline.transforms.batch import BatchState
 from streamline.transforms.completion_order import DeliverySegment, UnorderedState

@@ -21,8 +21,8 @@ from streamline.core.tasks import Tasks
 from streamline.plan.worker import open_worker
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.running import run
 from streamline.testing.steps import DICE, Step, customs, erratic, shuffles, steps
+from streamline.testing.subjects import run
 from streamline.transforms.repeat import Repeat
 from tests.border.crossing_kit import Crossed, chooses, tally_of
 from tests.laws.profile import examples

@@ -17,7 +17,7 @@ import streamline as sl
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull
 from streamline.pipeline import Pipeline
-from streamline.testing.sources import scripted
+from streamline.testing.scripted import scripted
 from streamline.transforms import cache
 from streamline.transforms import cache_disk as disk
 from streamline.transforms.cache_files import CacheBlock, CacheFiles

@@ -19,7 +19,7 @@ import streamline as sl
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing.running import ChainSubject, opened, run
+from streamline.testing.subjects import ChainSubject, opened, run
 from streamline.transforms import cache_disk as disk
 from streamline.transforms.cache import Cache
 from streamline.transforms.cache_files import CacheFiles

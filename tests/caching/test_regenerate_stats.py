@@ -15,7 +15,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
-from streamline.testing.copying import Copying, Cut
+from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.transforms import regenerate
 from streamline.transforms import regenerate as drawing
 
@@ -86,7 +86,7 @@ def test_behind_a_resume_the_cycle_goes_on_and_drawn_are_those_that_were_drawn_a
 
 def test_what_a_host_drew_before_its_death_is_drawn_again_and_counts_again() -> None:
     pipe = numbers(12).regenerate(4)
-    with pipe.open(backend=Copying(1, (Cut(0, received=6),), max_restarts=3)) as stream:
+    with pipe.open(backend=Copying(1, (HostDeath(0, received=6),), max_restarts=3)) as stream:
         assert len(list(stream)) == 12
         cycle, served, of, reuse, drawn = told(stage_of(stream))
     assert (cycle, served, of, reuse) == (2, 4, 4, 1)

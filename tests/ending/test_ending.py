@@ -16,7 +16,7 @@ from streamline.core.state import CountedStates, trimmed
 from streamline.errors import PlanError, PlanTypeError, RanksError
 from streamline.sharding.end_flow import _Leaving
 from streamline.sharding.rank_sync import far
-from streamline.testing.devices import to_elsewhere
+from streamline.testing.scripted import to_elsewhere
 from tests.ending.kit import MemoryStore, on_ranks, together
 from tests.laws.profile import examples
 

@@ -14,7 +14,7 @@ import streamline.backends.hosts.remote_worker
 from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, ship
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
 from tests.hosts.disturbing import quiet
 from tests.hosts.echo_near import Echo
 from tests.running.conftest import python, start_python

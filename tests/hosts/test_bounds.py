@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.hosts import pool as hosted
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
 from tests.running.kit import Pipe, later, stage
 

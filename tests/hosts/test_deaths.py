@@ -21,10 +21,10 @@ from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.tasks import Tasks, supervise
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.copying import Copying, Cut
-from streamline.testing.running import settle
+from streamline.testing.copying_backend import Copying, HostDeath
+from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE
-from streamline.testing.truth import Truth
+from streamline.testing.subjects import settle
 from tests.laws.failing import failing_steps
 from tests.laws.profile import FACTOR, examples
 from tests.running.kit import Pipe, later
@@ -113,10 +113,10 @@ def chooses(pipe: Pipe) -> bool:
     return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
 
 
-async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: Cut, seed: int = 0) -> int:
+async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: HostDeath, seed: int = 0) -> int:
     """Run with these deaths, then for even seeds resume from a snapshot; return how many deaths there were."""
     pipe, backend, dice = make(), Copying(2, cuts), Random(seed)
-    truth = Truth(whole.items, chooses(pipe))
+    truth = ExpectedItems(whole.items, chooses(pipe))
     found = await Run().read(pipe, backend)
     truth.insist_whole("Death", f"{cuts}", [], found.items)
     assert found.errors == whole.errors, cuts
@@ -142,16 +142,16 @@ def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(na
         for link in range(2):
             step = 2 if link and FACTOR == 1 else 1  # each of one host, each second of the other
             for sent in range(0, deaths.sent[link], step):
-                died += await insist_undisturbed(make, whole, Cut(link, sent=sent), seed=sent // step)
+                died += await insist_undisturbed(make, whole, HostDeath(link, sent=sent), seed=sent // step)
             for received in range(0, deaths.received[link], step):
-                died += await insist_undisturbed(make, whole, Cut(link, received=received), seed=received // step)
+                died += await insist_undisturbed(make, whole, HostDeath(link, received=received), seed=received // step)
         assert died > 10
 
     on_loop(test)
 
 
 cuts = st.builds(
-    lambda link, at, sent: Cut(link, sent=at) if sent else Cut(link, received=at),
+    lambda link, at, sent: HostDeath(link, sent=at) if sent else HostDeath(link, received=at),
     st.integers(0, 5),
     st.integers(0, 12),
     st.booleans(),
@@ -160,14 +160,14 @@ cuts = st.builds(
 
 @examples(40)
 @given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
-def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[Cut], seed: int) -> None:
+def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[HostDeath], seed: int) -> None:
     DICE.seed(seed)
 
     async def test() -> None:
         whole = await Run().read(composition.pipeline, sl.Inline())
         backend = Copying(2, tuple(deaths), max_restarts=10)
         found = await Run().read(composition.pipeline, backend)
-        Truth(whole.items, composition.chooses).insist_whole("Death", f"{deaths}", [], found.items)
+        ExpectedItems(whole.items, composition.chooses).insist_whole("Death", f"{deaths}", [], found.items)
         assert found.errors == whole.errors
 
     on_loop(test)
@@ -176,7 +176,7 @@ def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list
 def test_a_worker_that_dies_three_times_and_gives_nothing_fails_the_stream() -> None:
     async def test() -> None:
         pipe = sl.from_items(range(LENGTH)).shard(2).batch(3, collate=None)
-        cuts = (Cut(0, received=2), *(Cut(link, received=0) for link in range(1, 9)))
+        cuts = (HostDeath(0, received=2), *(HostDeath(link, received=0) for link in range(1, 9)))
         with anyio.fail_after(200), pytest.raises(sl.errors.WorkerDied) as caught:
             async with pipe.open(backend=Copying(1, cuts)) as stream:
                 await anext(stream)
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_three_times_and_gives_nothing_fails_the_stream() -> 
 def test_a_worker_that_gives_something_between_two_deaths_may_die_for_ever() -> None:
     async def test() -> None:
         pipe = sl.from_items(range(LENGTH)).shard(1).prefetch(1)
-        cuts = tuple(Cut(link, received=4) for link in range(LENGTH))  # some of them items
+        cuts = tuple(HostDeath(link, received=4) for link in range(LENGTH))  # some of them items
         backend = Copying(1, cuts)
         found = await Run().read(pipe, backend)
         assert found.items == list(range(LENGTH))

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.testing.copying import Copying, Cut
-from streamline.testing.running import settle
-from streamline.testing.truth import Truth
+from streamline.testing.copying_backend import Copying, HostDeath
+from streamline.testing.laws import ExpectedItems
+from streamline.testing.subjects import settle
 from tests.hosts.disturbing import lanes
 from tests.running.kit import Pipe, later
 from tests.sources.live_kit import Tape
@@ -85,7 +85,7 @@ class Paused:
 
 async def insist_undisturbed(make: Callable[[], Pipe], whole: list[Any], found: Paused, dice: Random) -> None:
     pipe = make()
-    truth = Truth(whole, chooses(pipe))
+    truth = ExpectedItems(whole, chooses(pipe))
     truth.insist_whole("Death", "in pauses", [], found.items)
     if pipe.plan.mode != "shared":  # what a live source gave can't be had from another one
         at = dice.randrange(len(found.snapshots))
@@ -103,8 +103,8 @@ def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_behind_each_it
         await Paused().read(make(), calm)
         deaths, died = calm.runnings[0], 0
         dice = Random(name)
-        cuts = [Cut(link, sent=at) for link in range(2) for at in range(deaths.sent[link])]
-        cuts += [Cut(link, received=at) for link in range(2) for at in range(deaths.received[link])]
+        cuts = [HostDeath(link, sent=at) for link in range(2) for at in range(deaths.sent[link])]
+        cuts += [HostDeath(link, received=at) for link in range(2) for at in range(deaths.received[link])]
         for cut in dice.sample(cuts, min(len(cuts), 20)):
             backend = Copying(2, (cut,))
             found = await Paused(dice=dice).read(make(), backend)
@@ -132,7 +132,11 @@ def test_a_host_may_die_inside_any_pause(name: str) -> None:
 @pytest.mark.parametrize("dying", [False, True])
 def test_workers_that_nobody_reads_any_more_are_forgotten(dying: bool) -> None:
     """Passes of a repeat behind the merge bring new ones each time; where hosts die, some of them are over by then."""
-    cuts = tuple(Cut(link, received=received) for link, received in enumerate([7, 11, 5, 9, 13] * 8)) if dying else ()
+    cuts = (
+        tuple(HostDeath(link, received=received) for link, received in enumerate([7, 11, 5, 9, 13] * 8))
+        if dying
+        else ()
+    )
     backend = Copying(2, cuts, max_restarts=50)
 
     async def test() -> None:

@@ -15,8 +15,8 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core.gate import Phase
-from streamline.testing.copying import Copying, Cut
-from streamline.testing.running import settle
+from streamline.testing.copying_backend import Copying, HostDeath
+from streamline.testing.subjects import settle
 from tests.hosts.disturbing import lanes
 from tests.hosts.kit import on_each
 
@@ -159,7 +159,7 @@ def test_a_function_that_is_stuck_in_a_thread_is_named() -> None:
 @pytest.mark.parametrize("received", range(2, 14))
 async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
     """It is replaced behind the pause: inside, nothing is started."""
-    backend = Copying(1, (Cut(0, received=received),), max_restarts=10)
+    backend = Copying(1, (HostDeath(0, received=received),), max_restarts=10)
     called: list[int] = []
 
     def note(item: int) -> int:
@@ -181,7 +181,7 @@ async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
 
 @pytest.mark.anyio
 async def test_a_stream_is_closed_inside_a_pause_in_which_its_host_died() -> None:
-    backend = Copying(1, (Cut(0, sent=6),), max_restarts=10)
+    backend = Copying(1, (HostDeath(0, sent=6),), max_restarts=10)
     with anyio.fail_after(200):
         async with sl.from_items(range(5_000)).map(abs).open(backend=backend) as stream:
             await anext(stream)

@@ -24,8 +24,8 @@ from streamline.core.meters import Meters
 from streamline.core.session import Session
 from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
-from streamline.testing.copying import Copying, Cut
-from streamline.testing.running import settle
+from streamline.testing.copying_backend import Copying, HostDeath
+from streamline.testing.subjects import settle
 from tests.hosts.kit import on_each
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
@@ -146,7 +146,7 @@ async def test_what_is_done_again_behind_a_death_counts_again_and_errors_do_not(
             raise ValueError(item)
         return item
 
-    backend = Copying(1, (Cut(0, received=received), Cut(1, received=received)), max_restarts=10)
+    backend = Copying(1, (HostDeath(0, received=received), HostDeath(1, received=received)), max_restarts=10)
     pipe = sl.from_items(range(2_000)).map(even)
     async with pipe.open(backend=backend, on_error="skip", max_errors=None) as stream:
         found = [item async for item in stream]

@@ -22,7 +22,7 @@ from streamline.core.flow import Flow
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
-from streamline.testing.running import PipelineSubject, Subject
+from streamline.testing.subjects import PipelineSubject, Subject
 from streamline.transforms.cache import Cache
 from streamline.transforms.cache_files import ROOT
 

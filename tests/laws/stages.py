@@ -11,7 +11,7 @@ from typing import Any
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import Jitter
-from streamline.testing.devices import to_elsewhere
+from streamline.testing.scripted import to_elsewhere
 
 Fragment = Callable[[Pipeline[Any]], Pipeline[Any]]
 

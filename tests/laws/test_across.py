@@ -28,9 +28,9 @@ from streamline.pipeline import Pipeline
 from streamline.snapshot.inspection import report
 from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
+from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, steps
-from streamline.testing.truth import Truth
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
 from tests.running.kit import AnyThreads
@@ -96,7 +96,7 @@ class Runs:
 
 
 def insist(whole: Runs, parts: Runs, choosing: bool) -> None:
-    Truth(whole.items, choosing).insist_whole("Resume", "over all parts", [], parts.items)
+    ExpectedItems(whole.items, choosing).insist_whole("Resume", "over all parts", [], parts.items)
     assert parts.errors == whole.errors
     assert parts.lines(choosing) == whole.lines(choosing)
 
@@ -253,7 +253,7 @@ def test_a_loader_writes_each_dead_letter_once_over_epochs_and_resumes(
                         if left == 0:
                             break
                 state = loader.state_dict()
-        Truth(epochs, False).insist_whole("Resume", "over all epochs", [], delivered)
+        ExpectedItems(epochs, False).insist_whole("Resume", "over all epochs", [], delivered)
         assert parts.lines(False) == whole.lines(False)
 
 

@@ -19,10 +19,10 @@ from streamline.core.tasks import Tasks
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.changes import changed
-from streamline.testing.copying import Copying
-from streamline.testing.running import PipelineSubject, opened, read, run
-from streamline.testing.sources import YIELD, scripted
-from streamline.testing.truth import Truth
+from streamline.testing.copying_backend import Copying
+from streamline.testing.laws import ExpectedItems
+from streamline.testing.scripted import YIELD, scripted
+from streamline.testing.subjects import PipelineSubject, opened, read, run
 from tests.laws.stages import erratic, fan, pairs
 from tests.laws.test_choosing import REWINDING, best_effort, unordered
 
@@ -51,7 +51,7 @@ def insist_any_item(*pipes: Pipe, backends: tuple[Any, ...] = (None,)) -> None:
 
     async def work(tasks: Tasks) -> None:
         begun = await reading(tasks, first, None)
-        truth = Truth(begun.items, choosing=True)
+        truth = ExpectedItems(begun.items, choosing=True)
         for then in others:
             for text, k in {text: k for k, _, text in begun.states}.items():
                 rest = await reading(tasks, then, text)
@@ -82,7 +82,7 @@ def test_one_kind_of_merge_after_the_other(name: str) -> None:
     strict, choosing = STAGES[name](uneven().merge()), STAGES[name](best_effort(uneven()))
 
     async def work(tasks: Tasks, dice: Random) -> None:
-        truth = Truth((await reading(tasks, PipelineSubject(strict), None)).items, choosing=True)
+        truth = ExpectedItems((await reading(tasks, PipelineSubject(strict), None)).items, choosing=True)
         for kinds in ([strict, choosing] * 3, [choosing, strict] * 3):
             items: list[Any] = []
             text = None
@@ -172,7 +172,7 @@ def test_debug_goes_on_at_any_item_of_what_chooses(name: str) -> None:
         return await reading(tasks, PipelineSubject(pipe), None)
 
     whole = run(work)
-    truth = Truth(whole.items, choosing=True)
+    truth = ExpectedItems(whole.items, choosing=True)
     for text, k in {text: k for k, _, text in whole.states}.items():
         with pipe.debug(resume=sl.Snapshot.from_json(text)) as stream:
             truth.insist_whole("Resume", f"from {text} by debug", whole.items[:k], list(stream))

@@ -19,9 +19,9 @@ import streamline.transforms.map
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
-from streamline.testing.running import LOOPS, PipelineSubject, read, run
-from streamline.testing.sources import YIELD, Script, scripted
-from streamline.testing.truth import atoms
+from streamline.testing.laws import atoms
+from streamline.testing.scripted import YIELD, Script, scripted
+from streamline.testing.subjects import LOOPS, PipelineSubject, read, run
 from tests.laws.profile import SEEDS, seeded
 from tests.laws.stages import erratic, fan, odd, pairs, twice
 

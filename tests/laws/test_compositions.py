@@ -25,7 +25,7 @@ from streamline.pipeline import Pipeline
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.sources import Script
+from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
 from tests.laws.profile import examples
 

@@ -26,7 +26,7 @@ from streamline.io.formats import base as steps
 from streamline.io.formats import line_reader as positions
 from streamline.sources import interleave
 from streamline.testing.checks import check_resume
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
 from tests.file_kit import PACK
 from tests.formats.archives import archive

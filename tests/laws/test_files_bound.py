@@ -30,8 +30,8 @@ from streamline.io.storage import retry as attempts
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
 from streamline.testing.compositions import Composition
+from streamline.testing.laws import atoms
 from streamline.testing.steps import batches, maps, prefetches, shuffles
-from streamline.testing.truth import atoms
 from tests.laws.files import number_of
 from tests.laws.profile import examples
 from tests.laws.test_files import ENDS, as_lines

@@ -20,10 +20,10 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import DataError, ReadError
 from streamline.pipeline import Pipeline
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
+from streamline.testing.laws import ExpectedItems, same
 from streamline.testing.oracle import Oracle
 from streamline.testing.steps import steps
-from streamline.testing.truth import Truth, same
 from tests.laws.failing import failing_steps
 from tests.laws.files import Case, cases
 from tests.laws.profile import examples
@@ -107,7 +107,7 @@ def test_each_bad_record_is_skipped_and_counted_once_however_a_run_is_interrupte
     with case.written() as (pipe, _), short(LIST_ITEMS=most), TemporaryDirectory() as letters:
         whole, parts = Runs(Path(letters, "whole.jsonl")), Runs(Path(letters, "parts.jsonl"), backend=backend)
         whole.part(pipe, None, None)
-        Truth(expected, choosing=False).insist_whole("Order", "without what is bad", [], whole.items)
+        ExpectedItems(expected, choosing=False).insist_whole("Order", "without what is bad", [], whole.items)
         assert whole.errors == bad
         snapshot = None
         for count in (*(dice.randrange(len(expected) // 2 + 2) for _ in range(5)), None):

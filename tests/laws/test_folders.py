@@ -21,12 +21,11 @@ from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing import oracle
 from streamline.testing.compositions import Composition, continued
-from streamline.testing.laws import close_law, failure_law, quiescence_law, resume_law
+from streamline.testing.laws import ExpectedItems, close_law, failure_law, quiescence_law, resume_law
 from streamline.testing.oracle import Oracle
-from streamline.testing.running import Subject, opened, read, run
-from streamline.testing.sources import Script
+from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE, Step, steps
-from streamline.testing.truth import Truth
+from streamline.testing.subjects import Subject, opened, read, run
 from streamline.transforms import cache_disk as disk
 from tests.laws.folders import ANYHOW, SOUND, Folders, Kept
 from tests.laws.profile import examples
@@ -65,7 +64,7 @@ def of_items(count: int) -> Iterator[None]:
 def check(composition: Composition, seed: int, backend: Backend | None = None) -> None:
     """Check the laws on a plan, each opening of which finds another folder."""
     DICE.seed(seed)
-    truth = Truth(oracle(composition.pipeline), composition.chooses)
+    truth = ExpectedItems(oracle(composition.pipeline), composition.chooses)
     script = cast(Script, composition.pipeline.source) if backend is None else None
     with Folders.made(seed, SOUND if truth.choosing else ANYHOW) as folders:
         subject = Kept(composition.pipeline, folders, backend)
@@ -99,12 +98,12 @@ def test_behind_choices_what_is_damaged_or_gone_is_drawn_again_exactly_or_an_err
     composition: Composition, seed: int, count: int
 ) -> None:
     DICE.seed(seed)
-    truth = Truth(oracle(composition.pipeline), choosing=True)
+    truth = ExpectedItems(oracle(composition.pipeline), choosing=True)
     with of_items(count), Folders.made(seed) as folders:
         run(partial(exact_or_refused, subject=Kept(composition.pipeline, folders), truth=truth, dice=Random(seed)))
 
 
-async def exact_or_refused(tasks: Tasks, subject: Subject, truth: Truth, dice: Random) -> None:
+async def exact_or_refused(tasks: Tasks, subject: Subject, truth: ExpectedItems, dice: Random) -> None:
     async with opened(tasks, subject, None) as flow:
         whole = await read(flow, subject.write, dice)
     truth.insist_whole("Order", f"{subject}", [], whole.items)
@@ -134,7 +133,7 @@ def test_a_failure_leaves_files_that_a_resume_behind_its_fix_goes_on_with(
     broken = replace(pipe, source=script.failing(error, shard=shard, at=at))
     before = before_failure(broken)
     assume(before is not None)
-    truth = Truth(oracle(pipe), composition.chooses)
+    truth = ExpectedItems(oracle(pipe), composition.chooses)
     with of_items(count), Folders.made(seed, SOUND if truth.choosing else ANYHOW) as folders:
         law = partial(failure_law, broken=Kept(broken, folders), mended=Kept(pipe, folders), error=error, truth=truth)
         run(partial(law, least=0 if truth.choosing else before, dice=Random(seed)))

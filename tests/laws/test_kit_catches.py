@@ -15,7 +15,7 @@ import streamline as sl
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.state import NumberedStates, Over, Shifted, Since, State, Tally, Tree
 from streamline.testing.checks import LAWS, Fragment, check_resume, check_stage
-from streamline.testing.sources import scripted
+from streamline.testing.scripted import scripted
 from streamline.transforms.base import Stage
 from streamline.transforms.shuffle import Shuffle
 

@@ -18,8 +18,8 @@ from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.state import Picked
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_failure, check_stage
-from streamline.testing.running import LOOPS, PipelineSubject, run, settle
-from streamline.testing.sources import PAUSE, Script, scripted
+from streamline.testing.scripted import PAUSE, Script, scripted
+from streamline.testing.subjects import LOOPS, PipelineSubject, run, settle
 from streamline.transforms.base import Stage
 from tests.laws.profile import FACTOR
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic

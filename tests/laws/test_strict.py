@@ -11,8 +11,8 @@ import streamline as sl
 from streamline.core.tasks import Tasks
 from streamline.testing import oracle
 from streamline.testing.checks import check_resume
-from streamline.testing.running import ChainSubject, PipelineSubject, read, run
-from streamline.testing.sources import Script, scripted
+from streamline.testing.scripted import Script, scripted
+from streamline.testing.subjects import ChainSubject, PipelineSubject, read, run
 from tests.laws.stages import erratic, fan, noisy, pairs
 
 

@@ -21,8 +21,8 @@ from streamline.plan.worker import worker_flow
 from streamline.sources.composite import SeveralState
 from streamline.sources.mix import ComponentMetrics, pass_of
 from streamline.sources.sampler import draws_of
-from streamline.testing.copying import Copying, Cut
-from streamline.testing.running import Read, Subject, opened, read, run
+from streamline.testing.copying_backend import Copying, HostDeath
+from streamline.testing.subjects import Read, Subject, opened, read, run
 from tests.hosts.kit import on_each
 
 AnyPipeline = Pipeline[Any]
@@ -82,7 +82,7 @@ def test_behind_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: i
 
 
 def test_behind_the_death_of_a_host_what_was_taken_counts_once() -> None:
-    with PIPE.open(backend=Copying(1, (Cut(0, received=8),), max_restarts=3)) as stream:
+    with PIPE.open(backend=Copying(1, (HostDeath(0, received=8),), max_restarts=3)) as stream:
         assert len(list(stream)) == 28
         found = told(mixed(stream))
         (host,) = stream.stats().hosts

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from streamline.cli import main
+from streamline.cli import main, target
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
-from streamline.preflight.target import target
 
 SCRIPT = """
 import sys

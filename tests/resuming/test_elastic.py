@@ -16,8 +16,8 @@ import streamline as sl
 from streamline.errors import ResumeError
 from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition
+from streamline.testing.laws import atoms
 from streamline.testing.steps import DICE, Step, steps
-from streamline.testing.truth import atoms
 from tests.laws.profile import examples
 
 AnyPipeline = sl.Pipeline[Any]

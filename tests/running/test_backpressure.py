@@ -22,7 +22,7 @@ from streamline.core.session import Session
 from streamline.core.state import At, CountedStates
 from streamline.core.tree import nbytes
 from streamline.sources.base import Part
-from streamline.testing.copying import Copying
+from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
 from tests.running.kit import AsyncTest, Counting, Pipe, later, stage
 

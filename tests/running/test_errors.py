@@ -17,9 +17,8 @@ import streamline as sl
 from streamline.core.error_policy import Errors, Policy
 from streamline.core.flow import Flow
 from streamline.core.tasks import Tasks
-from streamline.testing.laws import quiescence_law, resume_law
-from streamline.testing.running import PipelineSubject, run
-from streamline.testing.truth import Truth
+from streamline.testing.laws import ExpectedItems, quiescence_law, resume_law
+from streamline.testing.subjects import PipelineSubject, run
 from tests.laws.profile import examples
 from tests.laws.stages import pairs
 
@@ -167,7 +166,7 @@ bad_items = st.frozensets(st.integers(0, LENGTH - 1), max_size=LENGTH)
 def test_resuming_is_exact_at_every_state_of_a_stage_that_skips(stage: str, bad: frozenset[int], seed: int) -> None:
     pipe = STAGES[stage](bad)
     good = [item for item in range(LENGTH) if item not in bad]
-    truth = Truth(good, choosing=stage in REORDERS)
+    truth = ExpectedItems(good, choosing=stage in REORDERS)
     run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(seed)))
 
 
@@ -177,7 +176,15 @@ def test_resuming_is_exact_at_every_state_of_a_stage_that_skips(stage: str, bad:
 def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[int], stage: str, seed: int) -> None:
     pipe = BEHIND[behind](STAGES[stage](bad))
     good = [item for item in range(LENGTH) if item not in bad]
-    run(partial(resume_law, subject=Skipping(pipe), truth=Truth(good, choosing=True), generations=5, dice=Random(seed)))
+    run(
+        partial(
+            resume_law,
+            subject=Skipping(pipe),
+            truth=ExpectedItems(good, choosing=True),
+            generations=5,
+            dice=Random(seed),
+        )
+    )
 
 
 @pytest.mark.parametrize("backend", ["uvloop", "trio"])
@@ -186,7 +193,7 @@ def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[i
 @given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))
 def test_it_is_exact_on_every_kind_of_event_loop(backend: str, stage: str, bad: frozenset[int]) -> None:
     pipe = STAGES[stage](bad).shuffle(window=4)
-    truth = Truth([item for item in range(LENGTH) if item not in bad], choosing=True)
+    truth = ExpectedItems([item for item in range(LENGTH) if item not in bad], choosing=True)
     run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(0)), backend)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import Jitter
-from streamline.testing.devices import to_elsewhere
+from streamline.testing.scripted import to_elsewhere
 
 Plan = Callable[[], Pipeline[Any]]
 

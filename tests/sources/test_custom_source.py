@@ -19,7 +19,7 @@ import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError, StageError
 from streamline.sources.custom import epoch_number
 from streamline.testing.checks import check_failure, check_resume
-from streamline.testing.running import LOOPS
+from streamline.testing.subjects import LOOPS
 
 
 @sl.source(state=dict)

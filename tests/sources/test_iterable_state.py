@@ -21,7 +21,7 @@ from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, Resu
 from streamline.pipeline import Pipeline
 from streamline.sources.foreign_state import decoded, encoded
 from streamline.testing.checks import check_failure, check_resume
-from streamline.testing.running import LOOPS
+from streamline.testing.subjects import LOOPS
 
 DRAWN: list[int] = []
 """What stand-ins were asked for, over all of them."""

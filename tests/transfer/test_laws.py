@@ -9,9 +9,8 @@ import pytest
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_failure, check_resume, check_stage
-from streamline.testing.devices import Elsewhere, to_elsewhere
-from streamline.testing.running import LOOPS
-from streamline.testing.sources import scripted
+from streamline.testing.scripted import SlowDevice, scripted, to_elsewhere
+from streamline.testing.subjects import LOOPS
 from streamline.transfer.stage import Transfer
 
 
@@ -22,7 +21,7 @@ def in_place(pipe: Pipeline[Any]) -> Pipeline[Any]:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("depth", [1, 5])
 def test_a_device_that_is_waited_for_keeps_the_laws(loop: str, depth: int) -> None:
-    check_stage(Transfer(name="transfer", device="cuda", depth=depth, target=Elsewhere()), range(9), loop=loop)
+    check_stage(Transfer(name="transfer", device="cuda", depth=depth, target=SlowDevice()), range(9), loop=loop)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -53,4 +52,4 @@ def test_it_resumes_exactly_while_workers_run_in_processes() -> None:
 def test_a_batch_that_cannot_be_moved_fails_as_any_stage_does(loop: str) -> None:
     error = LookupError("no room for 12")
     pipe = scripted([1, 2, 3], [11, 12, 13, 14], [])
-    check_failure(to_elsewhere(pipe, Elsewhere(12, error)), error, mended=to_elsewhere(pipe), loop=loop)
+    check_failure(to_elsewhere(pipe, SlowDevice(12, error)), error, mended=to_elsewhere(pipe), loop=loop)

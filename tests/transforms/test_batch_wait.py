@@ -23,10 +23,9 @@ from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume, check_stage
-from streamline.testing.laws import quiescence_law, resume_law
-from streamline.testing.running import LOOPS, PipelineSubject
-from streamline.testing.sources import PAUSE, Abort, Script, scripted
-from streamline.testing.truth import Truth
+from streamline.testing.laws import ExpectedItems, quiescence_law, resume_law
+from streamline.testing.scripted import PAUSE, Abort, Script, scripted
+from streamline.testing.subjects import LOOPS, PipelineSubject
 from streamline.transforms.batch import Batch
 
 R = TypeVar("R")
@@ -318,7 +317,7 @@ async def gappy() -> AsyncIterator[int]:
 def test_a_resume_is_exact_behind_batches_that_time_has_made(name: str) -> None:
     pipe = BEHIND[name](batched(sl.from_iterable(gappy)))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(1))
-    run(partial(law, truth=Truth([*range(17)], choosing=True)))
+    run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
 
 @pytest.mark.parametrize("name", ["nothing", "flat_map", "many"])
@@ -326,7 +325,7 @@ def test_a_resume_is_exact_behind_choices_upon_choices(name: str) -> None:
     pipe = sl.from_iterable(gappy).shard(2).map(late, concurrency=2, ordered=False).merge("best_effort")
     pipe = BEHIND[name](batched(pipe))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(2))
-    run(partial(law, truth=Truth([*range(17)], choosing=True)))
+    run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
 
 def test_states_stand_still_while_time_passes() -> None:

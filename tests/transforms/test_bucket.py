@@ -15,7 +15,7 @@ import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
-from streamline.testing.sources import Script
+from streamline.testing.scripted import Script
 from tests.laws.profile import examples
 
 Item = tuple[int, int]

@@ -1,6 +1,8 @@
 """Scripted sources: items, and what may happen between them.
 
 The idea of a test source with ABORT and PAUSE between its items is bytewax's.
+
+A device that is nowhere: as slow to reach as any, for laws that a transfer has to keep without one.
 """
 
 from __future__ import annotations
@@ -16,8 +18,41 @@ from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode, Part, Source
+from streamline.transfer.base import Mover, Target
+from streamline.transfer.stage import Transfer
 
-__all__ = ["PAUSE", "YIELD", "Abort", "Record", "Script", "scripted"]
+__all__ = ["PAUSE", "YIELD", "Abort", "Script", "ScriptRecord", "SlowDevice", "scripted", "to_elsewhere"]
+
+
+@dataclass(frozen=True)
+class SlowDevice(Target):
+    """A device that has to be waited for; batches stay what they are.
+
+    Attributes:
+      error: what it fails with at `failing`; None: it doesn't.
+    """
+
+    failing: Any = None
+    error: Exception | None = None
+
+    def mover(self, depth: int) -> Mover:
+        return _SlowMover(self)
+
+
+class _SlowMover(Mover):
+    def __init__(self, target: SlowDevice) -> None:
+        self._target = target
+
+    def move(self, batch: Any) -> Any:
+        if self._target.error is not None and batch == self._target.failing:
+            raise self._target.error
+        return batch
+
+
+def to_elsewhere(pipe: Pipeline[Any], target: Target | None = None, depth: int = 2) -> Pipeline[Any]:
+    """Return a pipeline with a transfer as it is to a GPU: in a thread, behind a channel of its own."""
+    merged = pipe if pipe.merging is not None else pipe.merge()
+    return merged._with(Transfer(name="transfer", device="cuda", depth=depth, target=target or SlowDevice()))
 
 
 @dataclass(frozen=True)
@@ -46,7 +81,7 @@ YIELD: Final = _Mark("YIELD")
 """Between two items: the source lets every other task run once."""
 
 
-class Record:
+class ScriptRecord:
     """What happened to a script, over all its openings.
 
     Attributes:
@@ -63,8 +98,8 @@ class Record:
         self.waiting: list[anyio.Event] = []
         self.flows: list[Flow[Any]] = []  # held, so that garbage collection can't pass for a close
 
-    def __reduce__(self) -> tuple[type[Record], tuple[()]]:
-        return Record, ()  # what happens in another process is not known here
+    def __reduce__(self) -> tuple[type[ScriptRecord], tuple[()]]:
+        return ScriptRecord, ()  # what happens in another process is not known here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +120,20 @@ class Script(Source[Any]):
     name: str = "script"
     shards: tuple[tuple[Any, ...], ...]
     schedule: tuple[int, ...] = ()
-    record: Record = field(default_factory=Record, compare=False, repr=False)
+    record: ScriptRecord = field(default_factory=ScriptRecord, compare=False, repr=False)
 
     @property
     def mended(self) -> Script:
         """The same items without failures or pauses, with a record of its own."""
         shards = tuple(tuple(entry for entry in shard if not _is_mark(entry)) for shard in self.shards)
-        return replace(self, shards=shards, record=Record())
+        return replace(self, shards=shards, record=ScriptRecord())
 
     def failing(self, error: BaseException, *, at: int, shard: int = 0) -> Script:
         """Return a script that fails with `error` before item number `at` of a shard; with a record of its own."""
         place = _place(self.shards[shard], at)
         entries = (*self.shards[shard][:place], Abort(error), *self.shards[shard][place:])
         shards = (*self.shards[:shard], entries, *self.shards[shard + 1 :])
-        return replace(self, shards=shards, record=Record())
+        return replace(self, shards=shards, record=ScriptRecord())
 
     def release(self) -> None:
         """Let the source pass every PAUSE from now on."""

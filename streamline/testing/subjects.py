@@ -11,7 +11,6 @@ from functools import cached_property
 from random import Random
 from typing import Any, TypeVar, cast
 
-import anyio
 import anyio.lowlevel
 
 from streamline.backends.base import Backend
@@ -36,10 +35,13 @@ from streamline.transforms.base import Stage
 
 __all__ = ["LOOPS", "ChainSubject", "PipelineSubject", "Read", "Subject", "opened", "read", "run", "settle"]
 
+
 R = TypeVar("R")
+
 
 LOOPS = ("asyncio", "uvloop", "trio")
 """Event loops that a law may be checked on; all but the first need their package."""
+
 
 TIMEOUT_S = 200.0
 """Seconds after which a law says that nothing comes any more: thousands of times what one takes."""

@@ -27,10 +27,10 @@ from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
 from streamline.plan.plan import Plan
 
-__all__ = ["CopyLink", "Copying", "Cut", "Cuts"]
+__all__ = ["CopyLink", "Copying", "HostDeath", "HostDeaths"]
 
 
-class Cut(NamedTuple):
+class HostDeath(NamedTuple):
     """When a host dies.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
     received: int | None = None
 
 
-class Cuts:
+class HostDeaths:
     """When the hosts of one running die.
 
     Attributes:
@@ -53,22 +53,22 @@ class Cuts:
       happened: deaths so far.
     """
 
-    def __init__(self, cuts: Sequence[Cut] = ()) -> None:
+    def __init__(self, cuts: Sequence[HostDeath] = ()) -> None:
         self.links = self.happened = 0
         self.sent: list[int] = []
         self.received: list[int] = []
         self._cuts = {cut.link: cut for cut in cuts}
 
-    def cut(self) -> tuple[int, Cut]:
+    def cut(self) -> tuple[int, HostDeath]:
         """Return the next link's number, and when it is cut."""
         number = self.links
         self.links += 1
         self.sent.append(0)
         self.received.append(0)
-        return number, self._cuts.get(number, Cut(number))
+        return number, self._cuts.get(number, HostDeath(number))
 
 
-class Pickled(NamedTuple):
+class CopiedItems(NamedTuple):
     """Items as bytes."""
 
     data: bytes
@@ -91,7 +91,7 @@ class CopyLink(PipeLink):
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
         try:
-            return Pickled(pickle.dumps(list(items), 5), len(items))
+            return CopiedItems(pickle.dumps(list(items), 5), len(items))
         except Exception:
             for index, item in enumerate(items):
                 try:
@@ -101,7 +101,7 @@ class CopyLink(PipeLink):
             raise
 
     def unpack(self, packed: PackedItems) -> list[Any]:
-        assert isinstance(packed, Pickled)
+        assert isinstance(packed, CopiedItems)
         items: list[Any] = pickle.loads(packed.data)
         return items
 
@@ -129,7 +129,7 @@ class _TaskHost(Host):
 
     closed = False
 
-    def __init__(self, number: int, tasks: Tasks, deaths: Cuts) -> None:
+    def __init__(self, number: int, tasks: Tasks, deaths: HostDeaths) -> None:
         self.number = number
         self._tasks = tasks
         self._deaths = deaths
@@ -191,14 +191,14 @@ class Copying:
     """
 
     n: int
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[HostDeath, ...] = ()
     max_restarts: int = 3
-    runnings: list[Cuts] = field(default_factory=list, init=False, compare=False, repr=False)
+    runnings: list[HostDeaths] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
         spec = Spec.of(plan, session)
-        deaths = Cuts(self.cuts)
+        deaths = HostDeaths(self.cuts)
         self.runnings.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
         return HostedWorkers(plan, site, hosts, spec, workers, CrashTracking(max_restarts=self.max_restarts), own=True)

@@ -1,1 +1,0 @@
-"""What can be known of a run before it: what it would read, and what it would fail on."""

@@ -1,0 +1,576 @@
+"""`read_parquet`.
+
+`read_lines` and `read_jsonl`.
+
+`read_arrow`.
+
+`read_csv`.
+
+`read_npy`.
+
+`read_tar`.
+
+`read_files`.
+
+`stream_http`.
+
+From what a user gives to a `read_*` function to a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from streamline.core.options import check_int, given
+from streamline.errors import PlanError, PlanTypeError
+from streamline.io.formats.arrow import ArrowFormat
+from streamline.io.formats.base import Format
+from streamline.io.formats.columnar import Predicate, require_pyarrow
+from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
+from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
+from streamline.io.formats.lines import LineFormat
+from streamline.io.formats.npy import NpyFormat
+from streamline.io.formats.parquet import ParquetFormat
+from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
+from streamline.io.formats.whole_files import WholeFile, WholeFormat
+from streamline.io.storage.options import Access, AccessOptions, HttpOptions
+from streamline.io.storage.paths import Paths, given_paths
+from streamline.pipeline import Pipeline
+from streamline.sources.files import Files
+from streamline.sources.framing import Framing, ServerSentEvent
+from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
+from streamline.sources.http_stream import HttpFeed, codec_of
+from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+__all__ = [
+    "pipeline_of",
+    "read_arrow",
+    "read_csv",
+    "read_files",
+    "read_jsonl",
+    "read_lines",
+    "read_npy",
+    "read_parquet",
+    "read_tar",
+    "selecting",
+    "stream_http",
+]
+
+
+T = TypeVar("T")
+
+
+def read_lines(
+    paths: Paths, *, max_line_bytes: int = MAX_LINE_BYTES, name: str = "read_lines", **access: Unpack[AccessOptions]
+) -> Pipeline[str]:
+    r"""Read the lines of text files (UTF-8), without their ends, "\n" or "\r\n"; empty lines are items.
+
+    A byte order mark at the beginning of a file is no part of its first line.
+
+    A resume goes on at the byte; in a compressed file, it decompresses what is before it once more.
+
+    Args:
+      paths: local paths and objects of stores (s3://, gs://, az://), with globs; http(s) URLs; all with braces:
+        part-{000..127}.txt; one or several. gzip, zstd, bzip2 and xz are unpacked.
+      max_line_bytes: a longer line is an error; >= 1.
+      name: its part of a state is kept under it.
+      access: how bytes are had: `http`, `concurrency`, `cache_dir`, `cache_max_bytes`, `storage_options`, see
+        `streamline.io.storage.options.Access`.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for what can't be decoded, each with file, line and byte.
+    """
+    return _lines("read_lines", decode_text, paths, name, max_line_bytes, **access)
+
+
+def read_jsonl(
+    paths: Paths, *, max_line_bytes: int = MAX_LINE_BYTES, name: str = "read_jsonl", **access: Unpack[AccessOptions]
+) -> Pipeline[Any]:
+    """Read the JSON values of files with one a line; blank lines are skipped. Otherwise as `read_lines`."""
+    return _lines("read_jsonl", decode_json, paths, name, max_line_bytes, **access)
+
+
+def _lines(
+    kind: str, decode: Decode[T], paths: Paths, name: str, max_line_bytes: int, **access: Unpack[AccessOptions]
+) -> Pipeline[T]:
+    max_line_bytes = check_int(f"{kind}(max_line_bytes=)", max_line_bytes, 1)
+    return pipeline_of(LineFormat(made_by=kind, decode=decode, max_line_bytes=max_line_bytes), paths, name, **access)
+
+
+@overload
+def read_arrow(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: None = None,
+    name: str = "read_arrow",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[dict[str, Any]]: ...
+
+
+@overload
+def read_arrow(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: int,
+    name: str = "read_arrow",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[pa.RecordBatch]: ...
+
+
+def read_arrow(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: int | None = None,
+    name: str = "read_arrow",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Any]:
+    """Read the rows of Arrow IPC files ("feather") as dicts, or as record batches. Needs the extra `arrow`.
+
+    Fetched are the footer, and then whole record batches; a resume fetches one again, and one file is split over shards
+    by them. Files in the stream format are known by their first bytes, and read from the start: a resume reads again
+    what is before its record batch, and they can't be split.
+
+    Args:
+      paths: as `read_lines`.
+      columns: names of top columns, otherwise as `read_parquet`; the others are fetched along with them, but in a local
+        file.
+      filter: as `read_parquet`, but nothing says beforehand which record batches have no such rows.
+      batch_rows: as `read_parquet`; no batch is larger than it is in the file.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      As `read_parquet`.
+    """
+    return pipeline_of(ArrowFormat(**selecting("read_arrow", columns, filter, batch_rows)), paths, name, **access)
+
+
+@overload
+def read_csv(
+    paths: Paths,
+    *,
+    header: Literal[True] | Sequence[str] = True,
+    delimiter: str = ",",
+    quotechar: str | None = '"',
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    name: str = "read_csv",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[dict[str, str]]: ...
+
+
+@overload
+def read_csv(
+    paths: Paths,
+    *,
+    header: Literal[False],
+    delimiter: str = ",",
+    quotechar: str | None = '"',
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    name: str = "read_csv",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[list[str]]: ...
+
+
+def read_csv(
+    paths: Paths,
+    *,
+    header: bool | Sequence[str] = True,
+    delimiter: str = ",",
+    quotechar: str | None = '"',
+    max_record_bytes: int = MAX_RECORD_BYTES,
+    name: str = "read_csv",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Any]:
+    r"""Read the records of CSV files (RFC 4180) in UTF-8, as dicts by column; all values are strings.
+
+    Delimiters, line ends and doubled quotes may stand inside quotes. Lines end with "\n" or "\r\n". Blank lines, and a
+    byte order mark, are skipped. A record with too few or too many fields is an error. A resume goes on at the byte,
+    and reads the header again; in a compressed file, it decompresses what is before it once more.
+
+    Args:
+      paths: as `read_lines`.
+      header: True: each file's first record names its columns. A list of names: no file has such a record. False:
+        none has, and items are lists.
+      delimiter: between fields; one character: "\t".
+      quotechar: around fields; one character; None: a quote means nothing, and every line is a record.
+      max_record_bytes: a longer record is an error: a quote that isn't closed swallows the rest of its file; >= 1.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for what can't be decoded, each with file, line and byte.
+    """
+    max_record_bytes = check_int("read_csv(max_record_bytes=)", max_record_bytes, 1)
+    format = CsvFormat(
+        header=_csv_header(header), dialect=_csv_dialect(delimiter, quotechar), max_record_bytes=max_record_bytes
+    )
+    return pipeline_of(format, paths, name, **access)
+
+
+def _csv_header(header: Any) -> Header:
+    if isinstance(header, bool):
+        return header
+    if isinstance(header, str) or not isinstance(header, Sequence) or not all(isinstance(one, str) for one in header):
+        raise PlanTypeError(f"read_csv(header=): expected True, False or a list of names, got {given(header)}")
+    if not header or len(set(header)) != len(header):
+        raise PlanError(f"read_csv(header=): expected names, each of them once, got {given(header)}")
+    return tuple(header)
+
+
+def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
+    for what, value in {"delimiter": delimiter, "quotechar": quotechar}.items():
+        if not (isinstance(value, str) or (value is None and what == "quotechar")):
+            raise PlanTypeError(f"read_csv({what}=): expected one character, got {given(value)}")
+        if value is not None and (len(value) != 1 or value in "\r\n"):
+            raise PlanError(f"read_csv({what}=): expected one character, no line end, got {value!r}")
+    if delimiter == quotechar:
+        raise PlanError(f"read_csv(): expected delimiter and quotechar to differ, both are {delimiter!r}")
+    return Dialect(delimiter, quotechar)
+
+
+def read_npy(
+    paths: Paths, *, arrays: Iterable[str] | None = None, name: str = "read_npy", **access: Unpack[AccessOptions]
+) -> Pipeline[Any]:
+    """Read the rows of NumPy files, along the first axis: arrays, or NumPy's scalars where it is the only axis.
+
+    Of an npz file, whose arrays have as many rows, an item is a dict {name: row}. A local file is mapped into memory,
+    and rows are read-only views of it; a remote one is read by ranges. What is deflated (`np.savez_compressed`) is
+    unpacked from its start, by a resume and by each shard too. Arrays of Python objects are refused: they are pickles.
+
+    Args:
+      paths: as `read_lines`; npy and npz are told apart by their first bytes.
+      arrays: names of those that are read of an npz file; None: all.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      PlanTypeError: an option of the wrong type.
+      PlanError: no array at all, or one that is named twice.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for what is damaged or no such array, with file and row.
+    """
+    return pipeline_of(NpyFormat(arrays=_npy_names(arrays)), paths, name, **access)
+
+
+def _npy_names(arrays: Iterable[str] | None) -> tuple[str, ...] | None:
+    if arrays is None:
+        return None
+    if isinstance(arrays, str | bytes) or not isinstance(arrays, Iterable):
+        raise PlanTypeError(f'read_npy(arrays=) is a list of names, ["x", "y"], got {given(arrays)}')
+    names = tuple(arrays)
+    if not all(isinstance(name, str) for name in names):
+        raise PlanTypeError(f'read_npy(arrays=) is a list of names, ["x", "y"], got {given(names)}')
+    if not names or len(set(names)) < len(names):
+        raise PlanError(f"read_npy(arrays=) is one name or more, each once, got {list(names)}")
+    return names
+
+
+@overload
+def read_parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: None = None,
+    name: str = "read_parquet",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[dict[str, Any]]: ...
+
+
+@overload
+def read_parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: int,
+    name: str = "read_parquet",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[pa.RecordBatch]: ...
+
+
+def read_parquet(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    batch_rows: int | None = None,
+    name: str = "read_parquet",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Any]:
+    """Read the rows of Parquet files as dicts, or as record batches. Needs `pip install 'streamline[arrow]'`.
+
+    Fetched are the footer, and then the wanted columns of the wanted row groups; a resume fetches one row group again.
+    One file is split over shards by row groups.
+
+    Args:
+      paths: as `read_lines`.
+      columns: the columns that are wanted, in the order in which they are to come; dotted names mean parts of structs:
+        "image.width". None: all.
+      filter: rows for which this isn't true are left out: `pc.field("year") > 2020`. Row groups in which it can't be
+        true, as their statistics say, aren't fetched. It may look at columns that aren't wanted.
+      batch_rows: items are `pyarrow.RecordBatch`es of at most so many rows, each of one row group and >= 1, so the last
+        ones of a row group may be fewer; a filter takes rows out of them. None: items are rows, as `to_pylist()` of
+        pyarrow gives them.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      PlanError, PlanTypeError: an option that can't be; pyarrow isn't installed.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for what is damaged, lacks a column, or differs in its columns from the file before, each with the file,
+      and the row group where it is in one.
+    """
+    options = selecting("read_parquet", columns, filter, batch_rows)
+    return pipeline_of(ParquetFormat(**options), paths, name, **access)
+
+
+def selecting(function: str, columns: object, filter: object, batch_rows: object) -> dict[str, Any]:
+    """Return the options of a `Columnar` format, checked.
+
+    Raises:
+      As `read_parquet`.
+    """
+    require_pyarrow(function)
+    if batch_rows is not None:
+        batch_rows = check_int(f"{function}(batch_rows=)", batch_rows, 1)
+    return {
+        "columns": _columns(f"{function}(columns=)", columns),
+        "predicate": _predicate(f"{function}(filter=)", filter),
+        "batch_rows": batch_rows,
+    }
+
+
+def _columns(option: str, columns: object) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    if not isinstance(columns, Sequence) or isinstance(columns, str | bytes):
+        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
+    if not all(isinstance(column, str) for column in columns):
+        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
+    if not columns:
+        raise PlanError(f"{option} is at least one name, got none; None means all columns")
+    if len(set(columns)) < len(columns):
+        raise PlanError(f"{option} has a name twice: {list(columns)}")
+    return tuple(columns)
+
+
+def _predicate(option: str, expression: object) -> Predicate | None:
+    if expression is None:
+        return None
+    import pyarrow.compute as pc  # whoever has an expression has imported it
+
+    if not isinstance(expression, pc.Expression):
+        hint = "; pyarrow.parquet.filters_to_expression makes one of a list" if isinstance(expression, list) else ""
+        raise PlanTypeError(f"{option} is a pyarrow.compute.Expression, got {given(expression)}{hint}")
+    if "FieldPath(" in str(expression):
+        raise PlanError(f"{option} names its columns, got {expression}: a number is of another column elsewhere")
+    return Predicate.of(expression)
+
+
+@overload
+def read_tar(
+    paths: Paths,
+    *,
+    group: Literal[True] = True,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    name: str = "read_tar",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[dict[str, Any]]: ...
+
+
+@overload
+def read_tar(
+    paths: Paths,
+    *,
+    group: Literal[False],
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    name: str = "read_tar",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Member]: ...
+
+
+@overload
+def read_tar(
+    paths: Paths,
+    *,
+    group: bool,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    name: str = "read_tar",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Any]: ...
+
+
+def read_tar(
+    paths: Paths,
+    *,
+    group: bool = True,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    name: str = "read_tar",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[Any]:
+    """Read the samples of tar archives (WebDataset's): consecutive members that share a key.
+
+    The key of "train/0001.seg.png" is "train/0001", its field "seg.png", in lower case. An item is a dict: "__key__",
+    and the bytes of each field. Members without a key ("README", ".hidden", "__meta__/…"), folders, symbolic links and
+    devices are passed over; hard links, sparse files, and a second member for a field are errors.
+
+    A resume goes on at the byte; in a compressed archive, it decompresses what is before it once more. Split into
+    shards ("contiguous"), each owns the samples that begin in its share of the bytes; to find the first one, each
+    process walks once over the headers before it, past the data where they are long.
+
+    Args:
+      paths: as `read_lines`.
+      group: False: each file in the archive is an item, whatever it is called, with its `name` and `data`.
+      max_sample_bytes: a sample with more data is an error; >= 1.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
+      DataError for an archive that is damaged or cut short, each with file, member and byte.
+    """
+    if not isinstance(group, bool):
+        raise PlanTypeError(f"expected read_tar(group=) as True or False, got {given(group)}")
+    max_sample_bytes = check_int("read_tar(max_sample_bytes=)", max_sample_bytes, 1)
+    return pipeline_of(TarFormat(group=group, max_sample_bytes=max_sample_bytes), paths, name, **access)
+
+
+def read_files(paths: Paths, *, name: str = "read_files", **access: Unpack[AccessOptions]) -> Pipeline[WholeFile]:
+    """Read whole files: one item for each, in order, with its `path` and its `data`, bytes as they are.
+
+    A resume goes on with the next file. Many files are fetched at a time, `concurrency=` of them. One file is one item,
+    so it can't be split over shards.
+
+    Args:
+      paths: as `read_lines`; nothing is unpacked.
+      name: its part of a state is kept under it.
+      access: as `read_lines`.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value.
+      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for a file that can't be
+      read, behind the items before it; with `on_error="skip"` it is left out, and counted.
+    """
+    return pipeline_of(WholeFormat(), paths, name, **access)
+
+
+class _StreamHttpOptions(TypedDict, total=False):
+    name: str
+    http: HttpOptions | None
+    idle_timeout_s: float
+    give_up_s: float
+    max_item_bytes: int
+    max_ahead: int
+    max_ahead_bytes: int
+    partitioned: bool
+    journal: str | PathLike[str] | None
+
+
+@overload
+def stream_http(url: str, *, framing: Literal["lines"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[str]: ...
+
+
+@overload
+def stream_http(
+    url: str, *, framing: Literal["sse"], **options: Unpack[_StreamHttpOptions]
+) -> Pipeline[ServerSentEvent]: ...
+
+
+@overload
+def stream_http(url: str, *, framing: Literal["bytes"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[bytes]: ...
+
+
+@overload
+def stream_http(url: str, *, framing: Literal["jsonl"], **options: Unpack[_StreamHttpOptions]) -> Pipeline[Any]: ...
+
+
+def stream_http(
+    url: str,
+    *,
+    framing: Framing,
+    name: str = "stream_http",
+    http: HttpOptions | None = None,
+    idle_timeout_s: float = IDLE_TIMEOUT_S,
+    give_up_s: float = GIVE_UP_S,
+    max_item_bytes: int = MAX_ITEM_BYTES,
+    max_ahead: int = MAX_AHEAD,
+    max_ahead_bytes: int = MAX_AHEAD_BYTES,
+    partitioned: bool = False,
+    journal: str | PathLike[str] | None = None,
+) -> Pipeline[Any]:
+    """Read an endless HTTP response: a live source, read once and journalled as `from_stream`.
+
+    It connects again whenever a connection ends, fails, or is silent for too long, behind a pause that doubles while
+    nothing comes. What a dropped connection cuts off is never an item. With server-sent events, the server is told the
+    last id that was read, behind a resume too, so nothing is lost or doubled if it goes on from there; for the other
+    framings HTTP has no such word, and what the server sends between two connections is gone.
+
+    Args:
+      url: one http(s) URL.
+      framing: "lines": text, each without its end; "jsonl": a JSON value a line, blank lines skipped; "sse":
+        server-sent events, as `ServerSentEvent`; "bytes": as they come.
+      name: its part of a state is kept under it.
+      http: how it is asked for: headers, retries until the server has answered once.
+      idle_timeout_s: seconds of silence behind which a connection counts as dropped; `math.inf`: none.
+      give_up_s: seconds for which it may fail without an answer, once it has had one; `math.inf`: for ever.
+      max_item_bytes: a longer line or event is an error.
+      max_ahead, max_ahead_bytes, partitioned, journal: see `from_stream`.
+
+    Raises:
+      PlanTypeError: an option of the wrong type.
+      PlanError: one out of range.
+      While it runs: ReadError for a server that refuses (401, 404, ...) or has failed for too long, DataError for what
+      can't be an item, and as `from_stream`.
+    """
+    request = EndlessRequest(
+        url=url,
+        framing=framing,
+        http=http,
+        idle_timeout_s=idle_timeout_s,
+        give_up_s=give_up_s,
+        max_item_bytes=max_item_bytes,
+    )
+    codec = codec_of(framing)
+    return Pipeline(
+        live_of(
+            name,
+            HttpFeed(request),
+            encode=codec.encode,
+            decode=codec.decode,
+            max_ahead=max_ahead,
+            max_ahead_bytes=max_ahead_bytes,
+            partitioned=partitioned,
+            journal=journal,
+        )
+    )
+
+
+def pipeline_of(format: Format[T], paths: Paths, name: str, **access: Unpack[AccessOptions]) -> Pipeline[T]:
+    """Return the pipeline that reads files of a format.
+
+    Raises:
+      PlanTypeError: an option that there is none of.
+      As `given_paths` and `Access`.
+    """
+    if unknown := sorted(access.keys() - AccessOptions.__annotations__.keys()):
+        known = ", ".join(f"{option}=" for option in AccessOptions.__annotations__)
+        raise PlanTypeError(f"{format.kind} takes no {unknown[0]}=; beside those of its format it takes {known}")
+    return Pipeline(Files(name=name, format=format, paths=given_paths(paths), access=Access(**access)))

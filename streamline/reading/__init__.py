@@ -1,1 +1,0 @@
-"""The functions that make a pipeline from files: `read_*`."""
