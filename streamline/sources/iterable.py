@@ -22,9 +22,8 @@ from streamline.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.meters.stage_meter import Working
 from streamline.pace import Pace
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.dataset import StreamDataset
 from streamline.sources.single_use import Use
-from streamline.sources.stateful import Foreign, Marks, as_text, foreign
+from streamline.sources.stateful import Foreign, Marks, Renewable, as_text, foreign
 from streamline.state_types import Count
 from streamline.states import At, Counted, Json, Shifted, State, States, Tree
 from streamline.table_rows import check_not_table
@@ -162,7 +161,7 @@ class _Reader:
         if self._iterator is not None:
             return
         iterable: Any = self._source.factory()
-        if isinstance(iterable, StreamDataset):
+        if isinstance(iterable, Renewable):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None
         check_not_table("from_iterable's factory returned", iterable)
