@@ -7,8 +7,9 @@ from os import PathLike
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from streamline.compiling import component
 from streamline.errors import PlanError, PlanTypeError
-from streamline.mixing.components import component, named
+from streamline.mixing.components import named
 from streamline.mixing.draws import draws_of
 from streamline.mixing.mix import Mix, Stop
 from streamline.mixing.zipped import Zip
