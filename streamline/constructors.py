@@ -17,8 +17,9 @@ from streamline.core.options import check_function, check_seed, given
 from streamline.core.user_function import DeclaredFunction, check_call, parameters_of
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
+from streamline.plan.compile import component
 from streamline.plan.plan import Plan
-from streamline.sources.composite import component, named
+from streamline.sources.composite import named
 from streamline.sources.custom import CustomSource
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource

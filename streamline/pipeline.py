@@ -335,8 +335,8 @@ class Pipeline(Openable[T]):
         Args:
           size: items in a batch; the last one has the rest.
           drop_remainder: leave out the last batch if it isn't full.
-          collate: "stack": see `streamline.transforms.collate.stack`; "torch": likewise, of tensors throughout; None: a list; a
-            sync function of the list.
+          collate: "stack": see `streamline.transforms.collate.stack`; "torch": likewise, of tensors throughout; None: a
+            list; a sync function of the list.
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.
         """

@@ -5,8 +5,8 @@ in three ways:
 
 - The list that still waits in the buffer stays open: what is sent next is appended to it until it is received, so no
   item waits for a list to fill, and a slow receiver gets few long lists.
-- It has room (`streamline.core.channel`) for so many items (and bytes, if asked to), including those that the receiver has
-  taken as a list but not dealt with yet.
+- It has room (`streamline.core.channel`) for so many items (and bytes, if asked to), including those that the receiver
+  has taken as a list but not dealt with yet.
 - It ends in three ways, never mistaken for one another: `finish`, `fail`, and `abandon`, when its driver is cancelled.
 
 What a channel carries: a list that takes more items until it is received.
@@ -50,7 +50,8 @@ class Room:
 
     Args:
       capacity: items between the sender's hands and the receiver's, at least 1.
-      capacity_bytes: likewise in bytes as `streamline.core.tree` counts them; one item is always admitted. None: no bound.
+      capacity_bytes: likewise in bytes as `streamline.core.tree` counts them; one item is always admitted. None: no
+        bound.
       by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
         `capacity_bytes`. Else nobody knows how much the next list would hold, and items are pulled one by one.
       widest: the capacity for items that take no time to make. None: the same.

@@ -27,13 +27,16 @@ from streamline.plan.rules import (
 )
 from streamline.sharding.index import Index
 from streamline.sources.base import Mode, Source
+from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch
 from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.flat_map import Unbatch
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import ShuffleFiles
 
-__all__ = ["compiled", "merged_size"]
+__all__ = ["compiled", "component", "merged_size"]
 
 
 AnyStage = Stage[Any, Any]
@@ -107,3 +110,35 @@ def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:
     """Without a shard: how many stages act on the source itself."""
     ops = INDEX_OPS if source.indexable else (ShuffleFiles,) if source.listed else ()
     return next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
+
+
+def component(option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool) -> Plan:
+    """Return the plan of a component, its parts named after it.
+
+    Args:
+      option: how the user wrote it: "sl.mix".
+      whole: whether it has neither shard nor merge.
+
+    Raises:
+      PlanError: it can't be a component; with the way out.
+    """
+    if not whole:
+        raise PlanError(
+            f"{option}: {name!r} has a .shard or a .merge: put them behind {option}, which splits each part"
+        )
+    if isinstance(source, Live):
+        raise PlanError(
+            f"{option}: {name!r} is a live feed, which can be read once, by one reader: merge feeds into one"
+        )
+    if chooser := next((stage for stage in stages if stage.chooses), None):
+        raise PlanError(
+            f"{option}: {chooser} of {name!r} chooses an order that another run would choose differently: move it "
+            f"behind {option}"
+        )
+    source = replace(source, name=f"{name}/{source.name}")
+    stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
+    if source.default_mode != "replicated":
+        return compiled(source, stages, None, 0, None, 0)
+    ops = (Take, Skip, Repeat)  # of all, before each worker keeps its stride
+    at = next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
+    return compiled(source, stages, Shard(), at, None, 0)

@@ -31,7 +31,8 @@ WIDER = 4
 
 
 BORDER_ITEMS = 4096
-"""Items between the event loop's thread and a plain loop's, if those are quick; see `streamline.runtime.loop_thread`."""
+"""Items between the event loop's thread and a plain loop's, if those are quick; see
+`streamline.runtime.loop_thread`."""
 
 
 ALL_WORKERS_ITEMS = 1024

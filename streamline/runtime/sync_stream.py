@@ -1,11 +1,11 @@
 """A plan that runs, for a plain `for` loop.
 
-The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), and the consumer receives lists, not items. The engine
-doesn't know the stream: when the stream is dropped, it stops.
+The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), and the consumer receives lists, not
+items. The engine doesn't know the stream: when the stream is dropped, it stops.
 
-Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, wherever it
-is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it. Leaving the
-`with` block, or dropping the iterator, ends the engine.
+Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread,
+wherever it is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it.
+Leaving the `with` block, or dropping the iterator, ends the engine.
 """
 
 from __future__ import annotations

@@ -23,18 +23,16 @@ from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.plan.compile import compiled
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.worker import worker_flow
 from streamline.snapshot.state_checks import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.sources.live import Live
 from streamline.transforms.base import Stage
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 
-__all__ = ["Several", "SeveralState", "component", "grown", "known_of", "named"]
+__all__ = ["Several", "SeveralState", "grown", "known_of", "named"]
 
 
 T = TypeVar("T")
@@ -42,38 +40,6 @@ T = TypeVar("T")
 
 GROW = ("length", "changed_files")
 """Changes of data behind which there may be more."""
-
-
-def component(option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool) -> Plan:
-    """Return the plan of a component, its parts named after it.
-
-    Args:
-      option: how the user wrote it: "sl.mix".
-      whole: whether it has neither shard nor merge.
-
-    Raises:
-      PlanError: it can't be a component; with the way out.
-    """
-    if not whole:
-        raise PlanError(
-            f"{option}: {name!r} has a .shard or a .merge: put them behind {option}, which splits each part"
-        )
-    if isinstance(source, Live):
-        raise PlanError(
-            f"{option}: {name!r} is a live feed, which can be read once, by one reader: merge feeds into one"
-        )
-    if chooser := next((stage for stage in stages if stage.chooses), None):
-        raise PlanError(
-            f"{option}: {chooser} of {name!r} chooses an order that another run would choose differently: move it "
-            f"behind {option}"
-        )
-    source = replace(source, name=f"{name}/{source.name}")
-    stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
-    if source.default_mode != "replicated":
-        return compiled(source, stages, None, 0, None, 0)
-    ops = (Take, Skip, Repeat)  # of all, before each worker keeps its stride
-    at = next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
-    return compiled(source, stages, Shard(), at, None, 0)
 
 
 class SeveralState(State):

@@ -17,13 +17,13 @@ import base64
 import json
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
 
 from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError, printable
 
-__all__ = ["Foreign", "Marks", "as_text", "decoded", "encoded", "foreign"]
+__all__ = ["Foreign", "Marks", "Renewable", "as_text", "decoded", "encoded", "foreign"]
 
 
 SNAPSHOT_EVERY = 16
@@ -35,6 +35,15 @@ PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
 BYTES, TUPLE = "__bytes__", "__tuple__"
 """An object of this one entry stands for what JSON has no word for."""
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """An iterable that keeps its place from one iteration to the next, and can be had from its start apart from it."""
+
+    def anew(self) -> Iterable[Any] | AsyncIterable[Any]:
+        """Return its items from the start."""
+        ...
 
 
 class Foreign:

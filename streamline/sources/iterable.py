@@ -24,10 +24,9 @@ from streamline.core.state import At, CountedStates, Json, Shifted, State, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.foreign_state import Foreign, Marks, as_text, foreign
+from streamline.sources.foreign_state import Foreign, Marks, Renewable, as_text, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
-from streamline.training.stream_dataset import StreamDataset
 
 __all__ = ["IterableSource"]
 
@@ -163,7 +162,7 @@ class _ListReader:
         if self._iterator is not None:
             return
         iterable: Any = self._source.factory()
-        if isinstance(iterable, StreamDataset):
+        if isinstance(iterable, Renewable):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None
         check_not_table("from_iterable's factory returned", iterable)

@@ -1,7 +1,7 @@
 """A live source as written in a plan: an async iterable that can't be read again.
 
-It is read once, by one reader for all workers of a rank (`streamline.sources.live_reader`), and what was read is kept until
-the consumer is past it (`streamline.sources.journal`).
+It is read once, by one reader for all workers of a rank (`streamline.sources.live_reader`), and what was read is kept
+until the consumer is past it (`streamline.sources.journal`).
 
 What a worker of a live source is opened on: what its feed, one for all workers of the rank, hands to it.
 """

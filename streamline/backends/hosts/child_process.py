@@ -13,8 +13,8 @@ the user's main module again: scripts without a guard and notebooks would not wo
 What a parent keeps of one child process: what joins the two, and the thread that listens.
 
 Four descriptors join them: the control socket, over which links are handed; the socket of what the child says
-(`streamline.backends.hosts.stdio_relay`); the lifeline, a pipe whose other end the child has; and a file, in which the child writes its
-stacks.
+(`streamline.backends.hosts.stdio_relay`); the lifeline, a pipe whose other end the child has; and a file, in which the
+child writes its stacks.
 """
 
 from __future__ import annotations

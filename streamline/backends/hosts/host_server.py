@@ -1,7 +1,7 @@
 """The far end: the workers of one running, in a host.
 
-Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); what comes out goes
-into an `Outlet` instead of a channel, and crosses the border.
+Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); what comes out
+goes into an `Outlet` instead of a channel, and crosses the border.
 
 What a host process does with a link that it is handed: takes in what was shipped, and runs the workers of it.
 

@@ -1,7 +1,7 @@
 """What a worker in a host reads of a live source: sent there as it comes, and kept until the worker's state is past it.
 
-The feed itself is read in the running's own event loop, once for all workers (`streamline.sources.live_reader`). When a host
-dies, the worker that takes over is sent again what the other had been sent and its state isn't behind.
+The feed itself is read in the running's own event loop, once for all workers (`streamline.sources.live_reader`). When a
+host dies, the worker that takes over is sent again what the other had been sent and its state isn't behind.
 """
 
 from __future__ import annotations

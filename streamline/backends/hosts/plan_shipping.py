@@ -462,9 +462,7 @@ def _parts(whole: Any) -> Iterator[tuple[str, object]]:
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield f"its variable {name}", _content(cell)
-    for name in cloudpickle.cloudpickle._extract_code_globals(
-        function.__code__
-    ):  # also those of functions inside
+    for name in cloudpickle.cloudpickle._extract_code_globals(function.__code__):  # also those of functions inside
         if name in function.__globals__:
             found = function.__globals__[name]
             yield _name(found) or f"the global variable {name}", found

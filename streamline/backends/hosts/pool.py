@@ -95,7 +95,8 @@ _hinted: set[tuple[object, ...]] = set()
 
 @dataclass(frozen=True)
 class HostingBackend(ABC):
-    """A backend whose workers run in hosts. They end with each running; those of the `HostPool` that `with` makes stay."""
+    """A backend whose workers run in hosts. They end with each running; those of the `HostPool` that `with` makes
+    stay."""
 
     _pools: list[HostPool] = field(default_factory=list, init=False, repr=False, compare=False)
 

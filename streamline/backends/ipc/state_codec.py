@@ -2,14 +2,14 @@
 
 States on their way across a border: with each list of items one column of them, and perhaps progress.
 
-Most states are never read. So the far end (`streamline.backends.ipc.state_codec`) pickles the column, which takes microseconds,
-and the near end keeps the bytes until somebody reads a state.
+Most states are never read. So the far end (`streamline.backends.ipc.state_codec`) pickles the column, which takes
+microseconds, and the near end keeps the bytes until somebody reads a state.
 
-Behind a choosing flow that is not enough: a state stands in a log of choices (`streamline.core.choices`) that goes on to
-grow, and whoever holds a mark will ask for the choices from there to a state that comes many messages later. So there
-the two ends keep copies of the log in step. Each message brings what was chosen since the last one, and says which
-stretches no state at the far end leads to any more; states refer to stretches by number. What the near end holds of the
-log is what the far end holds, and what its own states lead to.
+Behind a choosing flow that is not enough: a state stands in a log of choices (`streamline.core.choices`) that goes on
+to grow, and whoever holds a mark will ask for the choices from there to a state that comes many messages later. So
+there the two ends keep copies of the log in step. Each message brings what was chosen since the last one, and says
+which stretches no state at the far end leads to any more; states refer to stretches by number. What the near end holds
+of the log is what the far end holds, and what its own states lead to.
 
 If the far end dies, its worker is opened anew elsewhere, at the last state that arrived, and counts from 0 again: the
 new stretches are numbered on from there, as branches of those that this state stands in.
