@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from tests.laws.profile import examples
-from tests.running.kit import Counting, later
+from tests.runtime.kit import Counting, later
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, steps
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
-from tests.running.kit import AnyThreads
+from tests.runtime.kit import AnyThreads
 from tests.sources.live_kit import Tape
 
 AnyPipeline = Pipeline[Any]

@@ -27,7 +27,7 @@ from streamline.testing.copying_backend import Copying
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
 from tests.laws.profile import examples
-from tests.running.kit import AnyThreads
+from tests.runtime.kit import AnyThreads
 
 seeds = st.integers(0, 1000)
 

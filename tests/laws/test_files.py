@@ -29,7 +29,7 @@ from streamline.testing.checks import check_resume
 from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
 from tests.file_kit import PACK
-from tests.formats.archives import archive
+from tests.io.formats.archives import archive
 from tests.laws.files import Case, cases, number_of
 from tests.laws.profile import examples
 from tests.laws.test_compositions import short

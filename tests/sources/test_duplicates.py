@@ -23,7 +23,7 @@ from streamline.core.tree import digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
 from streamline.testing.copying_backend import Copying
-from tests.hosts.conftest import pool
+from tests.backends.hosts.conftest import pool
 from tests.laws.profile import examples
 
 __all__ = ["pool"]

@@ -19,7 +19,7 @@ from streamline.io.fetch.file import File
 from streamline.io.formats import line_decoding as lines
 from streamline.sources.interleave import ShardPlace, in_turn
 from streamline.testing.checks import check_resume
-from tests.formats.archives import archive
+from tests.io.formats.archives import archive
 from tests.laws.files import turned
 
 SIZES = [5, 0, 2, 9, 1, 4, 3]

@@ -1,0 +1,136 @@
+"""An item that ends every process in which it is touched: found, named, passed if asked; nobody else is to blame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import streamline as sl
+from streamline.errors import WorkerDied
+from tests.backends.hosts.disturbing import leaves_nothing_shared, quiet
+from tests.backends.hosts.poisons import (
+    LENGTH,
+    POISON,
+    Dangerous,
+    crashes,
+    dies,
+    dies_collating,
+    dies_drawing,
+    dies_later,
+    dies_unfolding,
+    greedy,
+    hangs_up,
+    kills_its_loop,
+    stage,
+)
+
+
+def items() -> sl.Pipeline[int]:
+    return sl.from_items(range(LENGTH)).shard(2)
+
+
+CALLS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
+    "map": lambda: items().map(dies),
+    "flat_map": lambda: items().flat_map(dies_unfolding),
+    "collate": lambda: items().batch(2, collate=dies_collating),
+    "async": lambda: items().map(dies_later, concurrency=8),
+    "thread": lambda: items().map(dies, executor="thread", concurrency=2),
+    "seeded": lambda: items().map(dies_drawing, seed=1),
+    "unordered": lambda: items().map(dies_later, concurrency=3, ordered=False),
+}
+"""Where a call can be found and left out."""
+
+STEPS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
+    "source": lambda: sl.from_items(Dangerous()).shard(2).map(abs),
+    "custom stage": lambda: items().through(stage),
+}
+"""Where it can't."""
+
+
+def harmless(pipe: Callable[[], sl.Pipeline[Any]], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what the pipeline gives, each worker's items in a list, if nothing dies."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", lambda code: None)
+        return pipe().merge().first(10**6)
+
+
+def of_workers(items: list[Any], *, sort: bool) -> list[list[Any]]:
+    """Return each worker's items, in its order where that is fixed."""
+    workers: list[list[Any]] = [[], []]
+    for item in items:
+        workers[(item[0] if isinstance(item, list) else item) % 2].append(item)
+    return [sorted(mine) for mine in workers] if sort else workers
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_poison_is_counted_and_passed(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = harmless(CALLS[name], monkeypatch)
+    borne = 3 if name == "map" else 2  # deaths, by default three: each costs a process
+    backend = sl.Processes(1, max_restarts=borne)
+    with quiet(caplog), CALLS[name]().merge().open(backend=backend, on_error="skip") as stream:
+        found = list(stream)
+        left_out = [POISON, POISON + 2] if name == "collate" else POISON
+        assert stream.errors.total == (2 if name == "collate" else 1)
+    innocent, poisoned = of_workers(whole, sort=name == "unordered")
+    poisoned.remove(left_out)  # a flat_map gave one item of its two before it died
+    assert of_workers(found, sort=name == "unordered") == [innocent, poisoned]
+
+
+@pytest.mark.parametrize("name", [*STEPS, "map"])
+def test_a_poison_raises_behind_the_items_before_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: list[int] = []
+    pipe = (STEPS | CALLS)[name]().merge()
+    with quiet(caplog), pipe.open(backend=sl.Processes(1), on_error="skip" if name in STEPS else "raise") as stream:
+        with pytest.raises(WorkerDied, match="3 times") as caught:
+            found.extend(stream)
+        snapshot = stream.snapshot()
+        with pytest.raises(WorkerDied):
+            next(stream)
+    assert found == list(range(POISON))
+    died = caught.value
+    assert (died.shard, died.process, died.exit) == (1, 0, "exit code 3")
+    assert f"item {6 if name in STEPS else 7} of items" in died.position
+    with monkeypatch.context() as patched:  # the fix
+        patched.setattr(os, "_exit", lambda code: None)
+        with pipe.open(resume=snapshot) as stream:
+            assert list(stream) == list(range(POISON, LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("fn", "exit_"), [(crashes, "signal 11 (SIGSEGV)"), (hangs_up, None)], ids=["crash", "hangs up"]
+)
+def test_what_a_process_ended_with_is_told(
+    fn: Callable[[int], int], exit_: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with items().map(fn).merge().open(backend=sl.Processes(1)) as stream, pytest.raises(WorkerDied) as caught:
+        list(stream)
+    told = [record.getMessage() for record in caplog.records if "has ended with" in record.getMessage()]
+    if exit_ is not None:
+        assert caught.value.exit == exit_
+        assert "\n" not in str(caught.value).split("\nin map")[0]
+        assert all(exit_ in line and "in crashes" in line for line in told)  # with the stack
+    assert len(told) >= 3
+
+
+def test_a_process_without_memory_raises_and_goes_on() -> None:
+    with items().map(greedy).merge().open(backend=sl.Processes(1), on_error="skip") as stream:
+        assert set(stream) == set(range(LENGTH)) - {POISON}
+        assert stream.errors.total == 1
+        assert isinstance(stream.errors.last[0].error, MemoryError)
+
+
+def test_user_code_that_stops_the_event_loop_ends_its_process_and_no_more(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with quiet(caplog), leaves_nothing_shared():
+        with items().map(kills_its_loop).merge().open(backend=sl.Processes(1)) as stream:
+            assert list(stream) == list(range(LENGTH))
+        del stream
+    assert "Event loop stopped before" in capfd.readouterr().err

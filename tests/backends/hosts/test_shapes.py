@@ -1,0 +1,64 @@
+"""What a script holds runs in processes as it runs inline; one start of a process for all of it."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers.shared import for_session
+
+SCRIPT = Path(__file__).with_name("shapes_run.py")
+
+SHAPES = {
+    decorated.name
+    for decorated in ast.parse(SCRIPT.read_text()).body
+    if isinstance(decorated, ast.FunctionDef | ast.AsyncFunctionDef)
+    and any(isinstance(by, ast.Name) and by.id == "shape" for by in decorated.decorator_list)
+} | {
+    "cache_in_a_partial",
+    "cached_method",
+    "closure",
+    "itemgetter",
+    "lambda",
+    "object_with_locks",
+    "one_object_by_two_ways",
+    "wraps",
+}
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Return what the script printed, which one test process has run for all."""
+    path = for_session(tmp_path_factory, "shapes.json")
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(printed())
+    found: dict[str, dict[str, str]] = json.loads(path.read_text())
+    return found
+
+
+def printed() -> str:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]  # of the database that nobody closes
+    done = subprocess.run([sys.executable, *strict, str(SCRIPT)], capture_output=True, text=True, env=env, timeout=200)
+    assert done.stderr == ""
+    json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_shape_of_a_script_runs_in_a_process_as_inline(shape: str, outcomes: dict[str, dict[str, str]]) -> None:
+    assert outcomes[shape]["process"] == outcomes[shape]["inline"]
+    assert "Error" not in outcomes[shape]["inline"]
+
+
+def test_all_shapes_were_looked_at(outcomes: dict[str, dict[str, str]]) -> None:
+    assert outcomes.keys() == SHAPES
