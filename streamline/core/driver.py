@@ -87,7 +87,7 @@ def run_into(
       filled_by: the name of the stage whose items go through the channel, for what is counted of it.
     """
     full_name = f"{name} of shard {site.shard}"
-    moving = partial(site.tasks.gate.moves, full_name, work)
+    moving = partial(site.tasks.gate.participate, full_name, work)
     channel.inbox.starter = lambda: site.tasks.start(moving, full_name, channel.abandon)
     channel.join(site.tasks.session)
     meters = site.tasks.session.meters

@@ -53,15 +53,15 @@ class DuplicateCheck:
     """The beginnings of one running's shards. Told in its event loop's thread.
 
     Args:
-      at_edges: as of a `Session`.
+      on_chunk_boundary: as of a `Session`.
 
     Attributes:
       tell: told of each beginning; in a host, this sends it to the running.
     """
 
-    def __init__(self, at_edges: Callable[[Callable[[Any], None]], None]) -> None:
+    def __init__(self, on_chunk_boundary: Callable[[Callable[[Any], None]], None]) -> None:
         self.tell: Callable[[Beginning], object] = self.compare
-        self._at_edges = at_edges
+        self._on_chunk_boundary = on_chunk_boundary
         self._seen: set[tuple[str, int]] = set()
         self._known: dict[tuple[str, tuple[int, ...], tuple[bytes, ...]], Beginning] = {}
         self._found: tuple[Beginning, Beginning] | None = None
@@ -80,7 +80,7 @@ class DuplicateCheck:
         other = self._known.setdefault(key, beginning)
         if other.shard != beginning.shard and self._found is None:
             self._found = (other, beginning)
-            self._at_edges(self._warn)
+            self._on_chunk_boundary(self._warn)
 
     def _warn(self, _: object) -> None:
         if self._found is None or self._warned:

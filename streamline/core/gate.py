@@ -184,7 +184,7 @@ class Gate:
         names = Counter(name for mover in list(self._movers) if not mover.rests for name in mover.names())
         return tuple(name if count == 1 else f"{name} ({count} calls)" for name, count in sorted(names.items()))
 
-    async def moves(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def participate(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`, whose task is a mover from now on; `name` is what people read while a pause waits for it."""
         mover = Participant(self, name)
         self._movers.add(mover)
@@ -197,13 +197,13 @@ class Gate:
             if not mover.rests:
                 self._one_rests()
 
-    def holds(self, hold: Callable[[], None], release: Callable[[], None]) -> None:
+    def on_pause(self, hold: Callable[[], None], release: Callable[[], None]) -> None:
         """Call `hold` when a pause begins and `release` when it ends: for what can't ask the gate for every item."""
         self._holders[hold] = release
         if self.holding:
             hold()
 
-    def holds_no_more(self, hold: Callable[[], None]) -> None:
+    def forget_pause(self, hold: Callable[[], None]) -> None:
         """Forget what `holds` was told."""
         self._holders.pop(hold, None)
 
@@ -214,7 +214,7 @@ class Gate:
         self._movers.add(mover)
         return mover
 
-    def moves_no_more(self, mover: Participant) -> None:
+    def unregister(self, mover: Participant) -> None:
         """Forget what `mover` returned."""
         if mover in self._movers:
             self._movers.discard(mover)

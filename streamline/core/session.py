@@ -101,27 +101,27 @@ class Session:
         self.awaited: Callable[[], Sequence[Awaited]] | None = None
         self.spent: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
-        self._at_edges: list[Callable[[Reference], None]] = []
+        self._on_chunk_boundary: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []
         self._closed = False
-        self.beginnings = DuplicateCheck(self.at_edges)
+        self.duplicate_check = DuplicateCheck(self.on_chunk_boundary)
         disowned_in_copies(self)
 
     def disown(self) -> None:
         """Write and close nothing: it is done in the process that this one is a copy of."""
         self.errors = Errors()
-        for work in (self._at_leaving, self._at_edges, self._at_close):
+        for work in (self._at_leaving, self._on_chunk_boundary, self._at_close):
             work.clear()
 
     def leave_out(self, errors: Errors) -> None:
         """Leave out items as `errors` says. Before anything runs."""
         self.errors = errors
         if errors.policy.skips:
-            self.at_edges(errors.judge)
+            self.on_chunk_boundary(errors.judge)
 
-    def at_edges(self, work: Callable[[Reference], None]) -> None:
+    def on_chunk_boundary(self, work: Callable[[Reference], None]) -> None:
         """Do `work` at every edge, in the consumer's thread; what it raises, the stream fails with."""
-        self._at_edges.append(work)
+        self._on_chunk_boundary.append(work)
 
     def at_leaving(self, work: Callable[[], None]) -> None:
         """Do `work` as soon as an async stream is asked to close, in the event loop's thread: read no more, say."""
@@ -132,9 +132,9 @@ class Session:
         for work in self._at_leaving:
             work()
 
-    def edge(self, behind: Reference) -> None:
+    def run_chunk_boundary(self, behind: Reference) -> None:
         """The consumer asks for another list; `behind` is the state right after the last item that it got."""
-        for work in self._at_edges:
+        for work in self._on_chunk_boundary:
             work(behind)
 
     def at_close(self, work: Callable[[], None]) -> None:

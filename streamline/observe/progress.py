@@ -102,7 +102,7 @@ class Progress:
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join(EXIT_S)
 
-    def at_edge(self, _: object = None) -> None:
+    def at_chunk_boundary(self, _: object = None) -> None:
         """Log a line, if nothing is shown and the last one is a while ago. In the consumer's thread, once a list."""
         now = perf_counter()
         if self._thread is None and now - self._logged_at >= LOG_EVERY_S:

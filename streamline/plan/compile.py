@@ -47,7 +47,7 @@ def merged_size(plan: Plan) -> int:
     sizes: list[int] = []
     for stage in plan.worker:
         if isinstance(stage, Batch | BucketByLength):
-            sizes.append(stage.gathers)
+            sizes.append(stage.inputs_per_output)
         elif isinstance(stage, Unbatch) and sizes:
             sizes.pop()
     return math.prod(sizes)

@@ -42,7 +42,7 @@ def on_several_ranks(plan: Plan) -> int:
     n = plan.shard.num_shards
     if n == 1 or plan.after:  # there is only one rank; that channel is there anyway
         return 0
-    channel = plan.end_widest * math.prod(stage.gathers for stage in plan.worker)
+    channel = plan.end_widest * math.prod(stage.inputs_per_output for stage in plan.worker)
     return max(0, _held(plan, (n + 1) // 2) + channel - _held(plan, n))
 
 
@@ -57,12 +57,12 @@ def _held(plan: Plan, workers: int) -> int:
     held += plan.source.in_flight
     for stage in plan.worker:
         held += stage.in_flight * weight
-        weight *= stage.gathers
+        weight *= stage.inputs_per_output
     held += plan.worker_widest(plan.shard.num_shards) * weight
     held *= workers
     for stage in plan.after:
         held += stage.in_flight * weight
-        weight *= stage.gathers
+        weight *= stage.inputs_per_output
     if plan.after:
         held += plan.end_widest * weight
     return held
@@ -73,9 +73,9 @@ def at_the_border(plan: Plan) -> int:
 
     None either where the last stage counts what the consumer hasn't taken yet.
     """
-    if plan.ends_itself:
+    if plan.owns_output_channel:
         return 0
-    return plan.border_capacity * math.prod(stage.gathers for stage in plan.worker + plan.after)
+    return plan.border_capacity * math.prod(stage.inputs_per_output for stage in plan.worker + plan.after)
 
 
 def describe(plan: Plan) -> str:

@@ -98,13 +98,15 @@ class Plan:
         return self._widest(self.end_capacity, self.worker + self.after)
 
     def _widest(self, capacity: int, stages: Sequence[AnyStage]) -> int:
-        slow = self.mode == "shared" or any(stage.bulk > 1 for stage in stages)  # what comes when it comes; batches
+        slow = self.mode == "shared" or any(
+            stage.output_weight > 1 for stage in stages
+        )  # what comes when it comes; batches
         return capacity if slow else WIDER * capacity
 
     @property
-    def ends_itself(self) -> bool:
+    def owns_output_channel(self) -> bool:
         """Whether the last stage ends in a channel of its own, and counts what the consumer hasn't taken yet."""
-        return bool(self.after) and self.after[-1].ends_itself
+        return bool(self.after) and self.after[-1].owns_output_channel
 
     @property
     def chooser(self) -> str | None:
@@ -134,7 +136,7 @@ class Plan:
     @property
     def border_capacity(self) -> int:
         """Items that may be between the event loop's thread and a plain loop's."""
-        return 1 if self.ends_itself else self.capacity(BORDER_ITEMS, self.worker + self.after)
+        return 1 if self.owns_output_channel else self.capacity(BORDER_ITEMS, self.worker + self.after)
 
     @property
     def end_capacity(self) -> int:
@@ -144,7 +146,7 @@ class Plan:
     @staticmethod
     def capacity(items: int, stages: Sequence[AnyStage]) -> int:
         """Return how many outputs of `stages` a channel holds that would hold `items` of the source's; 2 at least."""
-        return max(2, items // math.prod(stage.bulk for stage in stages))
+        return max(2, items // math.prod(stage.output_weight for stage in stages))
 
     def part(self, epoch: tuple[int, ...]) -> Part:
         """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""

@@ -135,7 +135,7 @@ def topology(plan: Plan) -> Topology:
     each = _each(plan.worker + plan.after)
     border: PlannedChannel | None = PlannedChannel(items=plan.border_capacity, each=each)
     if plan.after:
-        last = plan.after[-1] if plan.ends_itself else None
+        last = plan.after[-1] if plan.owns_output_channel else None
         after = _section(
             plan.after[:-1] if last is not None else plan.after, [(merge_line(plan), 0)], _each(plan.worker)
         )
@@ -182,7 +182,7 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
             chain = [(text, stage.size)]
             continue
         chain.append((text, 0 if isinstance(stage, ConcurrentMap | Through) else stage.in_flight))
-        each *= stage.gathers
+        each *= stage.inputs_per_output
         if isinstance(stage, ConcurrentMap):
             parts.append(Task(stages=tuple(chain), calls=stage.concurrency, threads=stage.executor == "thread"))
             parts.append(PlannedChannel(items=stage.capacity, each=each))
@@ -196,7 +196,7 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
 
 
 def _each(stages: Iterable[AnyStage]) -> int:
-    return math.prod(stage.gathers for stage in stages)
+    return math.prod(stage.inputs_per_output for stage in stages)
 
 
 def merge_line(plan: Plan) -> str:

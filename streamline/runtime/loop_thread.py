@@ -180,7 +180,9 @@ class LoopThread(Generic[T]):
         if self._job is None:
             self.far.begin(tasks)
         self._begun.put(flow.state)
-        self._job = tasks.start(partial(tasks.gate.moves, "border", partial(self._feed, flow)), "border", lambda: None)
+        self._job = tasks.start(
+            partial(tasks.gate.participate, "border", partial(self._feed, flow)), "border", lambda: None
+        )
 
     async def _feed(self, flow: Flow[T]) -> None:
         """Carry lists across the border, then the end or the failure."""

@@ -34,7 +34,7 @@ from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
-from streamline.snapshot.reshard import regrouped
+from streamline.snapshot.reshard import resharded
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
@@ -80,7 +80,7 @@ class Unsettled:
     @property
     def waits(self) -> bool:
         """Whether settling it would hold up a running event loop, asyncio's, while servers or stores are asked."""
-        return self.opening.plan.source.afar and asyncio._get_running_loop() is not None
+        return self.opening.plan.source.is_remote and asyncio._get_running_loop() is not None
 
     def settled(self) -> ResolvedRun:
         """Look at the source, and at the snapshot. May block.
@@ -208,7 +208,7 @@ def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
       ResumeError: the snapshot is another rank's, or of another number of ranks and can't be divided anew.
     """
     if snapshot.world_size != found.world_size and (snapshot.rank is None or snapshot.world_size == 1):
-        return regrouped(snapshot, found)
+        return resharded(snapshot, found)
     if snapshot.world_size != found.world_size or snapshot.rank not in (None, found.rank):
         raise ResumeError(
             f"the snapshot is of rank {snapshot.rank} of {snapshot.world_size}, this is rank {found.rank} of "

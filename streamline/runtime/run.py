@@ -111,11 +111,11 @@ class ResolvedRun:
         )
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
-            if stage.ends_itself:
+            if stage.owns_output_channel:
                 ready = Prefetch[Any](name="ready", items=self.plan.end_capacity, bytes=most, by_list=True)
                 opener = StageOpener(ready, self._ended(opener))
             opener = StageOpener(stage, opener)
-        if self.plan.ends_itself:
+        if self.plan.owns_output_channel:
             return opener(self._state)
         last = self._ended(opener)
         flow = last(self._state)
@@ -197,7 +197,7 @@ class ResolvedRun:
         """Show how a running of this gets on, if that is wanted."""
         if self.progress:
             progress = Progress(partial(stats_of, session.meters), self.epoch)
-            session.at_edges(progress.at_edge)
+            session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
             progress.start()
 

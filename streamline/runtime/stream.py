@@ -216,7 +216,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             await self._give_way()
             if self._session.gate.holding:
                 await self._session.gate.passage()  # for a pause of another task that began meanwhile
-            self._session.edge(self.behind)
+            self._session.run_chunk_boundary(self.behind)
             chunk = await flow.pull()
         except anyio.get_cancelled_exc_class():
             raise

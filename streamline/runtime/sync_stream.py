@@ -216,7 +216,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
     def _take(self, coming: list[Chunk[T] | BaseException | None]) -> None:
         """Wait for what comes next, put it there, and count it."""
-        if (failure := self._at_edge()) is not None:
+        if (failure := self._at_chunk_boundary()) is not None:
             coming.append(failure)
             return
         meters, consumer = self._session.meters, self._session.meters.consumer
@@ -232,10 +232,10 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         else:
             consumer.close()
 
-    def _at_edge(self) -> Exception | None:
+    def _at_chunk_boundary(self) -> Exception | None:
         """Do what is due before another list; return what the stream fails with."""
         try:
-            self._session.edge(self.behind)
+            self._session.run_chunk_boundary(self.behind)
         except Exception as failure:
             return failure
         return None

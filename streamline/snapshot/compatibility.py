@@ -97,7 +97,7 @@ def _known(plan: Plan) -> tuple[set[str], set[str]]:
         mine = {stage.argument(stage.name, field.name) for field in fields(stage)}
         uncounted |= mine | {stage.argument(stage.name, "executor")}
         if stage.counted:
-            refusable = ("name", "added", *stage.options, *stage.survives, *stage.refuses)
+            refusable = ("name", "added", *stage.options, *stage.accepted_changes, *stage.refuses)
             known |= {stage.argument(stage.name, what) for what in refusable}
     return known, uncounted - known
 
@@ -190,7 +190,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     if not differences:
         going_on.source.check_within(comparison.split)
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
-    listing = plan.source.carried(snapshot.listing, now)
+    listing = plan.source.carry_listing(snapshot.listing, now)
     code = list(_changed_code(pairs))
     renamed = _renamed(replace(snapshot, fingerprint=ours, listing=listing), names, going_on)
     return Fit(
@@ -326,7 +326,7 @@ class _Comparison:
         """Yield what may come of functions (pair number, option) that give other items now, or others in number."""
         for at, key in functions:
             pair = self._pairs[at]
-            if key not in pair.stage.steady and (found := self._reading_again(at)):
+            if key not in pair.stage.order_preserving and (found := self._reading_again(at)):
                 yield (
                     f"{found[0]!r} downstream of {pair.name} {found[1]}: where the new code gives other items there, "
                     "or another number of them, some are lost or come twice"
@@ -338,7 +338,12 @@ class _Comparison:
         then = self._accepted(pair, what)
         if then is None:
             return Difference(argument=argument, then=self._why_not(pair, what), possible=False)
-        if what != "name" and what not in pair.stage.steady and pair.is_stage and (why := self._in_the_middle(at)):
+        if (
+            what != "name"
+            and what not in pair.stage.order_preserving
+            and pair.is_stage
+            and (why := self._in_the_middle(at))
+        ):
             return Difference(argument=argument, then=why, possible=False)
         return Difference(argument=argument, then=then, possible=True)
 
@@ -353,7 +358,7 @@ class _Comparison:
             return None
         if what == "removed" and self._held(pair) is not None:
             return None
-        return pair.stage.survives.get(what)
+        return pair.stage.accepted_changes.get(what)
 
     def _survives_before(self, name: str, what: str) -> bool:
         """Whether a change before the shard leaves every item that was delivered at its place."""
@@ -377,7 +382,7 @@ class _Comparison:
     def _held(self, pair: Pair) -> str | None:
         """Say what a stage that was removed would take with it."""
         name = pair.its["name"] if pair.its else None
-        found = (pair.stage.holds(tree[name]) for tree in self._trees(pair) if name in tree)
+        found = (pair.stage.held_items(tree[name]) for tree in self._trees(pair) if name in tree)
         return next(filter(None, found), None)
 
     def _trees(self, pair: Pair) -> list[Tree]:
@@ -393,7 +398,7 @@ class _Comparison:
         for pair in self._pairs[at + 1 :]:
             name = pair.its["name"] if pair.its else None
             for tree in self._trees(pair) if name is not None else ():
-                if name in tree and (again := pair.its_stage.again(tree[name])):
+                if name in tree and (again := pair.its_stage.replay_cost(tree[name])):
                     return str(name), again
         return None
 
@@ -437,7 +442,9 @@ def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, no
         return snapshot
     own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
     own["workers"] = {
-        shard: {**tree, source.name: source.fitted(tree[source.name], listing, now)} if source.name in tree else tree
+        shard: {**tree, source.name: source.migrate_state(tree[source.name], listing, now)}
+        if source.name in tree
+        else tree
         for shard, tree in own["workers"].items()
     }
     return replace(snapshot, state={**snapshot.state, snapshot.merge: own})

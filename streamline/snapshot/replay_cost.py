@@ -46,7 +46,7 @@ def _work(names: list[str]) -> str:
 def _again(cls: Any, own: Json) -> str | None:
     """Ask the stage; a state that is not of its shape, as of another version, says nothing."""
     try:
-        found: str | None = cls.again(own)
+        found: str | None = cls.replay_cost(own)
     except (TypeError, KeyError, ValueError, AttributeError):
         return None
     return found

@@ -17,14 +17,14 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_kinds import stage_class
 from streamline.transforms.base import Stage
 
-__all__ = ["regrouped"]
+__all__ = ["resharded"]
 
 
 OURS = ("errors", "ends")
 """Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
 
 
-def regrouped(job: Snapshot, found: Rank) -> Snapshot:
+def resharded(job: Snapshot, found: Rank) -> Snapshot:
     """Return a rank's part of a job's snapshot that was taken on another number of ranks.
 
     Args:
@@ -65,7 +65,7 @@ def _behind(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator
     classes = _stages_behind(job)
     for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
         try:
-            own = classes.get(name, Stage).regrouped([part.state.get(name) for part in parts])
+            own = classes.get(name, Stage).reshard([part.state.get(name) for part in parts])
         except ResumeError as why:
             raise ResumeError(_refusal(job, found, f"{name!r}, behind the merge, {why}")) from None
         if own is not None:

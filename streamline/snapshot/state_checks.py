@@ -2,7 +2,7 @@
 declares (`Stage.state_type`, `Source.state_type`). Pure.
 
 A snapshot's file has a checksum, but a snapshot also comes out of text that somebody has kept or edited. What is
-checked here is opened, shown and regrouped without a further look.
+checked here is opened, shown and resharded without a further look.
 """
 
 from __future__ import annotations

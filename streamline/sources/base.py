@@ -190,7 +190,7 @@ class Source(ABC, Generic[T]):
         return None
 
     @property
-    def afar(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether `resolved` would ask servers or stores, which takes its time."""
         return False
 
@@ -265,11 +265,11 @@ class Source(ABC, Generic[T]):
         then = "a state says nothing about other data: begin anew, without resume="
         return [Change(what="data", lines=(f"it had {listing}, now there is {now}",), then=then, possible=False)]
 
-    def carried(self, listing: Json, now: Json) -> Json:
+    def carry_listing(self, listing: Json, now: Json) -> Json:
         """Return what the snapshots of a run list that goes on with the data of `listing`; `now` is today's."""
         return now
 
-    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+    def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
         """Return its part of a state of a run over the data of `listing`, as it goes on over today's, `now`."""
         return own
 

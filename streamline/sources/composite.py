@@ -120,8 +120,8 @@ class Several(Source[T], ABC):
         return sum(LONG_LIST_ITEMS + _in_flight(plan) for _, plan in self.components)
 
     @property
-    def afar(self) -> bool:
-        return any(plan.source.afar for _, plan in self.components)
+    def is_remote(self) -> bool:
+        return any(plan.source.is_remote for _, plan in self.components)
 
     def resolved(self, traffic: Traffic | None = None) -> Several[T]:
         return self._with({name: plan.source.resolved(traffic) for name, plan in self.components})
@@ -129,7 +129,9 @@ class Several(Source[T], ABC):
     async def aresolved(self, traffic: Traffic | None = None) -> Several[T]:
         found = {}
         for name, plan in self.components:
-            found[name] = await plan.source.aresolved(traffic) if plan.source.afar else plan.source.resolved(traffic)
+            found[name] = (
+                await plan.source.aresolved(traffic) if plan.source.is_remote else plan.source.resolved(traffic)
+            )
         return self._with(found)
 
     def check_split(self, mode: Mode, num_shards: int) -> None:
@@ -183,9 +185,11 @@ class Several(Source[T], ABC):
         }
         return self._with(sources)
 
-    def carried(self, listing: Json, now: Json) -> Json:
+    def carry_listing(self, listing: Json, now: Json) -> Json:
         known = self._known(listing)
-        carried = {name: plan.source.carried(listing[name]["data"], now[name]["data"]) for name, plan in known.items()}
+        carried = {
+            name: plan.source.carry_listing(listing[name]["data"], now[name]["data"]) for name, plan in known.items()
+        }
         return {name: {**entry, "data": carried.get(name, entry["data"])} for name, entry in now.items()}
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
@@ -210,12 +214,12 @@ class Several(Source[T], ABC):
                 found.append(its_change if middle is None else replace(its_change, possible=False, then=middle))
         return found
 
-    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
+    def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
         of = dict(own["of"])
         for name, plan in self._known(listing).items():
             inner = plan.source.name
             if inner in of.get(name, {}):
-                there = plan.source.fitted(of[name][inner], listing[name]["data"], now[name]["data"])
+                there = plan.source.migrate_state(of[name][inner], listing[name]["data"], now[name]["data"])
                 of[name] = {**of[name], inner: there}
         return {**own, "of": of}
 
@@ -311,7 +315,7 @@ def _in_the_middle(plan: Plan, trees: Iterable[Tree]) -> str | None:
     """Say which stage of a component will read again what is not as it was; None: none."""
     for tree in trees:
         for stage in plan.worker:
-            if stage.name in tree and (again := stage.again(tree[stage.name])):
+            if stage.name in tree and (again := stage.replay_cost(tree[stage.name])):
                 return found_otherwise(stage.name, again)
     return None
 
@@ -336,7 +340,7 @@ def _in_flight(plan: Plan) -> int:
     held, weight = (2 * LIST_ITEMS if plan.source.waits else 0) + plan.source.in_flight, 1
     for stage in plan.worker:
         held += stage.in_flight * weight
-        weight *= stage.gathers
+        weight *= stage.inputs_per_output
     return held + LIST_ITEMS * (weight - 1)
 
 

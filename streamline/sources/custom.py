@@ -94,7 +94,7 @@ class CustomSource(Source[T]):
             return None
         session = site.tasks.session
         where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
-        return session.beginnings.first_items(self.name, site.shard, site.epoch, where)
+        return session.duplicate_check.first_items(self.name, site.shard, site.epoch, where)
 
     async def _lists(self, demand: Demand, begin: At, first: FirstItems | None) -> Lists[T]:
         rows, pace = _SourceRun[T](self, demand.site, begin, demand.meter), Pace(demand.meter)

@@ -74,7 +74,7 @@ class Files(Source[T]):
     gone: frozenset[str] = frozenset()
 
     @property
-    def afar(self) -> bool:
+    def is_remote(self) -> bool:
         return self.found is None and any(map(is_afar, self.paths))
 
     def resolved(self, traffic: Traffic | None = None) -> Files[T]:
@@ -173,7 +173,7 @@ class Files(Source[T]):
             grows=self.format.grows,
         )
 
-    def carried(self, listing: Json, now: Json) -> Json:
+    def carry_listing(self, listing: Json, now: Json) -> Json:
         return listings.carried(listing, now)
 
     def reads_on(self, own: Json) -> str:

@@ -197,7 +197,7 @@ class MemoryJournal(Journal):
     def close(self) -> None:
         """There are no files."""
 
-    def at_edge(self, behind: Reference) -> None:
+    def at_chunk_boundary(self, behind: Reference) -> None:
         """Let go of what the consumer has passed, if the journal has doubled since the last time."""
         items, size = self._look_at
         if len(self._log) >= items or self.bytes >= size:

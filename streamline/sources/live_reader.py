@@ -121,7 +121,7 @@ class LiveReader:
                 f"{self._live.kind}(journal=) the directory that it was taken with"
             )
         memory = MemoryJournal(places, kept, entries)
-        self._site.tasks.session.at_edges(memory.at_edge)
+        self._site.tasks.session.on_chunk_boundary(memory.at_chunk_boundary)
         return memory, entries
 
     def _queues(self, state: Tree | None, capacity: int) -> list[WorkerQueue]:
@@ -167,7 +167,7 @@ class LiveReader:
         if self._job is None:
             tasks = self._site.tasks
             name = f"reader of {self._live.name}"
-            self._job = tasks.start(partial(tasks.gate.moves, name, self._run), name, self._clean_up)
+            self._job = tasks.start(partial(tasks.gate.participate, name, self._run), name, self._clean_up)
             if isinstance(self.journal, DiskJournal):
                 tasks.start(partial(self._sync, self.journal), "journal", lambda: None)
         self.turns.notice()

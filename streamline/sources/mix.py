@@ -311,8 +311,8 @@ class Mix(Several[T]):
     def drawn(self) -> Json:
         return {"draws": self.draws.json(), "stop": self.stop}
 
-    def fitted(self, own: Json, listing: Json, now: Json) -> Json:
-        found, known = super().fitted(own, listing, now), self._known(listing)
+    def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
+        found, known = super().migrate_state(own, listing, now), self._known(listing)
         more = {name for name, plan in known.items() if grown(plan, listing[name]["data"], now[name]["data"])}
         return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
 

@@ -409,8 +409,8 @@ class Loader(Reports[T]):
         epoch = None if snapshot is not None else state.epoch
         opening = self._passes.open_at(resume=snapshot, epoch=epoch).opening  # refuses what doesn't fit
         self._drop(replace(epochs, place=EpochPlace(state.epoch, state.step, fresh=state.at == "begin")))
-        regrouped = snapshot is not None and snapshot.world_size != opening.rank.world_size
-        self._unknown = state.at == "unknown" or (state.at == "inside" and regrouped and epochs.steps is None)
+        resharded = snapshot is not None and snapshot.world_size != opening.rank.world_size
+        self._unknown = state.at == "unknown" or (state.at == "inside" and resharded and epochs.steps is None)
         self._loaded = _part(snapshot, opening)
 
     def snapshot(self) -> Snapshot:

@@ -49,7 +49,7 @@ class Transfer(Stage[Any, Any]):
         return items
 
     @property
-    def ends_itself(self) -> bool:
+    def owns_output_channel(self) -> bool:
         return self.device not in IN_PLACE
 
     @property
@@ -59,13 +59,13 @@ class Transfer(Stage[Any, Any]):
 
     @property
     def in_flight(self) -> int:
-        return self.depth if self.ends_itself else 0
+        return self.depth if self.owns_output_channel else 0
 
     def settled(self) -> Transfer:
         return self if self.target is not None else replace(self, target=found(self.device))
 
     def open(self, upstream: Opener[Any], state: Tree | None = None) -> Flow[Any]:
-        if not self.ends_itself:
+        if not self.owns_output_channel:
             return super().open(upstream, state)
         flow, site, mover = upstream(state), upstream.site, self._mover()
         site.tasks.own(mover.close)

@@ -33,14 +33,14 @@ class Stage(ABC, Generic[In, Out]):
 
     name: str
 
-    survives: ClassVar[Mapping[str, str]] = {}
+    accepted_changes: ClassVar[Mapping[str, str]] = {}
     """What may change between a snapshot and its resume, if the user accepts it, and what comes out then: options, and
     "added" and "removed" for the stage as a whole."""
 
     refuses: ClassVar[Mapping[str, str]] = {}
     """What else may be found to have changed, why no state survives it, and the way out."""
 
-    steady: ClassVar[frozenset[str]] = frozenset()
+    order_preserving: ClassVar[frozenset[str]] = frozenset()
     """Of `survives`, what leaves the number and the order of the items as they were: a stage behind this one that
     reads again from an older state still finds its items where they were."""
 
@@ -131,7 +131,7 @@ class Stage(ABC, Generic[In, Out]):
         check_type(own, cls.state_type, where)
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         """Say what of the items delivered a resume reads or computes again at this part of a state; None: nothing.
 
         Args:
@@ -140,12 +140,12 @@ class Stage(ABC, Generic[In, Out]):
         return None
 
     @classmethod
-    def holds(cls, own: Json) -> str | None:
+    def held_items(cls, own: Json) -> str | None:
         """Say what would be lost or would come twice if the stage were removed at this state; None: nothing."""
-        return cls.again(own)
+        return cls.replay_cost(own)
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Json]) -> Json:
         """Return this stage's part for each rank of another number of them, where it stands behind the merge.
 
         Args:
@@ -158,7 +158,7 @@ class Stage(ABC, Generic[In, Out]):
           ResumeError: a rank holds or counts what can't be divided anew; the message goes on behind the stage's name.
         """
         for rank, own in enumerate(owns):
-            if (held := cls.holds(own)) is not None:
+            if (held := cls.held_items(own)) is not None:
                 raise ResumeError(f"{held} (rank {rank})")
             if own:
                 raise ResumeError(f"keeps a count of its own on each rank (rank {rank}: {own})")
@@ -170,7 +170,7 @@ class Stage(ABC, Generic[In, Out]):
         return f"{name}.{what}"
 
     @property
-    def ends_itself(self) -> bool:
+    def owns_output_channel(self) -> bool:
         """Whether it ends in a channel of its own, from which the consumer takes: then it is the last one."""
         return False
 
@@ -195,11 +195,11 @@ class Stage(ABC, Generic[In, Out]):
         return 0
 
     @property
-    def gathers(self) -> int:
+    def inputs_per_output(self) -> int:
         """Inputs that one output may be made of, at the most."""
         return 1
 
     @property
-    def bulk(self) -> int:
+    def output_weight(self) -> int:
         """By how much larger an output is than an input: a channel behind it holds fewer of them."""
         return 1

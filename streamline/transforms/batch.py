@@ -83,14 +83,14 @@ class Batch(Stage[In, Out]):
       counts: whether a stage downstream may read batches again. Of a plan; see `compiling`.
     """
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the batches from here on have the new size, from the first item that was in no batch delivered",
         "drop_remainder": "the rest at the end is treated as it says now",
         "collate": "the batches from here on are made by the new function",
         "added": "the items from here on come in batches",
         "removed": "the items from here on come one by one",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
 
     size: int
@@ -105,7 +105,7 @@ class Batch(Stage[In, Out]):
         return {name: value for name, value in super().options.items() if name not in counting}
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Json]) -> Json:
         return None  # sizes are for a stage downstream, which refuses
 
     @property
@@ -128,11 +128,11 @@ class Batch(Stage[In, Out]):
         return self.size if self.max_wait_s is None else self.size + self._capacity
 
     @property
-    def gathers(self) -> int:
+    def inputs_per_output(self) -> int:
         return self.size
 
     @property
-    def bulk(self) -> int:
+    def output_weight(self) -> int:
         return self.size
 
     @property

@@ -64,7 +64,7 @@ class BucketByLength(Stage[In, Out]):
       batch_size: one for each bucket, of which there is one more than boundaries.
     """
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "boundaries": "the items that were in no batch delivered are put into the new buckets",
         "batch_size": "the batches from here on have the new sizes, from the items that were in no batch delivered",
         "length": "the items that were in no batch delivered are put into the buckets that the new function says",
@@ -73,7 +73,7 @@ class BucketByLength(Stage[In, Out]):
         "added": "the items from here on come in batches",
         "removed": "the items from here on come one by one",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
 
     boundaries: tuple[int, ...]
@@ -83,7 +83,7 @@ class BucketByLength(Stage[In, Out]):
     drop_remainder: bool = False
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or not own["read"]:
             return None
         held = sum(stop - first for first, stop in own["held"])
@@ -93,8 +93,8 @@ class BucketByLength(Stage[In, Out]):
         )
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
-        return super().regrouped([own if own and own["read"] else None for own in owns])
+    def reshard(cls, owns: Sequence[Json]) -> Json:
+        return super().reshard([own if own and own["read"] else None for own in owns])
 
     @property
     def rewinds(self) -> bool:
@@ -108,11 +108,11 @@ class BucketByLength(Stage[In, Out]):
         return sum(self.batch_size)
 
     @property
-    def gathers(self) -> int:
+    def inputs_per_output(self) -> int:
         return max(self.batch_size)
 
     @property
-    def bulk(self) -> int:
+    def output_weight(self) -> int:
         return max(self.batch_size)
 
     def begin(self, upstream: State, own: Any) -> State:

@@ -63,7 +63,7 @@ class Cache(Stage[T, T]):
       chosen: whether what is before it chooses an order that another run would choose differently; likewise.
     """
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "the items from here on are kept, and come again in the passes behind this one",
         "removed": "the items from here on are read anew in each pass",
     }
@@ -82,15 +82,15 @@ class Cache(Stage[T, T]):
         return items
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         again = 0 if not own else own["served"] - own.get("kept", 0)
         return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
-    def holds(cls, own: Json) -> str | None:
+    def held_items(cls, own: Json) -> str | None:
         if own and own["served"] and own.get("kept"):
             return f"has served {own['served']:,} items of a pass that is in its files"
-        return cls.again(own)
+        return cls.replay_cost(own)
 
     @property
     def rewinds(self) -> bool:

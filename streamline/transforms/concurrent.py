@@ -111,15 +111,15 @@ class CallPool(ABC, Generic[In, Out]):
 
     async def _run(self) -> None:
         gate, group = self._site.tasks.gate, anyio.create_task_group()
-        gate.holds(self._hold, self._release)
+        gate.on_pause(self._hold, self._release)
         name = f"{self._stage} of shard {self._site.shard}"
         try:
             with closing(Starter(group)) as tasks:
                 async with group:
                     feeder = f"feeder of {self._stage}"
-                    tasks.start(partial(gate.moves, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
+                    tasks.start(partial(gate.participate, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
                     for slot in range(len(self._slots)):
-                        tasks.start(partial(gate.moves, name, partial(self._work, slot)), self._stage)
+                        tasks.start(partial(gate.participate, name, partial(self._work, slot)), self._stage)
                     await self._deliver()
                     group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
@@ -127,7 +127,7 @@ class CallPool(ABC, Generic[In, Out]):
                 raise
             raise MemoryError(f"no memory is left for the calls at once of {name}") from failures
         finally:
-            gate.holds_no_more(self._hold)
+            gate.forget_pause(self._hold)
         if self._failure is not None:
             raise self._failure
 

@@ -130,7 +130,7 @@ class SafePoint(msgspec.Struct):
 class Through(Stage[In, Out]):
     """A custom stage in a pipeline."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the new function is given the state that the old one kept; of the inputs since its last safe point, as "
         "many outputs as were delivered are passed over",
         "params": "its state is kept; of the inputs since its last safe point, as many outputs as were delivered are "
@@ -152,7 +152,7 @@ class Through(Stage[In, Out]):
         return True
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or not own["inputs"]:
             return None
         return (
@@ -160,16 +160,16 @@ class Through(Stage[In, Out]):
         )
 
     @classmethod
-    def holds(cls, own: Json) -> str | None:
+    def held_items(cls, own: Json) -> str | None:
         if own and own["state"]:
             return "keeps a state, which may hold items"
         if own and own["outputs"] and not own["inputs"]:
             return f"has given {own['outputs']:,} outputs since its last safe point, before it took an input"
-        return cls.again(own)
+        return cls.replay_cost(own)
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
-        return super().regrouped([own if cls.holds(own) else None for own in owns])
+    def reshard(cls, owns: Sequence[Json]) -> Json:
+        return super().reshard([own if cls.held_items(own) else None for own in owns])
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         flow = upstream(state)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Filter(Stage[T, T]):
     """Keeps the items for which `fn` is true."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the items from here on are those that the new function keeps",
         "added": "the items from here on are filtered",
         "removed": "the items from here on come unfiltered",

@@ -31,7 +31,7 @@ Out = TypeVar("Out")
 class FlatMap(Stage[In, Out]):
     """Replaces each item by the items of the iterable that `fn` makes of it, which may be lazy and endless."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
         "outputs as were delivered are passed over",
         "added": "the items from here on are unfolded",
@@ -42,7 +42,7 @@ class FlatMap(Stage[In, Out]):
     fn: Callable[[In], Iterable[Out]]
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         return (
             f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
             or None

@@ -26,12 +26,12 @@ T = TypeVar("T")
 class Take(Stage[T, T]):
     """The first `count` items; asks its upstream for no more. State: items taken."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
         "added": "it counts from here on",
         "removed": "all the rest comes",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
 
     count: int
@@ -63,7 +63,7 @@ class Take(Stage[T, T]):
 class Skip(Stage[T, T]):
     """All but the first `count` items. State: items skipped, so that a resume skips none again."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "it skips its count from here on",
         "removed": "what it has not skipped yet comes",
     }

@@ -50,7 +50,7 @@ NOT_AFTER_A_CHOICE = (
     "move it before"
 )
 
-SURVIVES = {
+ACCEPTED_CHANGES = {
     "fn": "each item from here on, also one that is computed again, is of the new function",
     "added": "each item from here on is passed through it",
     "removed": "each item from here on comes without it",
@@ -62,8 +62,8 @@ REFUSES = {"ordered": "a state of one says nothing of the order of the other: fi
 class Map(Stage[In, Out]):
     """`fn` of each item, inline: in the task that pulls. For quick sync functions."""
 
-    survives: ClassVar[Mapping[str, str]] = SURVIVES
-    steady: ClassVar[frozenset[str]] = frozenset(SURVIVES)
+    accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
+    order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
     refuses: ClassVar[Mapping[str, str]] = REFUSES
 
     fn: Callable[[In], Out]
@@ -96,8 +96,8 @@ class ConcurrentMap(Stage[In, Out]):
       executor: "task" for async functions, "thread" for sync ones.
     """
 
-    survives: ClassVar[Mapping[str, str]] = SURVIVES
-    steady: ClassVar[frozenset[str]] = frozenset({"fn"})
+    accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.snapshot.state_kinds`
 
@@ -118,7 +118,7 @@ class ConcurrentMap(Stage[In, Out]):
         return {"fn": self.fn} if self.ordered else {"fn": self.fn, "ordered": False}
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or not (own["done"] or own["replay"]):
             return None
         done, replay = sum(stop - first for first, stop in own["done"]), len(own["replay"])
@@ -127,8 +127,8 @@ class ConcurrentMap(Stage[In, Out]):
         return "; ".join(parts)
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
-        return super().regrouped([own if cls.again(own) else None for own in owns])
+    def reshard(cls, owns: Sequence[Json]) -> Json:
+        return super().reshard([own if cls.replay_cost(own) else None for own in owns])
 
     @property
     def chooses(self) -> bool:
@@ -193,13 +193,13 @@ class Generators:
 class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "seed_globals": "random numbers from here on, also for items that are computed again, are drawn as it says now",
         "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
         "added": "its function is given rng=, and items are numbered from here on",
         "removed": "its function is no longer given rng=",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
 
     seed: int
@@ -214,7 +214,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         return {"seed": self.seed, "seed_globals": True} if self.seed_globals else {"seed": self.seed}
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Json]) -> Json:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
 
     @classmethod

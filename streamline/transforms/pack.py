@@ -57,7 +57,7 @@ class PackPart(msgspec.Struct):
 class Pack(Stage[Any, Block]):
     """Cuts documents, each with `eos` behind it, into blocks of `length` tokens; see `Pipeline.pack`."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "length": "the blocks from here on have the new length, from the first token that was in no block delivered",
         "drop_remainder": "the rest at the end is treated as it says now",
         "added": "the documents from here on are packed",
@@ -67,7 +67,7 @@ class Pack(Stage[Any, Block]):
         "key": "the document that was cut would go on with other tokens: finish the epoch with it, or begin anew",
         "eos": "the document that was cut would have another length: finish the epoch with it, or begin anew",
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
 
     length: int
@@ -76,7 +76,7 @@ class Pack(Stage[Any, Block]):
     drop_remainder: bool = False
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or not own["token"]:
             return None
         return f"reads one document again, and passes over the {own['token']:,} tokens of it that were delivered"
@@ -90,11 +90,11 @@ class Pack(Stage[Any, Block]):
         return self.length  # documents of a token each
 
     @property
-    def gathers(self) -> int:
+    def inputs_per_output(self) -> int:
         return self.length
 
     @property
-    def bulk(self) -> int:
+    def output_weight(self) -> int:
         return max(1, self.length // ITEM_TOKENS)
 
     def begin(self, upstream: State, own: Any) -> State:

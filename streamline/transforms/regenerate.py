@@ -316,7 +316,7 @@ class Regenerate(Stage[T, T]):
       spill: a folder for the cycles that saved snapshots may need.
     """
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the cycle that is being served is served to its end, the next ones have the new size",
         "shuffle": "the cycle that is being served is served as it was begun, the next ones as it says now",
         "seed": "the cycle that is being served is served as it was begun, the next ones are shuffled by the new seed",
@@ -342,7 +342,7 @@ class Regenerate(Stage[T, T]):
         return items * self.reuse if self.block is None else None
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or own.get("files") is not None:
             return None
         if not own["served"]:
@@ -353,10 +353,10 @@ class Regenerate(Stage[T, T]):
         )
 
     @classmethod
-    def holds(cls, own: Json) -> str | None:
+    def held_items(cls, own: Json) -> str | None:
         if own and own.get("files"):
             return f"has served {own['served']:,} outputs of cycle {own['cycle']:,}, and the rest is in its file alone"
-        return cls.again(own)
+        return cls.replay_cost(own)
 
     @property
     def rewinds(self) -> bool:
@@ -367,7 +367,7 @@ class Regenerate(Stage[T, T]):
         return 2 * self.size if self.overlap else self.size
 
     @property
-    def bulk(self) -> int:
+    def output_weight(self) -> int:
         return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:

@@ -41,10 +41,10 @@ class Repeat(Stage[T, T]):
     What is upstream sees the pass in its epoch, so that shuffles and random numbers differ between passes.
     """
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "times": "it goes on to the new number of passes, those before included; if they were more already, it ends"
     }
-    steady: ClassVar[frozenset[str]] = frozenset({"times"})
+    order_preserving: ClassVar[frozenset[str]] = frozenset({"times"})
     state_type: ClassVar[Any] = RepeatPart
     refuses: ClassVar[Mapping[str, str]] = {
         "added": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
@@ -54,7 +54,7 @@ class Repeat(Stage[T, T]):
     times: int | None = None
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Json]) -> Json:
         passes = {own["pass"] for own in owns}
         if len(passes) > 1 or any("seen" in own for own in owns):
             raise ResumeError(f"is in another pass on each rank ({', '.join(str(own['pass']) for own in owns)})")

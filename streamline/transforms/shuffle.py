@@ -54,7 +54,7 @@ class WindowPart(msgspec.Struct):
 class Shuffle(Stage[T, T]):
     """Permutes each `window` items by (seed, epoch, shard, number of the window)."""
 
-    survives: ClassVar[Mapping[str, str]] = {
+    accepted_changes: ClassVar[Mapping[str, str]] = {
         "window": "the window that is being served is served to its end, the next ones have the new length",
         "seed": "the window that is being served is served to its end, the next ones are shuffled by the new seed",
         "added": "the items from here on are shuffled, beginning with window 0",
@@ -69,7 +69,7 @@ class Shuffle(Stage[T, T]):
         return items
 
     @classmethod
-    def again(cls, own: Json) -> str | None:
+    def replay_cost(cls, own: Json) -> str | None:
         if not own or not own["served"]:
             return None
         return (
@@ -78,8 +78,8 @@ class Shuffle(Stage[T, T]):
         )
 
     @classmethod
-    def regrouped(cls, owns: Sequence[Json]) -> Json:
-        return super().regrouped([own if own and own["served"] else None for own in owns])
+    def reshard(cls, owns: Sequence[Json]) -> Json:
+        return super().reshard([own if own and own["served"] else None for own in owns])
 
     @property
     def rewinds(self) -> bool:

@@ -217,9 +217,9 @@ def test_a_pause_waits_for_movers_at_work_and_not_for_those_that_wait_for_others
             done.append("works")
 
         async with anyio.create_task_group() as group:
-            group.start_soon(gate.moves, "waits", waits)
-            group.start_soon(gate.moves, "works", works)
-            group.start_soon(gate.moves, "works", works)
+            group.start_soon(gate.participate, "waits", waits)
+            group.start_soon(gate.participate, "works", works)
+            group.start_soon(gate.participate, "works", works)
             await anyio.wait_all_tasks_blocked()
             assert gate.at_work == ("works (2 calls)",)
             group.start_soon(gate.pause)
@@ -240,13 +240,13 @@ def test_a_pause_waits_for_movers_at_work_and_not_for_those_that_wait_for_others
 def test_what_holds_and_releases_is_told_once_each_however_a_pause_ends(run: Callable[[AsyncTest], None]) -> None:
     async def test() -> None:
         gate, told = Gate(), list[str]()
-        gate.holds(lambda: told.append("hold"), lambda: told.append("release"))
+        gate.on_pause(lambda: told.append("hold"), lambda: told.append("release"))
         await gate.pause()
         gate.resume()
         gate.resume()
         assert told == ["hold", "release"]
         async with anyio.create_task_group() as group:
-            group.start_soon(gate.moves, "stuck", anyio.sleep_forever)
+            group.start_soon(gate.participate, "stuck", anyio.sleep_forever)
             await anyio.wait_all_tasks_blocked()
             with anyio.move_on_after(0.001):
                 await gate.pause()

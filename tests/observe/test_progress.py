@@ -250,7 +250,7 @@ def test_a_log_line_now_and_then_instead(caplog: pytest.LogCaptureFixture, monke
         shown = Progress(told)
         shown.start()
         for now in (101.0, 129.0, 130.0, 131.0, 159.0, 160.5):  # noqa: B007 - the clock reads it
-            shown.at_edge()
+            shown.at_chunk_boundary()
         shown.stop()
     assert [record.getMessage() for record in caplog.records] == [f"{summary(BUSY, 0)}; {BUSY.verdict}"] * 2
     assert told.asked == 2

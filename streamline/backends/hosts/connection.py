@@ -88,7 +88,7 @@ class HostConnection:
             Closed: self._closed,
             SkippedItem: self._left_out,
             AtWork: self._at_work,
-            Beginning: tasks.session.beginnings.compare,
+            Beginning: tasks.session.duplicate_check.compare,
             Counts: self._mirror.show,
             Broken: self._broken,
             WaitingTasks: self._watch.answered,
@@ -109,7 +109,7 @@ class HostConnection:
         if not self._begun:
             self._begun = True
             name = f"border of {self.host.name}"
-            self._tasks.start(partial(self._gate.moves, name, self._serve), name, self._abandon)
+            self._tasks.start(partial(self._gate.participate, name, self._serve), name, self._abandon)
             self._watch.start()
 
     def start(self, worker: RemoteWorker[Any]) -> None:

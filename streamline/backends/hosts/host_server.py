@@ -110,7 +110,7 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
       answer: answers what is asked of the other end; None: as the process was told, see `talk.asker`.
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
-    session.beginnings.tell = link.send
+    session.duplicate_check.tell = link.send
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
     telling = MetricsReporter(link, session) if spec.metered and link.copies else None
     try:
@@ -222,7 +222,7 @@ class _HostedRun:
         if self._telling is not None:
             outlet.on_edge = self._telling.tell
         name = f"worker of shard {message.shard}"
-        work = partial(tasks.gate.moves, name, partial(drive, flow, outlet, tasks.gate))
+        work = partial(tasks.gate.participate, name, partial(drive, flow, outlet, tasks.gate))
         worker.job = tasks.start(work, name, outlet.abandon)
 
     def _credit(self, message: Credit) -> None:

@@ -77,7 +77,7 @@ class LiveForwarding:
             self._send_end()
         if self._job is None:
             name = f"feed of worker {self._worker}"
-            self._job = self._tasks.start(partial(self._tasks.gate.moves, name, self._run), name, lambda: None)
+            self._job = self._tasks.start(partial(self._tasks.gate.participate, name, self._run), name, lambda: None)
         elif self._room is not None:
             self._room.set()
 

@@ -45,7 +45,7 @@ class RemotePause:
         self._link: Link | None = None
         self._number = 0
         self._kept: deque[tuple[Link, Message]] = deque()
-        gate.holds(self._hold, self._release)
+        gate.on_pause(self._hold, self._release)
 
     def connected(self, link: Link) -> None:
         """There is a host; items may move, or the gate would have to be passed first."""
@@ -58,8 +58,8 @@ class RemotePause:
 
     def close(self) -> None:
         """It is over."""
-        self._gate.holds_no_more(self._hold)
-        self._gate.moves_no_more(self._mover)
+        self._gate.forget_pause(self._hold)
+        self._gate.unregister(self._mover)
         self._kept.clear()
 
     def arrived(self, link: Link, message: Message) -> None:
