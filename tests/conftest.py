@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
 
+from tests.kit import LOOPS, AsyncTest, run_on
 from tests.servers.absent import not_run
 
 T = TypeVar("T")
@@ -41,6 +44,10 @@ LEAVE_S = 100.0
 
 COLLECT_S = 0.004
 """Seconds that a look at what a test may have left should take; behind a longer one, what is there is frozen."""
+
+SLOW = re.compile(r"Executing <.*> took \d+\.\d+ seconds")
+"""What asyncio's debug mode says where a step took more than 0.1 s: on a busy machine any may. What these tests guard
+is everything else that it says: coroutines never awaited, resources never closed."""
 
 OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
@@ -138,3 +145,49 @@ def _children() -> set[object]:
 
 
 LOOKS: dict[str, Callable[[], set[object]]] = {"threads": _threads, "files": _files, "processes": _children}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
+    """Run a coroutine function to its end on each event loop; one that hangs, or leaves a task, fails."""
+    return lambda test: run_on(request.param, test)
+
+
+@pytest.fixture
+def start_python(tmp_path: Path) -> Callable[..., AbstractContextManager[subprocess.Popen[str]]]:
+    """Start a script in a Python of its own, its output in pipes; one that hangs is killed."""
+
+    @contextmanager
+    def start(script: str, *options: str, stdin: int | None = None) -> Iterator[subprocess.Popen[str]]:
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with subprocess.Popen(
+            [sys.executable, *options, str(path)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    return start
+
+
+@pytest.fixture
+def python(start_python: Callable[..., AbstractContextManager[subprocess.Popen[str]]]) -> Callable[..., str]:
+    """Run a script in a Python of its own, and return what it printed; anything on its stderr fails."""
+
+    def run(script: str, *options: str, code: int = 0, limit_s: float = 200) -> str:
+        with start_python(script, *options) as process:
+            output, errors = process.communicate(timeout=limit_s)
+        told = [line for line in errors.splitlines() if not SLOW.fullmatch(line)]
+        assert told == []
+        assert process.returncode == code
+        return output
+
+    return run

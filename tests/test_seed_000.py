@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from tests.kit import Counting, later
 from tests.laws.profile import examples
-from tests.runtime.kit import Counting, later
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.pace import HANDOVER_S
 from streamline.core.state import At, CountedStates
 from streamline.errors import ClosedError
-from tests.runtime.kit import AsyncTest
+from tests.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
 

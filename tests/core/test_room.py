@@ -16,7 +16,7 @@ from streamline.core.counters import ChannelMeter
 from streamline.core.driver import drive
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
 from streamline.core.state import At, CountedStates
-from tests.runtime.kit import AsyncTest
+from tests.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
 

@@ -12,7 +12,7 @@ import pytest
 from streamline.core.gate import Phase
 from streamline.core.session import Session
 from streamline.core.tasks import Starter, Tasks, supervise
-from tests.runtime.kit import LOOPS, AsyncTest, gone, streamline_tasks
+from tests.kit import LOOPS, AsyncTest, gone, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
 

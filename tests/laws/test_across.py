@@ -31,9 +31,9 @@ from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying_backend import Copying
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, steps
+from tests.kit import AnyThreads
 from tests.laws.failing import failing_steps
 from tests.laws.profile import examples
-from tests.runtime.kit import AnyThreads
 from tests.sources.live_kit import Tape
 
 AnyPipeline = Pipeline[Any]

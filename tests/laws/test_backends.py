@@ -26,8 +26,8 @@ from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying_backend import Copying
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
+from tests.kit import AnyThreads
 from tests.laws.profile import examples
-from tests.runtime.kit import AnyThreads
 
 seeds = st.integers(0, 1000)
 

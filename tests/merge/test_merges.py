@@ -12,7 +12,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError
-from tests.runtime.kit import AsyncTest, Counting
+from tests.kit import AsyncTest, Counting
 
 Run = Callable[[AsyncTest], None]
 Kind = Literal["strict", "best_effort"]

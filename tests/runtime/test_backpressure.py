@@ -24,7 +24,7 @@ from streamline.core.tree import nbytes
 from streamline.sources.base import Part
 from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
-from tests.runtime.kit import AsyncTest, Counting, Pipe, later, stage
+from tests.kit import AsyncTest, Counting, Pipe, later, stage
 
 Run = Callable[[AsyncTest], None]
 

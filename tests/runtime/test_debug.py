@@ -23,8 +23,8 @@ import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, TooManyErrors
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.steps import DICE
+from tests.kit import Counting, Pipe, later, leaves, stage
 from tests.laws.profile import examples
-from tests.runtime.kit import Counting, Pipe, later, leaves, stage
 
 StartPython = Callable[..., AbstractContextManager["subprocess.Popen[str]"]]
 

@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, StageError, TooManyErrors
 from streamline.snapshot.inspection import report
-from tests.runtime.kit import in_thread
+from tests.kit import in_thread
 
 Pipe = sl.Pipeline[Any]
 

@@ -16,7 +16,7 @@ from streamline.core.flow import Chunk
 from streamline.core.state import At, CountedStates, Skipped, SkippedStates, State, Tally
 from streamline.merge.base import DeferredProgress, StrictMerge
 from streamline.pipeline import Pipeline
-from tests.runtime.kit import run_on
+from tests.kit import run_on
 
 ORDER = [0, 1, 2, 7, 4, 6]
 """Of two shards of eight items, of which 3 and 5 are skipped."""

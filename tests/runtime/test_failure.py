@@ -17,7 +17,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ClosedError, StageError
-from tests.runtime.kit import CONSUMERS, AsyncTest, Counting, Pipe, drain_plain
+from tests.kit import CONSUMERS, AsyncTest, Counting, Pipe, drain_plain
 
 AT = 12
 LENGTH = 40

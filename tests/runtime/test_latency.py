@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import streamline as sl
-from tests.runtime.kit import AsyncTest, Counting, Pipe, Tap, in_thread, later, stage
+from tests.kit import AsyncTest, Counting, Pipe, Tap, in_thread, later, stage
 
 Run = Callable[[AsyncTest], None]
 

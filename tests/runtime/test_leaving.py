@@ -22,7 +22,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ClosedError
-from tests.runtime.kit import LONGEST_S, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
+from tests.kit import LONGEST_S, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
 Way: TypeAlias = "Callable[[Pipe], Awaitable[None]]"

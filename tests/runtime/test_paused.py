@@ -28,8 +28,8 @@ from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
 from streamline.testing.subjects import settle
+from tests.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
 from tests.laws.profile import examples
-from tests.runtime.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
 
 Run = Callable[[AsyncTest], None]
 

@@ -11,7 +11,7 @@ from itertools import cycle
 
 import pytest
 
-from tests.runtime.kit import LONGEST_S
+from tests.kit import LONGEST_S
 
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[subprocess.Popen[str]]"]

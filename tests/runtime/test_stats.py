@@ -17,7 +17,7 @@ import streamline as sl
 from streamline.core.session import Session
 from streamline.observe.figures import StageStats
 from streamline.observe.stats import Stats
-from tests.runtime.kit import AsyncTest, Pipe, at_last, in_thread
+from tests.kit import AsyncTest, Pipe, at_last, in_thread
 
 Run = Callable[[AsyncTest], None]
 

@@ -22,7 +22,7 @@ import pytest
 import streamline as sl
 from streamline.io.storage.local import LocalStorage
 from streamline.observe.stats import Stats
-from tests.runtime.kit import Pipe, at_last, run_on
+from tests.kit import Pipe, at_last, run_on
 
 Body: TypeAlias = Callable[[], None] | None
 Drain: TypeAlias = Callable[[Pipe, float], Stats]

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled, StageError
 from streamline.training.replicator import Replica
+from tests.kit import AsyncTest
 from tests.laws.profile import examples
-from tests.runtime.conftest import run
-from tests.runtime.kit import AsyncTest
 
 __all__ = ["run"]
 

@@ -17,7 +17,6 @@ from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.testing.copying_backend import Copying
 from tests.backends.hosts.disturbing import quiet
 from tests.backends.hosts.echo_near import Echo
-from tests.runtime.conftest import python, start_python
 
 __all__ = ["python", "start_python"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from streamline.backends.hosts.connection import HostConnection
-from tests.runtime.kit import LONGEST_S
+from tests.kit import LONGEST_S
 
 __all__ = ["Chaos", "children", "lanes", "leaves_nothing_shared", "quiet", "recoveries"]
 

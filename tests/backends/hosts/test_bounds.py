@@ -17,7 +17,7 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts import pool as hosted
 from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
-from tests.runtime.kit import Pipe, later, stage
+from tests.kit import Pipe, later, stage
 
 MEMORY = Path("/dev/shm")
 SHARDS = 4

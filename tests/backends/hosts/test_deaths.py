@@ -25,9 +25,9 @@ from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE
 from streamline.testing.subjects import settle
+from tests.kit import Pipe, later
 from tests.laws.failing import failing_steps
 from tests.laws.profile import FACTOR, examples
-from tests.runtime.kit import Pipe, later
 from tests.sources.live_kit import Tape
 
 pytestmark = pytest.mark.usefixtures("quietly")

@@ -15,7 +15,7 @@ from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.subjects import settle
 from tests.backends.hosts.disturbing import lanes
-from tests.runtime.kit import Pipe, later
+from tests.kit import Pipe, later
 from tests.sources.live_kit import Tape
 
 LENGTH = 16

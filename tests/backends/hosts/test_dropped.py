@@ -18,7 +18,7 @@ from streamline.backends.ipc.link import PipeLink
 from streamline.backends.ipc.messages import ProgressMessage
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 from tests.backends.hosts.disturbing import lanes
-from tests.runtime.kit import Counting, Pipe, later
+from tests.kit import Counting, Pipe, later
 from tests.sources.live_kit import Tape
 
 LENGTH = 22_000

@@ -17,7 +17,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from tests.backends.hosts.disturbing import children
-from tests.runtime.kit import LONGEST_S, Pipe
+from tests.kit import LONGEST_S, Pipe
 
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[Popen[str]]"]

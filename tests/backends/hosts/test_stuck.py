@@ -17,7 +17,7 @@ import pytest
 import streamline as sl
 from streamline.errors import WorkerDied
 from tests.backends.hosts.disturbing import children, quiet
-from tests.runtime.kit import at_last
+from tests.kit import at_last
 
 LENGTH, AT = 24, 13
 TIMEOUT_S = 0.5

@@ -16,7 +16,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from tests.runtime.kit import Pipe, at_last
+from tests.kit import Pipe, at_last
 
 SLOW_S = 0.004
 COUNT = 100
