@@ -21,8 +21,6 @@ from streamline.training.replicator import Replica
 from tests.kit import AsyncTest
 from tests.laws.profile import examples
 
-__all__ = ["run"]
-
 
 class Feed:
     """0, 1, …, as they are asked for; counts, fails where it is told to, and says when it was closed."""

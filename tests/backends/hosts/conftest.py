@@ -18,8 +18,6 @@ from streamline.testing.copying_backend import Copying
 from tests.backends.hosts.disturbing import quiet
 from tests.backends.hosts.echo_near import Echo
 
-__all__ = ["python", "start_python"]
-
 ECHO = "echo_far:attend"
 
 
