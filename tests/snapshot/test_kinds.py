@@ -234,7 +234,7 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def test_no_kind_of_source_or_stage_is_missing_here(folder: Path) -> None:
-    for package in ("sources", "formats", "transforms", "caching", "mixing"):
+    for package in ("sources", "io.formats", "transforms", "transfer"):
         path = importlib.import_module(f"streamline.{package}").__path__
         for module in pkgutil.iter_modules(path, f"streamline.{package}."):
             importlib.import_module(module.name)

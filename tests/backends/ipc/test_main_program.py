@@ -20,7 +20,7 @@ def failed(fn, item):
     try:
         fn(item)
     except BaseException as error:
-        Call(fn, item).attach(error)
+        FailedCall(fn, item).attach(error)
         return error
 
 

@@ -395,7 +395,7 @@ from streamline.backends.ipc.messages import ItemsMessage
 from streamline.backends.ipc.socket_link import SocketLink
 link = SocketLink(socket.socket(fileno=int(sys.argv[1])))
 for n in range(20):
-    link.send(Items(n, link.pack([n, np.full(1 << 20, n, np.uint8)]), b""))
+    link.send(ItemsMessage(n, link.pack([n, np.full(1 << 20, n, np.uint8)]), b""))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
