@@ -18,7 +18,7 @@ from streamline.core.user_function import DeclaredFunction, check_call, paramete
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
 from streamline.plan.compile import component
-from streamline.plan.plan import Plan
+from streamline.plan.component import PlanComponent
 from streamline.sources.composite import named
 from streamline.sources.custom import CustomSource
 from streamline.sources.items import Indexable, Items
@@ -233,7 +233,7 @@ def zip(*pipelines: Pipeline[Any], strict: bool = False, name: str = "zip") -> P
     return Pipeline(Zip(name=name, components=_components("sl.zip", pipelines), strict=strict))
 
 
-def _components(option: str, pipelines: object) -> tuple[tuple[str, Plan], ...]:
+def _components(option: str, pipelines: object) -> tuple[tuple[str, PlanComponent], ...]:
     found = []
     for name, pipe in named(option, pipelines).items():
         if not isinstance(pipe, Pipeline):

@@ -13,6 +13,7 @@ from typing import Any
 
 from streamline.errors import PlanError
 from streamline.merge.best_effort import Merge, Strict
+from streamline.plan.component import PlanComponent
 from streamline.plan.plan import Plan, Shard, index_of
 from streamline.plan.rules import (
     INDEX_OPS,
@@ -112,8 +113,10 @@ def _leading(source: Source[Any], stages: Sequence[AnyStage]) -> int:
     return next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
 
 
-def component(option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool) -> Plan:
-    """Return the plan of a component, its parts named after it.
+def component(
+    option: str, name: str, source: Source[Any], stages: Sequence[Stage[Any, Any]], *, whole: bool
+) -> PlanComponent:
+    """Return a component, its parts named after it.
 
     Args:
       option: how the user wrote it: "sl.mix".
@@ -138,7 +141,7 @@ def component(option: str, name: str, source: Source[Any], stages: Sequence[Stag
     source = replace(source, name=f"{name}/{source.name}")
     stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
     if source.default_mode != "replicated":
-        return compiled(source, stages, None, 0, None, 0)
+        return PlanComponent(compiled(source, stages, None, 0, None, 0))
     ops = (Take, Skip, Repeat)  # of all, before each worker keeps its stride
     at = next((at for at, stage in enumerate(stages) if not isinstance(stage, ops)), len(stages))
-    return compiled(source, stages, Shard(), at, None, 0)
+    return PlanComponent(compiled(source, stages, Shard(), at, None, 0))

@@ -15,7 +15,7 @@ from streamline.sharding.ends import EndsPolicy
 from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage
 
-__all__ = ["all_known", "left_on_ranks", "num_given", "num_items"]
+__all__ = ["all_known", "left_on_ranks", "num_given", "num_items", "outputs_of_shard"]
 
 
 def num_items(plan: Plan, rank: int, world_size: int) -> float | None:
@@ -41,13 +41,13 @@ def left_on_ranks(plan: Plan, world_size: int, consumed: Callable[[int], int]) -
     Args:
       consumed: items that the merge has taken from a shard.
     """
-    of_shards = [_of_shard(plan, shard) for shard in range(plan.shard.num_shards)]
+    of_shards = [outputs_of_shard(plan, shard) for shard in range(plan.shard.num_shards)]
     found: list[float | None] = []
     for rank in range(world_size):
         mine = shards_of_rank(plan.shard.num_shards, rank, world_size)
         known = all_known([of_shards[shard] for shard in mine])
         merged = None if known is None else sum(known) - sum(consumed(shard) for shard in mine)
-        found.append(_behind(plan.after, merged))
+        found.append(_downstream(plan.after, merged))
     return found
 
 
@@ -57,15 +57,15 @@ def all_known(numbers: Sequence[float | None]) -> list[float] | None:
     return known if len(known) == len(numbers) else None
 
 
-def _of_shard(plan: Plan, shard: int) -> float | None:
+def outputs_of_shard(plan: Plan, shard: int) -> float | None:
     """Return how many items the merge takes from a shard, in all."""
     if plan.before and not plan.source.indexable:
         return None  # what stands before the shard is not in the part, and acts on what isn't counted
     num_shards = plan.shard.num_shards
-    return _behind(plan.worker, plan.source.num_outputs(plan.part((0,)), shard, num_shards))
+    return _downstream(plan.worker, plan.source.num_outputs(plan.part((0,)), shard, num_shards))
 
 
-def _behind(stages: Sequence[Stage[Any, Any]], items: float | None) -> float | None:
+def _downstream(stages: Sequence[Stage[Any, Any]], items: float | None) -> float | None:
     for stage in stages:
         if items is None:
             return None

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from streamline.core.text import Entry
-from streamline.snapshot.state_kinds import stage_class
+from streamline.plan.stage_kinds import stage_class
 from streamline.transforms.base import Stage
 
 __all__ = ["Pair", "paired"]

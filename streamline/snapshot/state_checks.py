@@ -13,14 +13,12 @@ import msgspec
 
 from streamline.core.state import Tree
 from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
-from streamline.core.text import Entry
+from streamline.plan.stage_kinds import check_trees
 from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot.replay_cost import section
 from streamline.snapshot.snapshot import Snapshot
-from streamline.snapshot.state_kinds import stage_class
-from streamline.transforms.limit import Stride
 
-__all__ = ["check_stages", "check_trees"]
+__all__ = ["check_stages"]
 
 
 class _EndsPart(msgspec.Struct):
@@ -73,17 +71,3 @@ def check_stages(snapshot: Snapshot) -> None:
             check_trees(after, again, f"{whose}, of the items given again")
             for at, tree in enumerate(own["workers"]):
                 check_trees(worker, tree, f" in worker {at}{whose}, of the items given again")
-
-
-def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
-    """Insist that the parts of a state are of the stages of these entries of a fingerprint; likewise.
-
-    A part may be missing: a stage that was accepted as added begins there.
-    """
-    check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
-    check_type(tree.get("shard"), Stride.state_type | None, f"the state of 'shard'{where}")
-    for entry in entries:
-        name, options = entry["name"], entry.get("options") or {}
-        stage = stage_class(entry["kind"], options)
-        if name in tree:
-            stage.check_state(tree.get(name), options, f"the state of {name!r}{where}")

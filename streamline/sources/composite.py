@@ -8,31 +8,24 @@ two components may have stages of the same name. State: what the kind of source 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from streamline.core.choices import Branch
 from streamline.core.error_policy import counts_in
-from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Flow, Site
+from streamline.core.flow import LONG_LIST_ITEMS, Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.options import given
 from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import FingerprintEntry, check_type
-from streamline.core.text import found_otherwise, line_of
+from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
-from streamline.plan.fingerprint import fingerprint
-from streamline.plan.plan import Plan, Shard
-from streamline.plan.worker import worker_flow
-from streamline.snapshot.state_checks import check_trees
 from streamline.sources.base import Change, Mode, Part, Source, Split
-from streamline.transforms.base import Stage
-from streamline.transforms.limit import Skip, Take
-from streamline.transforms.repeat import Repeat
 
-__all__ = ["Several", "SeveralState", "grown", "known_of", "named"]
+__all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "known_of", "named"]
 
 
 T = TypeVar("T")
@@ -83,6 +76,81 @@ class SeveralState(State):
             yield from part.get().forks()
 
 
+PassOf: TypeAlias = "Callable[[State], int]"
+"""The pass over a component's data that its state is in, from 0 on."""
+
+
+class Component(Protocol):
+    """One of the pipelines: a plan without shard and merge. Frozen, pickles.
+
+    Attributes:
+      plan: the plan, for what is above sources: pictures, cache keys, the oracle.
+      source: what it reads.
+      names: of its stages.
+      entries: of its fingerprint.
+      mode: how its source is split.
+      in_flight: items that it holds at the most.
+      repeats: whether a pass follows another.
+      moved_by: a stage before the shard by which an item's place depends on how many there are; None: none.
+      misaligned: why its shards may hold other items than those of an equal split; None: they don't.
+    """
+
+    @property
+    def plan(self) -> Any: ...
+
+    @property
+    def source(self) -> Source[Any]: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def entries(self) -> list[dict[str, Json]]: ...
+
+    @property
+    def mode(self) -> Mode: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def repeats(self) -> bool: ...
+
+    @property
+    def moved_by(self) -> str | None: ...
+
+    @property
+    def misaligned(self) -> str | None: ...
+
+    def with_source(self, source: Source[Any]) -> Self:
+        """Return it over another source."""
+
+    def bound(self, bind: Callable[[Any], Any]) -> Self:
+        """Return it with its plan changed by `bind`."""
+
+    def part(self, num_shards: int, epoch: int) -> Part:
+        """Return which part of its source is read."""
+
+    def open_shard(self, site: Site, state: Tree | None) -> Flow[Any]:
+        """Return the flow of one shard, at a state or at the beginning."""
+
+    def num_outputs(self, shard: int, num_shards: int) -> float | None:
+        """Return how many items a shard of it has; None: that isn't known."""
+
+    def check_state(self, entries: list[dict[str, Json]], tree: Tree, where: str) -> None:
+        """Insist that a state is of the stages of these entries.
+
+        Raises:
+          SnapshotError: it isn't.
+        """
+
+    def reads_again(self, tree: Tree) -> str | None:
+        """Return which stage reads again from this state on what is not as it was; None: none."""
+
+    def pass_of(self, site: Site) -> PassOf | None:
+        """Return what tells the pass that a state is in; None: it isn't repeated."""
+
+
 class ComponentParts(msgspec.Struct):
     """Its part of a saved state: the state of each component, by name."""
 
@@ -108,94 +176,97 @@ class Several(Source[T], ABC):
     state_type: ClassVar[Any] = ComponentParts
     listing_type: ClassVar[Any] = dict[str, Listed]
 
-    components: tuple[tuple[str, Plan], ...]
+    components: tuple[tuple[str, Component], ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        inner = [name for _, plan in self.components for name in (*plan.source.names, *_stages(plan))]
+        inner = [name for _, component in self.components for name in (*component.source.names, *component.names)]
         return (*inner, self.name)
 
     @property
     def in_flight(self) -> int:
-        return sum(LONG_LIST_ITEMS + _in_flight(plan) for _, plan in self.components)
+        return sum(LONG_LIST_ITEMS + component.in_flight for _, component in self.components)
 
     @property
     def is_remote(self) -> bool:
-        return any(plan.source.is_remote for _, plan in self.components)
+        return any(component.source.is_remote for _, component in self.components)
 
     def resolved(self, traffic: Traffic | None = None) -> Several[T]:
-        return self._with({name: plan.source.resolved(traffic) for name, plan in self.components})
+        return self._with({name: component.source.resolved(traffic) for name, component in self.components})
 
     async def aresolved(self, traffic: Traffic | None = None) -> Several[T]:
         found = {}
-        for name, plan in self.components:
+        for name, component in self.components:
             found[name] = (
-                await plan.source.aresolved(traffic) if plan.source.is_remote else plan.source.resolved(traffic)
+                await component.source.aresolved(traffic)
+                if component.source.is_remote
+                else component.source.resolved(traffic)
             )
         return self._with(found)
 
     def check_split(self, mode: Mode, num_shards: int) -> None:
-        for _, plan in self.components:
-            plan.source.check_split(plan.mode, num_shards)
+        for _, component in self.components:
+            component.source.check_split(component.mode, num_shards)
 
     def listing(self) -> Any:
         """Return what each component is, stages included, and what it reads."""
         return {
-            name: {"plan": [_counted(entry) for entry in _entries(plan)], "data": plan.source.listing()}
-            for name, plan in self.components
+            name: {"plan": [_counted(entry) for entry in component.entries], "data": component.source.listing()}
+            for name, component in self.components
         }
 
     def check_listing(self, listing: Json) -> None:
         super().check_listing(listing)
-        for name, plan in self._known(listing).items():
-            plan.source.check_listing(listing[name]["data"])
+        for name, component in self._known(listing).items():
+            component.source.check_listing(listing[name]["data"])
 
     def check_states(self, split: Split, listing: Json) -> None:
         for shard, own in split.own.items():
             check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
-        for name, plan in self._known(listing).items():
+        for name, component in self._known(listing).items():
             for shard, own in split.own.items():
                 tree = own["of"].get(name)
                 if tree is not None and listing[name]["plan"][0]["name"] not in tree:
                     raise SnapshotError(
                         f"the snapshot is damaged, or was edited: the state of {self.name!r} in shard {shard}: of "
-                        f"{name!r}, it has no place in {plan.source.kind}; use an earlier one"
+                        f"{name!r}, it has no place in {component.source.kind}; use an earlier one"
                     )
-                check_trees(listing[name]["plan"], tree or {}, f" in shard {shard}")
-            plan.source.check_states(_split_of(name, plan, split), listing[name]["data"])
+                component.check_state(listing[name]["plan"], tree or {}, f" in shard {shard}")
+            component.source.check_states(_split_of(name, component, split), listing[name]["data"])
 
     def check_within(self, split: Split) -> None:
-        for name, plan in self.components:
-            plan.source.check_within(_split_of(name, plan, split))
+        for name, component in self.components:
+            component.source.check_within(_split_of(name, component, split))
 
-    def _known(self, listing: Json) -> dict[str, Plan]:
+    def _known(self, listing: Json) -> dict[str, Component]:
         """Return the components that a snapshot has a place in: those of the same names and kinds of source."""
         known = known_of(listing)
         return {
-            name: plan
-            for name, plan in self.components
-            if name in known and known[name]["plan"][0]["kind"] == plan.source.kind
+            name: component
+            for name, component in self.components
+            if name in known and known[name]["plan"][0]["kind"] == component.source.kind
         }
 
     def resumed(self, listing: Json) -> Several[T]:
         known = self._known(listing)
         sources = {
-            name: plan.source.resumed(listing[name]["data"]) if name in known else plan.source
-            for name, plan in self.components
+            name: component.source.resumed(listing[name]["data"]) if name in known else component.source
+            for name, component in self.components
         }
         return self._with(sources)
 
     def carry_listing(self, listing: Json, now: Json) -> Json:
         known = self._known(listing)
         carried = {
-            name: plan.source.carry_listing(listing[name]["data"], now[name]["data"]) for name, plan in known.items()
+            name: component.source.carry_listing(listing[name]["data"], now[name]["data"])
+            for name, component in known.items()
         }
         return {name: {**entry, "data": carried.get(name, entry["data"])} for name, entry in now.items()}
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
         """Return how the components of a snapshot differ from those of the same names now; others may come and go."""
         found, known = list[Change](), known_of(listing)
-        for name, plan in self.components:
+        for name, component in self.components:
             if name not in known:
                 continue
             its, mine = known[name]["plan"], now[name]["plan"]
@@ -205,66 +276,69 @@ class Several(Source[T], ABC):
                 then = f"a state of {name!r} says nothing about another plan: give the new one a name of its own"
                 found.append(Change(what=name, lines=(*gone, *come), then=then, possible=False))
                 continue
-            for change in plan.source.changes(known[name]["data"], now[name]["data"], _split_of(name, plan, split)):
+            for change in component.source.changes(
+                known[name]["data"], now[name]["data"], _split_of(name, component, split)
+            ):
                 lines = tuple(f"{name}: {line}" for line in change.lines)
                 its_change = replace(change, what=f"{name}.{change.what}", lines=lines, steady=False)
                 middle = None
                 if change.possible and not change.steady:
-                    middle = _in_the_middle(plan, [tree["of"].get(name, {}) for tree in split.own.values()])
+                    trees = (tree["of"].get(name, {}) for tree in split.own.values())
+                    middle = next(filter(None, map(component.reads_again, trees)), None)
                 found.append(its_change if middle is None else replace(its_change, possible=False, then=middle))
         return found
 
     def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
         of = dict(own["of"])
-        for name, plan in self._known(listing).items():
-            inner = plan.source.name
+        for name, component in self._known(listing).items():
+            inner = component.source.name
             if inner in of.get(name, {}):
-                there = plan.source.migrate_state(of[name][inner], listing[name]["data"], now[name]["data"])
+                there = component.source.migrate_state(of[name][inner], listing[name]["data"], now[name]["data"])
                 of[name] = {**of[name], inner: there}
         return {**own, "of": of}
 
     @property
     def changeable(self) -> tuple[str, ...]:  # type: ignore[override]  # each has its own components
-        return tuple(f"{name}.{what}" for name, plan in self.components for what in plan.source.changeable)
+        return tuple(f"{name}.{what}" for name, component in self.components for what in component.source.changeable)
 
     def reads_on(self, own: Json) -> str:
         if own is None:
             return "the beginning"
         return "; ".join(
-            f"{name}: {plan.source.reads_on(own['of'].get(name, {}).get(plan.source.name))}"
-            for name, plan in self.components
+            f"{name}: {component.source.reads_on(own['of'].get(name, {}).get(component.source.name))}"
+            for name, component in self.components
         )
 
-    def bound(self, bind: Callable[[Plan], Plan]) -> Source[T]:
-        return replace(self, components=tuple((name, bind(plan)) for name, plan in self.components))
+    def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
+        return replace(self, components=tuple((name, component.bound(bind)) for name, component in self.components))
 
     @property
-    def plans(self) -> Sequence[Plan]:
-        return [plan for _, plan in self.components]
+    def plans(self) -> Sequence[Any]:
+        return [component.plan for _, component in self.components]
 
     def __str__(self) -> str:
         return f"{self.kind} of {', '.join(name for name, _ in self.components)}"
 
     @property
-    def made_of(self) -> Sequence[tuple[str, str, Plan]]:
-        return [(name, "", plan) for name, plan in self.components]
+    def made_of(self) -> Sequence[tuple[str, str, Any]]:
+        return [(name, "", component.plan) for name, component in self.components]
 
     def flows(self, site: Site, state: Tree | None) -> dict[str, Flow[Any]]:
         """Return the flow of this shard of each component, at its part of the state; those of new ones begin."""
         own = {} if state is None else state[self.name]["of"]
         errors = {} if state is None else counts_in(state)
         found: dict[str, Flow[Any]] = {}
-        for name, plan in self.components:
+        for name, component in self.components:
             at = None if name not in own else {**own[name], **({"errors": errors} if errors else {})}
-            found[name] = worker_flow(replace(plan, shard=Shard(num_shards=site.num_shards)), site, at)
+            found[name] = component.open_shard(site, at)
         return found
 
     def outputs(self, part: Part, shard: int, num_shards: int) -> list[float | None]:
         """Return how many items of one shard each component has; None: nobody knows yet."""
-        return [_outputs(plan, shard, num_shards) for _, plan in self.components]
+        return [component.num_outputs(shard, num_shards) for _, component in self.components]
 
     def _with(self, sources: Mapping[str, Source[Any]]) -> Several[T]:
-        found = tuple((name, replace(plan, source=sources[name])) for name, plan in self.components)
+        found = tuple((name, component.with_source(sources[name])) for name, component in self.components)
         return replace(self, components=found)
 
 
@@ -293,61 +367,24 @@ def known_of(listing: Json) -> dict[str, Any]:
     return {name: entry for name, entry in found.items() if isinstance(entry, dict) and "plan" in entry}
 
 
-def _split_of(name: str, plan: Plan, split: Split) -> Split:
+def _split_of(name: str, component: Component, split: Split) -> Split:
     """Return how a snapshot's run divided the source of a component, and how far it came."""
     trees = {shard: tree["of"].get(name, {}) for shard, tree in split.own.items()}
+    source = component.source.name
     return replace(
         split,
-        part=replace(plan, shard=Shard(num_shards=split.num_shards)).part((split.epoch,)),
-        own={shard: tree[plan.source.name] for shard, tree in trees.items() if plan.source.name in tree},
-        passes=split.passes or any(isinstance(stage, Repeat) for stage in (*plan.before, *plan.worker)),
-        moved_by=next((f".{stage.kind}()" for stage in plan.before if not isinstance(stage, Take | Skip)), None),
+        part=component.part(split.num_shards, split.epoch),
+        own={shard: tree[source] for shard, tree in trees.items() if source in tree},
+        passes=split.passes or component.repeats,
+        moved_by=component.moved_by,
     )
 
 
-def grown(plan: Plan, before: Json, now: Json) -> bool:
+def grown(component: Component, before: Json, now: Json) -> bool:
     """Whether a component may have items where it had ended: there are more than there were."""
-    split = Split(part=plan.part((0,)), num_shards=1, epoch=0, own={}, moved_by=None, passes=False)
-    return any(change.what.rpartition(".")[2] in GROW for change in plan.source.changes(before, now, split))
-
-
-def _in_the_middle(plan: Plan, trees: Iterable[Tree]) -> str | None:
-    """Say which stage of a component will read again what is not as it was; None: none."""
-    for tree in trees:
-        for stage in plan.worker:
-            if stage.name in tree and (again := stage.replay_cost(tree[stage.name])):
-                return found_otherwise(stage.name, again)
-    return None
-
-
-def _all(plan: Plan) -> tuple[Stage[Any, Any], ...]:
-    return (*plan.before, *plan.worker)
-
-
-def _stages(plan: Plan) -> list[str]:
-    return [stage.name for stage in _all(plan)]
-
-
-def _entries(plan: Plan) -> list[dict[str, Json]]:
-    return [entry for entry in fingerprint(plan) if entry["kind"] not in ("shard", "merge")]
+    split = Split(part=component.part(1, 0), num_shards=1, epoch=0, own={}, moved_by=None, passes=False)
+    return any(change.what.rpartition(".")[2] in GROW for change in component.source.changes(before, now, split))
 
 
 def _counted(entry: dict[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in entry.items() if key != "code"}
-
-
-def _in_flight(plan: Plan) -> int:
-    held, weight = (2 * LIST_ITEMS if plan.source.waits else 0) + plan.source.in_flight, 1
-    for stage in plan.worker:
-        held += stage.in_flight * weight
-        weight *= stage.inputs_per_output
-    return held + LIST_ITEMS * (weight - 1)
-
-
-def _outputs(plan: Plan, shard: int, num_shards: int) -> float | None:
-    if plan.before and not plan.source.indexable:
-        return None
-    items = plan.source.num_outputs(replace(plan, shard=Shard(num_shards=num_shards)).part((0,)), shard, num_shards)
-    for stage in plan.worker:
-        items = None if items is None else stage.num_outputs(items)
-    return items

@@ -17,7 +17,7 @@ What is counted of a mixture's components, in one worker: how much each gave, in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -28,18 +28,15 @@ import numpy.typing as npt
 from streamline.core.counters import Detail, Details
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state import Json, Reference, Tree
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
-from streamline.plan.plan import Plan
 from streamline.sources.base import Part
-from streamline.sources.composite import Several, SeveralState, grown
-from streamline.sources.items import positions_of
+from streamline.sources.composite import PassOf, Several, SeveralState, grown
 from streamline.sources.mix_state import ComponentBuffer, Ended, MixedStates, MixPass, MixState, MixStateFactory, Picks
 from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
-from streamline.transforms.repeat import Repeat
 
-__all__ = ["ComponentMetrics", "Mix", "MixRun", "PassOf", "Stop", "pass_of"]
+__all__ = ["ComponentMetrics", "Mix", "MixRun", "Stop"]
 
 
 NOTHING: Picks = np.empty(0, np.intp)
@@ -303,17 +300,17 @@ class Mix(Several[T]):
         return f"{super().__str__()} (seed={self.draws.seed}{stop}{changes})"
 
     @property
-    def made_of(self) -> Sequence[tuple[str, str, Plan]]:
+    def made_of(self) -> Sequence[tuple[str, str, Any]]:
         schedule = [dict(weights) for _, weights in self.draws.schedule]
         weights = {name: " → ".join(f"{entry.get(name, 0):g}" for entry in schedule) for name, _ in self.components}
-        return [(name, f"weight {weights[name]}, ", plan) for name, plan in self.components]
+        return [(name, f"weight {weights[name]}, ", component.plan) for name, component in self.components]
 
     def drawn(self) -> Json:
         return {"draws": self.draws.json(), "stop": self.stop}
 
     def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
         found, known = super().migrate_state(own, listing, now), self._known(listing)
-        more = {name for name, plan in known.items() if grown(plan, listing[name]["data"], now[name]["data"])}
+        more = {name for name, component in known.items() if grown(component, listing[name]["data"], now[name]["data"])}
         return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
@@ -324,7 +321,7 @@ class Mix(Several[T]):
         )
         flows = self.flows(site, state)
         demand = self.demand(site, state)
-        passes = {name: found for name, plan in self.components if (found := pass_of(plan, site)) is not None}
+        passes = {name: found for name, component in self.components if (found := component.pass_of(site)) is not None}
         drawing = MixRun(self.name, self.draws, self.stop, site, own, flows, passes)
         return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
 
@@ -333,9 +330,6 @@ class Mix(Several[T]):
         if self.stop == "first" and len(found) > 1:
             return math.inf if all(count == math.inf for count in found) else None
         return None if None in found else sum(count for count in found if count is not None)
-
-
-PassOf = Callable[[State], int]
 
 
 class ComponentMetrics:
@@ -377,32 +371,3 @@ class ComponentMetrics:
                 Detail("weight", weights.get(name, 0.0), name, "now"),
             )
         return tuple(found)
-
-
-def pass_of(plan: Plan, site: Site) -> PassOf | None:
-    """Return what tells the pass over a component's data that its state is in, from 0 on; None: it isn't repeated.
-
-    A repeat that acts on an index is arithmetic on the items taken there; the others say it in their state.
-    """
-    repeats = [stage for stage in (*plan.before, *plan.worker) if isinstance(stage, Repeat)]
-    if not repeats:
-        return None
-    part, name = plan.part((0,)), plan.source.name
-    index = part.index
-    positions = None if index is None else positions_of(index, site.shard, site.num_shards, part)
-
-    def found(state: State) -> int:
-        tally = Tally()
-        state.tally(tally)
-        number = 0
-        for stage in reversed(repeats):
-            own: Any = tally.stands.get(stage.name)
-            if own is not None:
-                number = number * (stage.times or 1) + own["pass"]
-        if index is None or index.passes == 1:
-            return number
-        at = max(0, tally.stands[name] - 1)
-        position = site.shard + at * site.num_shards if positions is None else positions[at] if positions else 0
-        return number * (index.passes or 1) + index.pass_of(position)
-
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import Reference, State, States, Tree
 from streamline.errors import DataError, PlanError
-from streamline.plan.plan import Plan
 from streamline.sources.base import Mode, Part
 from streamline.sources.composite import Several, SeveralState
 
@@ -33,8 +31,8 @@ class Zip(Several[tuple[Any, ...]]):
 
     def check_split(self, mode: Mode, num_shards: int) -> None:
         super().check_split(mode, num_shards)
-        for name, plan in self.components if num_shards > 1 else ():
-            if (why := _misaligned(plan)) is not None:
+        for name, component in self.components if num_shards > 1 else ():
+            if (why := component.misaligned) is not None:
                 raise PlanError(
                     f"sl.zip is split into {num_shards} shards by splitting each part alike, and part {name} can't be: "
                     f"{why}. Leave .shard out, or zip what is indexed and do the rest behind"
@@ -104,13 +102,3 @@ class _ZippedStates:
     def __getitem__(self, index: int, /) -> State:
         parts = {name: Reference(states, index) for name, states in self._columns.items()}
         return SeveralState(self._name, {}, parts)
-
-
-def _misaligned(plan: Plan) -> str | None:
-    """Say why the shards of a part may hold other items than those of an equal split; None: they don't."""
-    if not plan.source.indexable:
-        return f"{plan.source.kind} has no index"
-    for stage in plan.worker:
-        if stage.rewinds or stage.num_outputs(7) != 7 or stage.num_outputs(math.inf) != math.inf:
-            return f"{stage} gives other items than one for each"
-    return None

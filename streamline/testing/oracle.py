@@ -217,7 +217,7 @@ def _of_several(source: Several[Any], loops: _Loops) -> Chain:
 
     @cache
     def component(name: str, num_shards: int) -> Chain:
-        plan = replace(dict(source.components)[name], shard=Shard(num_shards=num_shards))
+        plan = replace(dict(source.components)[name].plan, shard=Shard(num_shards=num_shards))
         chain = _head(plan, loops)
         for stage in plan.worker:
             chain = _behind(stage, chain, loops)

@@ -99,7 +99,7 @@ class ConcurrentMap(Stage[In, Out]):
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
-    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.snapshot.state_kinds`
+    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.plan.stage_kinds`
 
     fn: Callable[[In], Any]
     concurrency: int

@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
-from streamline.snapshot.state_kinds import stage_class
+from streamline.plan.stage_kinds import stage_class
 from streamline.transforms.base import Stage
 
 CALLS: Counter[Any] = Counter()

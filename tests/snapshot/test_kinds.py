@@ -23,8 +23,8 @@ from streamline.errors import ResumeError
 from streamline.io.formats.base import Format
 from streamline.pipeline import Pipeline
 from streamline.plan.fingerprint import fingerprint
+from streamline.plan.stage_kinds import KINDS
 from streamline.snapshot.inspection import report
-from streamline.snapshot.state_kinds import KINDS
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice

@@ -19,7 +19,7 @@ from streamline.pipeline import Pipeline
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.worker import worker_flow
 from streamline.sources.composite import SeveralState
-from streamline.sources.mix import ComponentMetrics, pass_of
+from streamline.sources.mix import ComponentMetrics
 from streamline.sources.sampler import draws_of
 from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.subjects import Read, Subject, opened, read, run
@@ -170,7 +170,7 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
                 return await read(flow, subject.write, Random(0))
 
         found = run(work)
-        tells = pass_of(plan, Site(None, shard, shards))  # type: ignore[arg-type]
+        tells = plan.pass_of(Site(None, shard, shards))  # type: ignore[arg-type]
         assert tells is not None
         of_shard = [at for at in range(together) if at % shards == shard]
         if kind == "a filter":  # odd items alone
@@ -186,7 +186,7 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
 def test_of_what_is_not_repeated_nobody_has_to_ask() -> None:
     for component in (numbers(5), iterated(5).map(identity), numbers(5).shuffle(seed=1).take(3)):
         ((_, plan),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
-        assert pass_of(plan, Site(None)) is None  # type: ignore[arg-type]
+        assert plan.pass_of(Site(None)) is None  # type: ignore[arg-type]
 
 
 def test_weights_are_those_of_the_next_item() -> None:

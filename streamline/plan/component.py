@@ -1,0 +1,133 @@
+"""A plan as a component of a mixture or a zip: what `streamline.sources.composite` asks of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamline.core.flow import LIST_ITEMS, Flow, Site
+from streamline.core.state import Json, State, Tally, Tree
+from streamline.core.text import found_otherwise
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.length import outputs_of_shard
+from streamline.plan.plan import Plan, Shard
+from streamline.plan.stage_kinds import check_trees
+from streamline.plan.worker import worker_flow
+from streamline.sources.base import Mode, Part, Source
+from streamline.sources.composite import PassOf
+from streamline.sources.items import positions_of
+from streamline.transforms.limit import Skip, Take
+from streamline.transforms.repeat import Repeat
+
+__all__ = ["PlanComponent"]
+
+
+@dataclass(frozen=True)
+class PlanComponent:
+    """See `Component`.
+
+    Attributes:
+      plan: without shard and merge, its stages and its source named after the component.
+    """
+
+    plan: Plan
+
+    @property
+    def source(self) -> Source[Any]:
+        return self.plan.source
+
+    @property
+    def names(self) -> list[str]:
+        return [stage.name for stage in (*self.plan.before, *self.plan.worker)]
+
+    @property
+    def entries(self) -> list[dict[str, Json]]:
+        return [entry for entry in fingerprint(self.plan) if entry["kind"] not in ("shard", "merge")]
+
+    @property
+    def mode(self) -> Mode:
+        return self.plan.mode
+
+    @property
+    def in_flight(self) -> int:
+        held, weight = (2 * LIST_ITEMS if self.source.waits else 0) + self.source.in_flight, 1
+        for stage in self.plan.worker:
+            held += stage.in_flight * weight
+            weight *= stage.inputs_per_output
+        return held + LIST_ITEMS * (weight - 1)
+
+    @property
+    def repeats(self) -> bool:
+        return bool(self._repeats)
+
+    @property
+    def _repeats(self) -> list[Repeat[Any]]:
+        return [stage for stage in (*self.plan.before, *self.plan.worker) if isinstance(stage, Repeat)]
+
+    @property
+    def moved_by(self) -> str | None:
+        return next((f".{stage.kind}()" for stage in self.plan.before if not isinstance(stage, Take | Skip)), None)
+
+    @property
+    def misaligned(self) -> str | None:
+        if not self.source.indexable:
+            return f"{self.source.kind} has no index"
+        for stage in self.plan.worker:
+            if stage.rewinds or stage.num_outputs(7) != 7 or stage.num_outputs(math.inf) != math.inf:
+                return f"{stage} gives other items than one for each"
+        return None
+
+    def with_source(self, source: Source[Any]) -> PlanComponent:
+        return PlanComponent(replace(self.plan, source=source))
+
+    def bound(self, bind: Callable[[Plan], Plan]) -> PlanComponent:
+        return PlanComponent(bind(self.plan))
+
+    def part(self, num_shards: int, epoch: int) -> Part:
+        return self._sharded(num_shards).part((epoch,))
+
+    def open_shard(self, site: Site, state: Tree | None) -> Flow[Any]:
+        return worker_flow(self._sharded(site.num_shards), site, state)
+
+    def num_outputs(self, shard: int, num_shards: int) -> float | None:
+        return outputs_of_shard(self._sharded(num_shards), shard)
+
+    def check_state(self, entries: list[dict[str, Json]], tree: Tree, where: str) -> None:
+        check_trees(entries, tree, where)
+
+    def reads_again(self, tree: Tree) -> str | None:
+        for stage in self.plan.worker:
+            if stage.name in tree and (again := stage.replay_cost(tree[stage.name])):
+                return found_otherwise(stage.name, again)
+        return None
+
+    def pass_of(self, site: Site) -> PassOf | None:
+        """See `Component`. A repeat that acts on an index is arithmetic on the items taken there; others say it."""
+        if not self._repeats:
+            return None
+        return self._pass_of(site, self.plan.part((0,)))
+
+    def _pass_of(self, site: Site, part: Part) -> PassOf:
+        repeats, name, index = self._repeats, self.source.name, part.index
+        positions = None if index is None else positions_of(index, site.shard, site.num_shards, part)
+
+        def found(state: State) -> int:
+            tally = Tally()
+            state.tally(tally)
+            number = 0
+            for stage in reversed(repeats):
+                own: Any = tally.stands.get(stage.name)
+                if own is not None:
+                    number = number * (stage.times or 1) + own["pass"]
+            if index is None or index.passes == 1:
+                return number
+            at = max(0, tally.stands[name] - 1)
+            position = site.shard + at * site.num_shards if positions is None else positions[at] if positions else 0
+            return number * (index.passes or 1) + index.pass_of(position)
+
+        return found
+
+    def _sharded(self, num_shards: int) -> Plan:
+        return replace(self.plan, shard=Shard(num_shards=num_shards))
