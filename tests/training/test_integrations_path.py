@@ -55,5 +55,6 @@ def test_the_old_path_is_imported_as_users_write_it_and_loads_nothing_by_itself(
 
 def test_a_name_that_was_never_there_is_refused() -> None:
     module = importlib.import_module("streamline.integrations.lightning")
-    with pytest.warns(DeprecationWarning, match=r"is streamline\.training\.trainers now"), pytest.raises(AttributeError, match="NoSuchLoader"):
+    warned = pytest.warns(DeprecationWarning, match=r"is streamline\.training\.trainers now")
+    with warned, pytest.raises(AttributeError, match="NoSuchLoader"):
         _ = module.NoSuchLoader
