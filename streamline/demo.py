@@ -5,7 +5,7 @@
 - `python -m streamline.demo server DIRECTORY`: HTTP on loopback, with the latency of an object store. It prints its
   port, and ends when its stdin closes, so it never outlives the process that started it, however that one ends.
 - `python -m streamline.demo trainer URL CHECKPOINT`: streams, learns, saves, and may be told to kill itself. It resumes
-  where CHECKPOINT exists. Each line on stdout is a JSON object: one a step (`TrainStep`), one at the end (`RunEnd`).
+  where CHECKPOINT exists. Each line on stdout is a step: the fields of `TrainStep` as a JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 
 import streamline as sl
@@ -81,14 +81,8 @@ class TrainStep:
     items_per_s: float  # of this run so far, as are the next two
     limit: str  # what takes the most time
     waiting: float  # the share of the time that the model waits for data
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """The last line of a run that came to its end."""
-
-    weights: str  # SHA-256 over weights and optimiser
-    snapshot_bytes: int  # the last one's size
+    model: str  # SHA-256 over weights and optimiser
+    snapshot_bytes: int  # of the last checkpoint's snapshot; 0 before there is one
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,6 @@ class TrainerRun:
     """What one trainer process did."""
 
     steps: tuple[TrainStep, ...]
-    end: RunEnd | None  # None: it did not come to its end
     exit_code: int  # negative: the signal that killed it
     errors: str  # what it wrote to stderr
 
@@ -146,14 +139,8 @@ def encode(record: dict[str, str]) -> Batch:
 
 def pipeline(base_url: str, shards: int, window: int) -> sl.Pipeline[Batch]:
     """Return batches [rows, RECORD_BYTES] of the records in `shards` files; the last batch is smaller."""
-    return (
-        sl.read_jsonl(f"{base_url}/part-{{000..{shards - 1:03d}}}.jsonl.gz")
-        .shard(WORKERS)
-        .shuffle(window=window, seed=0)
-        .map(encode)
-        .merge()
-        .batch(BATCH_SIZE)
-    )
+    records = sl.read_jsonl(f"{base_url}/part-{{000..{shards - 1:03d}}}.jsonl.gz")
+    return records.shard(WORKERS).shuffle(window=window, seed=0).map(encode).merge().batch(BATCH_SIZE)
 
 
 def application(directory: Path, latency_s: float) -> web.Application:
@@ -198,16 +185,10 @@ class ByteModel:
 
     def __init__(self) -> None:
         rng, width = np.random.default_rng(0), self.CONTEXT * self.EMBEDDING
-        scales = {
-            (256, self.EMBEDDING): 0.1,
-            (width, self.HIDDEN): width**-0.5,
-            (self.HIDDEN, 256): 0.1 * self.HIDDEN**-0.5,
-        }
-        # Near the uniform guess: a loss of ln 256 = 5.55.
-        self.weights: list[Floats] = [
-            rng.normal(0.0, scale, shape).astype(np.float32) for shape, scale in scales.items()
-        ]
-        self.weights += [np.zeros(self.HIDDEN, np.float32), np.zeros(256, np.float32)]  # biases
+        shapes = (256, self.EMBEDDING), (width, self.HIDDEN), (self.HIDDEN, 256), (self.HIDDEN,), (256,)
+        scales = 0.1, width**-0.5, 0.1 * self.HIDDEN**-0.5, 0.0, 0.0  # near the uniform guess: a loss of ln 256 = 5.55
+        drawn = (rng.normal(0.0, scale, shape) for shape, scale in zip(shapes, scales, strict=True))
+        self.weights: list[Floats] = [layer.astype(np.float32) for layer in drawn]
         self.means, self.squares = ([np.zeros_like(layer) for layer in self.weights] for _ in range(2))
         self.steps = 0
 
@@ -227,12 +208,12 @@ class ByteModel:
         return loss
 
     def arrays(self) -> dict[str, Any]:
-        """Return all that the next step depends on, by name."""
+        """Return weights and optimiser by name."""
         parts = {"weights": self.weights, "means": self.means, "squares": self.squares}
         return {f"{name}{i}": array for name, arrays in parts.items() for i, array in enumerate(arrays)}
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that the next step depends on."""
+        """Return the SHA-256 of weights and optimiser."""
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays().values())).hexdigest()
 
     def _differentiate(self, contexts: Batch, targets: Batch) -> tuple[float, list[Floats]]:
@@ -280,7 +261,12 @@ class Trainer:
         No fsync: the demo's trainer is killed, the machine isn't switched off.
         """
         new, text = self.checkpoint.with_suffix(".new.npz"), snapshot.to_json()
-        account = {"steps": self.model.steps, "items": self.items, "chain": self.chain, "snapshot": text}
+        account: dict[str, Any] = {
+            "steps": self.model.steps,
+            "items": self.items,
+            "chain": self.chain,
+            "snapshot": text,
+        }
         np.savez(new, **self.model.arrays(), **account)
         new.replace(self.checkpoint)
         self.saved_bytes = len(text.encode())
@@ -297,13 +283,12 @@ class Trainer:
                 loss = self.model.step(batch)
             self.count(batch)
             step = self.model.steps
-            send(TrainStep(step, self.items, loss, self.chain, *self.figures()))
+            self.report(loss)
             if step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)  # no exit handlers, no finally: as the kernel's OOM killer does it
             if step % self.save_every == 0:
                 with self.spent("saving"):
                     self.save(stream.snapshot())
-        send(RunEnd(self.model.digest(), self.saved_bytes))
 
     def count(self, batch: Batch) -> None:
         """Add a batch to the account: the digest covers values, shape, dtype and everything before it."""
@@ -312,10 +297,13 @@ class Trainer:
         self.chain, self.items = link.hexdigest(), self.items + len(batch)
         self.items_here += len(batch)
 
-    def figures(self) -> tuple[float, str, float]:
-        """Return items per second, the part that takes the most time, and the share of the time spent on input."""
+    def report(self, loss: float) -> None:
+        """Print the step for the parent. A parent that is gone ends the trainer with BrokenPipeError."""
         total = sum(self.seconds.values())
-        return self.items_here / total, max(self.seconds, key=self.seconds.__getitem__), self.seconds["input"] / total
+        rates = self.items_here / total, max(self.seconds, key=self.seconds.__getitem__), self.seconds["input"] / total
+        state = self.model.digest(), self.saved_bytes
+        step = TrainStep(self.model.steps, self.items, loss, self.chain, *rates, *state)
+        print(json.dumps(asdict(step)), flush=True)
 
     @contextmanager
     def spent(self, part: str) -> Iterator[None]:
@@ -325,34 +313,17 @@ class Trainer:
         self.seconds[part] += time.perf_counter() - start
 
 
-def send(line: TrainStep | RunEnd) -> None:
-    """Print a line for the parent. A parent that is gone ends the trainer with BrokenPipeError."""
-    print(json.dumps({"end" if isinstance(line, RunEnd) else "step": asdict(line)}), flush=True)
-
-
-def parse(line: str) -> TrainStep | RunEnd:
-    """Return what `send` printed."""
-    try:
-        [(kind, fields)] = json.loads(line).items()
-        return RunEnd(**fields) if kind == "end" else TrainStep(**fields)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise DemoError(f"expected a line of the trainer's report, got {line!r}") from error
-
-
 def start(*arguments: str, errors: IO[bytes], stdin: int) -> subprocess.Popen[str]:
     """Start `python -m streamline.demo`: a new interpreter, never a fork of this one."""
     # The child must find the same package, wherever this one was imported from.
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     # One thread for the matrix products: the other core belongs to the data, and a sum split in two rounds otherwise.
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM")}
+    command = [sys.executable, "-m", "streamline.demo", *arguments]
+    environment = {**os.environ, **threads, "PYTHONPATH": path}
+    # A process group of its own: Ctrl-C goes to the parent alone, which ends its children in order.
     return subprocess.Popen(
-        [sys.executable, "-m", "streamline.demo", *arguments],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        encoding="utf-8",
-        env={**os.environ, **threads, "PYTHONPATH": path},
-        process_group=0,  # Ctrl-C goes to the parent alone, which ends its children in order
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, process_group=0
     )
 
 
@@ -384,29 +355,27 @@ def training(arguments: list[str], errors: Path, on_step: Callable[[TrainStep], 
       DemoError: it printed something that is no report, or did not end in time.
     """
     steps: list[TrainStep] = []
-    end: RunEnd | None = None
     with errors.open("wb") as log, start("trainer", *arguments, errors=log, stdin=subprocess.DEVNULL) as trainer:
         assert trainer.stdout is not None
-        timer = threading.Timer(TRAINER_LIMIT_S, trainer.kill)
+        timer, begin = threading.Timer(TRAINER_LIMIT_S, trainer.kill), time.monotonic()
         timer.daemon = True  # an interrupt may come before it can be cancelled
         try:
             timer.start()
             for line in trainer.stdout:
-                report = parse(line)
-                if isinstance(report, RunEnd):
-                    end = report
-                else:
-                    steps.append(report)
-                    on_step(report)
+                steps.append(TrainStep(**json.loads(line)))
+                on_step(steps[-1])
             exit_code = trainer.wait()
-            if timer.finished.is_set():
-                raise DemoError(f"the trainer did not end within {TRAINER_LIMIT_S:.0f} s\n{errors.read_text()}")
+        except (TypeError, ValueError) as error:
+            trainer.kill()
+            raise DemoError(f"expected a line of the trainer's report, got {line!r}") from error
         except BaseException:
             trainer.kill()
             raise
         finally:
             timer.cancel()
-    return TrainerRun(tuple(steps), end, exit_code, errors.read_text())
+    if exit_code == -signal.SIGKILL and time.monotonic() - begin >= TRAINER_LIMIT_S:
+        raise DemoError(f"the trainer did not end within {TRAINER_LIMIT_S:.0f} s\n{errors.read_text()}")
+    return TrainerRun(tuple(steps), exit_code, errors.read_text())
 
 
 def shown(console: Console, live: Progress, name: str, total: int) -> Callable[[TrainStep], None]:
@@ -436,9 +405,9 @@ def table(runs: dict[str, TrainerRun]) -> Table:
         "loss": lambda run, last: f"{run.steps[0].loss:.2f} → {np.mean([step.loss for step in run.steps[-20:]]):.2f}",
         "limited by": lambda run, last: last.limit,
         "waiting for data": lambda run, last: f"{last.waiting:.0%}",
-        "snapshot": lambda run, last: f"{run.end.snapshot_bytes:,} bytes" if run.end else "-",
+        "snapshot": lambda run, last: f"{last.snapshot_bytes:,} bytes",
         "batches SHA-256": lambda run, last: last.chain[:12],
-        "model SHA-256": lambda run, last: run.end.weights[:12] if run.end else "-",
+        "model SHA-256": lambda run, last: last.model[:12],
     }
     for name, cell in rows.items():
         view.add_row(name, *(cell(run, run.steps[-1]) for run in runs.values()))
@@ -446,11 +415,7 @@ def table(runs: dict[str, TrainerRun]) -> Table:
 
 
 def run_demo(quick: bool = False, console: Console | None = None) -> int:
-    """Run the demo and print what it did and found.
-
-    Args:
-      quick: a tenth of the library, in a few seconds.
-      console: where to print; None for stdout.
+    """Run the demo and print what it did and found; `quick` takes a tenth of the library.
 
     Returns:
       An exit code: 0 if the resumed run equals the undisturbed one, 1 if not or if a step failed, 130 if interrupted.
@@ -480,23 +445,16 @@ def run_demo(quick: bool = False, console: Console | None = None) -> int:
 
 
 def train_twice(folder: Path, size: Size, console: Console) -> dict[str, TrainerRun]:
-    """Do the runs; return them by name.
-
-    Raises:
-      DemoError: a run did not end as it should.
-    """
+    """Do the runs; return them by name, or raise DemoError where one did not end as it should."""
     (folder / "shards").mkdir()
     records, description = write_corpus(folder / "shards", size.shards, size.max_files)
     console.print(description, soft_wrap=True)
     batches = math.ceil(records / BATCH_SIZE)
     die_at = kill_step(batches, size.save_every)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
-    live = Progress(*columns, console=console, expand=True, disable=not console.is_terminal)
+    live = Progress(
+        "{task.description}", BarColumn(None), MofNCompleteColumn(), "{task.fields[status]}",
+        console=console, expand=True, disable=not console.is_terminal,
+    )  # fmt: skip
     with serving(folder / "shards", folder / "server.log") as url, live:
         plan = f"at {url}, {LATENCY_MS:.0f} ms a request; the second run kills itself at batch {die_at} of {batches}"
         console.print(plan, soft_wrap=True)
@@ -526,11 +484,12 @@ def kill_step(batches: int, save_every: int) -> int:
 
 def check(name: str, run: TrainerRun, *, first: int, last: int, exit_code: int) -> None:
     """Refuse a run that was to go from one batch to another and to end so, and did not."""
-    began, ended = (run.steps[0].step, run.steps[-1].step) if run.steps else (0, 0)
-    if (run.exit_code, began, ended, run.end is None) != (exit_code, first, last, exit_code != 0):
+    steps = [step.step for step in run.steps]
+    if run.exit_code != exit_code or steps != list(range(first, last + 1)):
+        began, ended = (steps[0], steps[-1]) if steps else (0, 0)
         raise DemoError(
-            f"expected the {name} run to go from batch {first} to {last} and to end with exit code {exit_code}; "
-            f"it went from {began} to {ended} and ended with {run.exit_code}\n{run.errors}"
+            f"expected the {name} run to take steps {first} to {last} and to end with exit code {exit_code}; "
+            f"it took {len(steps)} from {began} to {ended} and ended with {run.exit_code}\n{run.errors}"
         )
 
 
@@ -544,10 +503,8 @@ def difference(whole: TrainerRun, killed: TrainerRun, resumed: TrainerRun) -> st
         want = wanted[step.step]
         if want.chain != step.chain:
             return f"the digest of what was delivered differs from batch {step.step} on: {step.chain} != {want.chain}"
-        if want.loss != step.loss:
-            return f"the loss differs at batch {step.step}, on the same data: {step.loss} != {want.loss}"
-    if whole.end and resumed.end and whole.end.weights != resumed.end.weights:
-        return f"the digest of the model differs: {resumed.end.weights} != {whole.end.weights}, with equal batches"
+        if (want.loss, want.model) != (step.loss, step.model):
+            return f"loss or model differ at batch {step.step}, on the same data: {step.loss}, digest {step.model}"
     return None
 
 
