@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -24,11 +23,11 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import click
@@ -43,31 +42,17 @@ import streamline as sl
 
 WORKERS, BATCH_SIZE, RECORD_BYTES = 4, 32, 1024
 LATENCY_MS = 20.0  # a request, as from an object store in the same region
-INTERRUPTED = 130  # what shells report for Ctrl-C
 TRAINER_LIMIT_S, SERVER_EXIT_S = 120.0, 5.0  # several times what the slowest machine takes: a longer one hangs
-PLAIN_LINE_EVERY_S = 2.0
 SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
 
+Size = namedtuple("Size", ["max_files", "shards", "window", "save_every"])
+FULL = Size(max_files=None, shards=16, window=1024, save_every=25)
+QUICK = Size(max_files=60, shards=8, window=64, save_every=8)
 Batch = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 
 
 class DemoError(Exception):
     """A step of the demo failed; unlike a difference between two runs, which is the demo's result."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much to do: source files to stream (None: all), shards, the shuffle's window, batches between checkpoints."""
-
-    max_files: int | None
-    shards: int
-    window: int
-    save_every: int
-
-
-FULL = Size(max_files=None, shards=16, window=1024, save_every=25)
-QUICK = Size(max_files=60, shards=8, window=64, save_every=8)
 
 
 @dataclass(frozen=True)
@@ -98,9 +83,6 @@ def write_corpus(target: Path, shards: int, max_files: int | None = None, root: 
     """Write `part-000.jsonl.gz` and so on; return the number of records, and a line that describes them.
 
     Record i goes to file i mod `shards`. The same library gives the same bytes: gzip's header gets no time.
-
-    Raises:
-      FileNotFoundError: there is no source below `root` (some minimal Pythons ship only compiled modules).
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     files: list[Path] = []
@@ -124,16 +106,13 @@ def write_corpus(target: Path, shards: int, max_files: int | None = None, root: 
         packed = gzip.compress(b"".join(lines[shard::shards]), compresslevel=6, mtime=0)
         stored_bytes += (target / f"part-{shard:03d}.jsonl.gz").write_bytes(packed)
     return len(lines), (
-        f"Python {platform.python_version()}'s standard library: {len(files)} files, {text_bytes / 1e6:.1f} MB of "
+        f"Python {sys.version.split()[0]}'s standard library: {len(files)} files, {text_bytes / 1e6:.1f} MB of "
         f"text, {len(lines):,} records in {shards} shards ({stored_bytes / 1e6:.1f} MB gzipped)"
     )
 
 
 def encode(record: dict[str, str]) -> Batch:
-    """Return a record's text as exactly `RECORD_BYTES` bytes: a short one repeats, a long one is cut.
-
-    Padding would teach the model that zeros follow zeros, and flatter its loss.
-    """
+    """Return a record's text as exactly `RECORD_BYTES` bytes: a short one repeats, a long one is cut."""
     return np.resize(np.frombuffer(record["text"].encode(), np.uint8), RECORD_BYTES)
 
 
@@ -160,9 +139,9 @@ def application(directory: Path, latency_s: float) -> web.Application:
     return app
 
 
-async def serve(directory: Path, latency_s: float) -> None:
+async def serve(directory: Path) -> None:
     """Serve `directory` on a free loopback port, print the port, and return when stdin closes."""
-    runner = web.AppRunner(application(directory, latency_s), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(application(directory, LATENCY_MS / 1000), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -188,7 +167,7 @@ class ByteModel:
         shapes = (256, self.EMBEDDING), (width, self.HIDDEN), (self.HIDDEN, 256), (self.HIDDEN,), (256,)
         scales = 0.1, width**-0.5, 0.1 * self.HIDDEN**-0.5, 0.0, 0.0  # near the uniform guess: a loss of ln 256 = 5.55
         drawn = (rng.normal(0.0, scale, shape) for shape, scale in zip(shapes, scales, strict=True))
-        self.weights: list[Floats] = [layer.astype(np.float32) for layer in drawn]
+        self.weights: list[NDArray[np.float32]] = [layer.astype(np.float32) for layer in drawn]
         self.means, self.squares = ([np.zeros_like(layer) for layer in self.weights] for _ in range(2))
         self.steps = 0
 
@@ -216,7 +195,7 @@ class ByteModel:
         """Return the SHA-256 of weights and optimiser."""
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays().values())).hexdigest()
 
-    def _differentiate(self, contexts: Batch, targets: Batch) -> tuple[float, list[Floats]]:
+    def _differentiate(self, contexts: Batch, targets: Batch) -> tuple[float, list[NDArray[np.float32]]]:
         """Return the mean loss and its gradient."""
         embedding, weights, output, bias, output_bias = self.weights
         count, rows = len(targets), np.arange(len(targets))
@@ -233,8 +212,8 @@ class ByteModel:
         embedding_error = (hidden_error @ weights.T).reshape(-1, self.EMBEDDING).T
         # Column by column with `bincount`: several times as fast as `np.add.at`, and adds in float64.
         columns = [np.bincount(contexts.ravel(), weights=column, minlength=256) for column in embedding_error]
-        slope = np.stack(columns, axis=1).astype(np.float32)
-        return loss, [slope, inputs.T @ hidden_error, hidden.T @ error, hidden_error.sum(axis=0), error.sum(axis=0)]
+        slopes = [np.stack(columns, axis=1).astype(np.float32), inputs.T @ hidden_error, hidden.T @ error]
+        return loss, [*slopes, hidden_error.sum(axis=0), error.sum(axis=0)]
 
 
 class Trainer:
@@ -256,18 +235,10 @@ class Trainer:
             return sl.Snapshot.from_json(str(saved["snapshot"]))
 
     def save(self, snapshot: sl.Snapshot) -> None:
-        """Replace the checkpoint by one of this step; a kill at any moment leaves the old one or the new one, whole.
-
-        No fsync: the demo's trainer is killed, the machine isn't switched off.
-        """
+        """Replace the checkpoint by one of this step; a kill at any moment leaves the old one or the new one, whole."""
         new, text = self.checkpoint.with_suffix(".new.npz"), snapshot.to_json()
-        account: dict[str, Any] = {
-            "steps": self.model.steps,
-            "items": self.items,
-            "chain": self.chain,
-            "snapshot": text,
-        }
-        np.savez(new, **self.model.arrays(), **account)
+        stream: dict[str, Any] = {"items": self.items, "chain": self.chain, "snapshot": text}
+        np.savez(new, **self.model.arrays(), **stream, steps=np.int64(self.model.steps))
         new.replace(self.checkpoint)
         self.saved_bytes = len(text.encode())
 
@@ -281,24 +252,19 @@ class Trainer:
                 break
             with self.spent("model"):
                 loss = self.model.step(batch)
-            self.count(batch)
+            self.report(batch, loss)
             step = self.model.steps
-            self.report(loss)
             if step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)  # no exit handlers, no finally: as the kernel's OOM killer does it
             if step % self.save_every == 0:
                 with self.spent("saving"):
                     self.save(stream.snapshot())
 
-    def count(self, batch: Batch) -> None:
-        """Add a batch to the account: the digest covers values, shape, dtype and everything before it."""
-        link = hashlib.sha256(f"{self.chain} {batch.dtype} {batch.shape}".encode())
-        link.update(batch.tobytes())
+    def report(self, batch: Batch, loss: float) -> None:
+        """Print the step; the digest covers values, shape and dtype of its batch and everything before it."""
+        link = hashlib.sha256(f"{self.chain} {batch.dtype} {batch.shape}".encode() + batch.tobytes())
         self.chain, self.items = link.hexdigest(), self.items + len(batch)
         self.items_here += len(batch)
-
-    def report(self, loss: float) -> None:
-        """Print the step for the parent. A parent that is gone ends the trainer with BrokenPipeError."""
         total = sum(self.seconds.values())
         rates = self.items_here / total, max(self.seconds, key=self.seconds.__getitem__), self.seconds["input"] / total
         state = self.model.digest(), self.saved_bytes
@@ -315,7 +281,6 @@ class Trainer:
 
 def start(*arguments: str, errors: IO[bytes], stdin: int) -> subprocess.Popen[str]:
     """Start `python -m streamline.demo`: a new interpreter, never a fork of this one."""
-    # The child must find the same package, wherever this one was imported from.
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     # One thread for the matrix products: the other core belongs to the data, and a sum split in two rounds otherwise.
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM")}
@@ -328,10 +293,9 @@ def start(*arguments: str, errors: IO[bytes], stdin: int) -> subprocess.Popen[st
 
 
 @contextmanager
-def serving(directory: Path, errors: Path, latency_ms: float = LATENCY_MS) -> Iterator[str]:
+def serving(directory: Path, errors: Path) -> Iterator[str]:
     """Serve the files of `directory` over HTTP and give the base URL."""
-    arguments = ["server", str(directory), "--latency-ms", str(latency_ms)]
-    with errors.open("wb") as log, start(*arguments, errors=log, stdin=subprocess.PIPE) as server:
+    with errors.open("wb") as log, start("server", str(directory), errors=log, stdin=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
@@ -349,11 +313,7 @@ def serving(directory: Path, errors: Path, latency_ms: float = LATENCY_MS) -> It
 
 
 def training(arguments: list[str], errors: Path, on_step: Callable[[TrainStep], None]) -> TrainerRun:
-    """Run a trainer process to its end, however that comes, and return what it reported.
-
-    Raises:
-      DemoError: it printed something that is no report, or did not end in time.
-    """
+    """Run a trainer process to its end, however that comes, and return what it reported."""
     steps: list[TrainStep] = []
     with errors.open("wb") as log, start("trainer", *arguments, errors=log, stdin=subprocess.DEVNULL) as trainer:
         assert trainer.stdout is not None
@@ -387,7 +347,7 @@ def shown(console: Console, live: Progress, name: str, total: int) -> Callable[[
         rate, limit = f"{step.items_per_s:,.0f} items/s", f"limit: {step.limit} ({step.waiting:.0%} waiting)"
         status = f"{rate}  loss {step.loss:.2f}  {limit}"
         live.update(task, completed=step.step, status=status)
-        late = time.monotonic() - printed_at >= PLAIN_LINE_EVERY_S
+        late = time.monotonic() - printed_at >= 2.0
         if not console.is_terminal and (late or step.step == total):
             printed_at = time.monotonic()
             console.print(f"{name:<13} {step.step:>4}/{total}  {status}", soft_wrap=True)
@@ -415,11 +375,7 @@ def table(runs: dict[str, TrainerRun]) -> Table:
 
 
 def run_demo(quick: bool = False, console: Console | None = None) -> int:
-    """Run the demo and print what it did and found; `quick` takes a tenth of the library.
-
-    Returns:
-      An exit code: 0 if the resumed run equals the undisturbed one, 1 if not or if a step failed, 130 if interrupted.
-    """
+    """Run the demo (`quick`: on some files); return 0 for equal runs, 1 for a difference or failure, 130 for Ctrl-C."""
     console = Console(highlight=False) if console is None else console
     begin = time.monotonic()
     try:
@@ -430,17 +386,15 @@ def run_demo(quick: bool = False, console: Console | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         console.print("interrupted: the server is stopped and the temporary folder removed")
-        return INTERRUPTED
+        return 130  # what shells report for Ctrl-C
     console.print(table(runs))
     seconds = time.monotonic() - begin
     if problem := difference(*runs.values()):
         console.print(f"FAILED: {problem} ({seconds:.0f} s)", style="red", markup=False, soft_wrap=True)
         return 1
-    text = (
-        f"Killed and resumed, the training got the same {len(runs['uninterrupted'].steps)} batches and "
-        f"ended with the same model as the uninterrupted one, bit for bit ({seconds:.0f} s)."
-    )
-    console.print(text, soft_wrap=True, style="green")
+    same = f"Killed and resumed, the training got the same {len(runs['uninterrupted'].steps)} batches and ended with "
+    same += f"the same model as the uninterrupted one, bit for bit ({seconds:.0f} s)."
+    console.print(same, soft_wrap=True, style="green")
     return 0
 
 
@@ -486,18 +440,14 @@ def check(name: str, run: TrainerRun, *, first: int, last: int, exit_code: int) 
     """Refuse a run that was to go from one batch to another and to end so, and did not."""
     steps = [step.step for step in run.steps]
     if run.exit_code != exit_code or steps != list(range(first, last + 1)):
-        began, ended = (steps[0], steps[-1]) if steps else (0, 0)
         raise DemoError(
             f"expected the {name} run to take steps {first} to {last} and to end with exit code {exit_code}; "
-            f"it took {len(steps)} from {began} to {ended} and ended with {run.exit_code}\n{run.errors}"
+            f"it took {steps[:1]} to {steps[-1:]} and ended with {run.exit_code}\n{run.errors}"
         )
 
 
 def difference(whole: TrainerRun, killed: TrainerRun, resumed: TrainerRun) -> str | None:
-    """Return what differs first from the uninterrupted run, and from which batch, or None.
-
-    A batch that is seen twice (before the kill, and after the resume) must be as expected both times.
-    """
+    """Return what differs first from the uninterrupted run, or None; a batch seen twice must be equal both times."""
     wanted = {step.step: step for step in whole.steps}
     for step in killed.steps + resumed.steps:
         want = wanted[step.step]
@@ -510,13 +460,10 @@ def difference(whole: TrainerRun, killed: TrainerRun, resumed: TrainerRun) -> st
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP (a closed terminal) unwind as Ctrl-C does, so that they leave nothing running either.
-
-    Only the first counts: a later one would interrupt the clean-up. One that is ignored (SIGHUP under nohup) stays so.
-    """
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, and only the first: a later one would interrupt the clean-up."""
     interrupted = False
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: object) -> None:
         nonlocal interrupted
         if not interrupted:
             interrupted = True
@@ -538,10 +485,9 @@ def main() -> None:
 
 @main.command("server")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--latency-ms", default=LATENCY_MS, show_default=True, help="Wait before each answer.")
-def server_command(directory: Path, latency_ms: float) -> None:
+def server_command(directory: Path) -> None:
     """Serve DIRECTORY's files on a free loopback port until stdin closes."""
-    asyncio.run(serve(directory, latency_ms / 1000))
+    asyncio.run(serve(directory))
 
 
 @main.command("trainer")
