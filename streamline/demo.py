@@ -80,10 +80,7 @@ class TrainerRun:
 
 
 def write_corpus(target: Path, shards: int, max_files: int | None = None, root: Path | None = None) -> tuple[int, str]:
-    """Write `part-000.jsonl.gz` and so on; return the number of records, and a line that describes them.
-
-    Record i goes to file i mod `shards`. The same library gives the same bytes: gzip's header gets no time.
-    """
+    """Write `part-000.jsonl.gz` and so on, record i to file i mod `shards`; return their number and a summary."""
     root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     files: list[Path] = []
     for folder, subfolders, names in os.walk(root):
@@ -131,8 +128,7 @@ def application(directory: Path, latency_s: float) -> web.Application:
         path = files.get(request.match_info["name"])
         if path is None:
             raise web.HTTPNotFound
-        # An object store sends a .gz as the bytes it is: with Content-Encoding, ranges would count other bytes.
-        return web.FileResponse(path, headers={"Content-Type": "application/gzip"})
+        return web.FileResponse(path, headers={"Content-Type": "application/gzip"})  # no Content-Encoding
 
     app = web.Application()
     app.router.add_get("/{name}", serve_file)  # HEAD too
@@ -237,8 +233,8 @@ class Trainer:
     def save(self, snapshot: sl.Snapshot) -> None:
         """Replace the checkpoint by one of this step; a kill at any moment leaves the old one or the new one, whole."""
         new, text = self.checkpoint.with_suffix(".new.npz"), snapshot.to_json()
-        stream: dict[str, Any] = {"items": self.items, "chain": self.chain, "snapshot": text}
-        np.savez(new, **self.model.arrays(), **stream, steps=np.int64(self.model.steps))
+        account: Any = {"steps": self.model.steps, "items": self.items, "chain": self.chain, "snapshot": text}
+        np.savez(new, **self.model.arrays(), **account)
         new.replace(self.checkpoint)
         self.saved_bytes = len(text.encode())
 
@@ -253,10 +249,9 @@ class Trainer:
             with self.spent("model"):
                 loss = self.model.step(batch)
             self.report(batch, loss)
-            step = self.model.steps
-            if step == self.die_at:
+            if self.model.steps == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)  # no exit handlers, no finally: as the kernel's OOM killer does it
-            if step % self.save_every == 0:
+            if self.model.steps % self.save_every == 0:
                 with self.spent("saving"):
                     self.save(stream.snapshot())
 
@@ -267,8 +262,7 @@ class Trainer:
         self.items_here += len(batch)
         total = sum(self.seconds.values())
         rates = self.items_here / total, max(self.seconds, key=self.seconds.__getitem__), self.seconds["input"] / total
-        state = self.model.digest(), self.saved_bytes
-        step = TrainStep(self.model.steps, self.items, loss, self.chain, *rates, *state)
+        step = TrainStep(self.model.steps, self.items, loss, self.chain, *rates, self.model.digest(), self.saved_bytes)
         print(json.dumps(asdict(step)), flush=True)
 
     @contextmanager
@@ -402,7 +396,6 @@ def train_twice(folder: Path, size: Size, console: Console) -> dict[str, Trainer
     """Do the runs; return them by name, or raise DemoError where one did not end as it should."""
     (folder / "shards").mkdir()
     records, description = write_corpus(folder / "shards", size.shards, size.max_files)
-    console.print(description, soft_wrap=True)
     batches = math.ceil(records / BATCH_SIZE)
     die_at = kill_step(batches, size.save_every)
     live = Progress(
@@ -411,7 +404,7 @@ def train_twice(folder: Path, size: Size, console: Console) -> dict[str, Trainer
     )  # fmt: skip
     with serving(folder / "shards", folder / "server.log") as url, live:
         plan = f"at {url}, {LATENCY_MS:.0f} ms a request; the second run kills itself at batch {die_at} of {batches}"
-        console.print(plan, soft_wrap=True)
+        console.print(f"{description}\n{plan}", soft_wrap=True)
 
         def train(name: str, checkpoint: str, total: int, *more: str) -> TrainerRun:
             arguments = [url, str(folder / checkpoint), *(["--quick"] if size is QUICK else []), *more]
