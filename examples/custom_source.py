@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 import streamline as sl
-from streamline.testing.checks import check_resume
+from streamline.testing import check_resume
 
 ROWS = 40
 asked: list[int] = []

@@ -43,7 +43,7 @@ def demo(quick: bool) -> None:
 
     Exits with 1 if the resumed run is not bit-identical with an uninterrupted one.
     """
-    from streamline.demo.run import run_demo  # the demo's modules are nobody else's business
+    from streamline.demo import run_demo  # imports aiohttp: for this command only
 
     sys.exit(run_demo(quick=quick))
 

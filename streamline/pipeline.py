@@ -767,7 +767,7 @@ class Pipeline(Openable[T]):
         raise PlanTypeError(
             "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
             "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
-            "batch_size=None), from streamline.integrations.torch_dataset"
+            "batch_size=None), from streamline.training.torch_dataset"
         )
 
     def __bool__(self) -> bool:

@@ -30,7 +30,7 @@ QUIESCE_S = 10.0
 """Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("streamline.pausing")  # as the docs call it
 
 
 class Pause:

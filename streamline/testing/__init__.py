@@ -1,6 +1,6 @@
 """The law kit: checks that a stage or a pipeline keeps streamline's promises. For the library's tests, and for yours.
 
-    from streamline.testing.checks import check_resume, check_stage
+    from streamline.testing import check_resume, check_stage
 
 The laws, by the name that a broken one's message begins with:
 

@@ -224,6 +224,7 @@ def test_what_does_not_rest_in_time_is_named_and_its_result_waits(run: Run, capl
 
     run(test)
     assert "still at work after 0.01 s: map(ask) of shard 0 (2 calls)" in caplog.text
+    assert "streamline.pausing" in {record.name for record in caplog.records}
 
 
 def test_a_call_that_holds_the_loop_is_named_and_another_thread_may_pause() -> None:

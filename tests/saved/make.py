@@ -1,6 +1,7 @@
 """Save a snapshot in the middle of each of `tests.saved.plans` that has none yet: `python -m tests.saved.make`.
 
-Beside it: the items delivered before it and after it, and the folders that it refers to (journal, cache, spill).
+With it: the items delivered before it and after it, and the folders that it refers to (journal, cache, spill). Each
+format of snapshots has a folder of its own: `format_1`, `format_2`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from streamline.pipeline import Pipeline
+from streamline.snapshot.file_format import FORMAT_VERSION
 from tests.saved.plans import PLANS, shown
 
 HERE = Path(__file__).parent
+TARGET = HERE / f"format_{FORMAT_VERSION}"
+LONGEST_S = 20.0
 FOLDERS = {"from_stream with a journal": "journal", "cache on disk": "cache", "regenerate spilled": "spill"}
 
 
@@ -25,9 +30,20 @@ def count(pipe: Pipeline[Any]) -> int:
         return sum(1 for _ in stream)
 
 
+def copy_complete(folder: Path, target: Path) -> None:
+    """Copy a folder as soon as no file of it is half written."""
+    deadline = time.monotonic() + LONGEST_S
+    while any(folder.glob(".streamline-*.tmp")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{folder} still has a file that is half written after {LONGEST_S:.0f} s")
+        time.sleep(0.01)
+    shutil.copytree(folder, target)
+
+
 def main() -> None:
+    (TARGET / "snapshots").mkdir(parents=True, exist_ok=True)
     for name, plan in PLANS.items():
-        target = HERE / "snapshots" / f"{name}.json"
+        target = TARGET / "snapshots" / f"{name}.json"
         if target.exists():
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +54,7 @@ def main() -> None:
                 before = [shown(item) for item in islice(stream, middle)]
                 stream.snapshot().save("snapshot.json")
                 if name in FOLDERS:  # as it is when the run is killed here
-                    shutil.copytree(FOLDERS[name], HERE / "folders" / FOLDERS[name])
+                    copy_complete(Path(FOLDERS[name]), TARGET / "folders" / FOLDERS[name])
                 after = [shown(item) for item in stream]
             record = {"snapshot": Path("snapshot.json").read_text(), "before": before, "after": after}
         target.write_text(json.dumps(record, indent=1) + "\n")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
+from streamline.snapshot.file_format import FORMAT_VERSION, MAGIC
 from streamline.sources.base import Source
 from streamline.sources.live import FedSource
 from streamline.transforms.base import Stage
@@ -20,13 +21,19 @@ from tests.saved.plans import FREE, PLANS, shown
 HERE = Path(__file__).parent
 
 
+FORMATS = range(1, FORMAT_VERSION + 1)
+
+
+@pytest.mark.parametrize("saved_format", FORMATS)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_run_that_an_earlier_version_saved_is_resumed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, saved_format: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = json.loads((HERE / "snapshots" / f"{name}.json").read_text())
-    for folder in ("files", "folders"):
-        shutil.copytree(HERE / folder, tmp_path, dirs_exist_ok=True)
+    saved = HERE / f"format_{saved_format}"
+    record = json.loads((saved / "snapshots" / f"{name}.json").read_text())
+    assert json.loads(record["snapshot"])[MAGIC] == saved_format
+    for folder in (HERE / "files", saved / "folders"):
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     Path("feed").write_text("")
     Path("snapshot.json").write_text(record["snapshot"])

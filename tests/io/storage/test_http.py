@@ -18,7 +18,7 @@ from aiohttp import web
 
 import streamline as sl
 from streamline.core.meters import Traffic
-from streamline.demo.server import application
+from streamline.demo import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage import http
 from streamline.io.storage import retry as attempts

@@ -1,1 +1,0 @@
-"""`streamline demo`: kill a trainer half-way, resume it, and compare with a run that was left alone."""
