@@ -16,6 +16,7 @@ from streamline.core.state import State
 from streamline.core.tasks import Tasks
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
+from streamline.plan.component import PlanComponent
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.worker import worker_flow
 from streamline.sources.composite import SeveralState
@@ -160,8 +161,8 @@ shard's items again."""
 @pytest.mark.parametrize("kind", COMPONENTS)
 def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
     component, items, together = COMPONENTS[kind]
-    ((_, plan),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
-    plan = replace(plan, shard=Shard(num_shards=shards))
+    ((_, part),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
+    plan = replace(part.plan, shard=Shard(num_shards=shards))
     seen = 0
     for shard in range(shards):
 
@@ -170,7 +171,7 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
                 return await read(flow, subject.write, Random(0))
 
         found = run(work)
-        tells = plan.pass_of(Site(None, shard, shards))  # type: ignore[arg-type]
+        tells = PlanComponent(plan).pass_of(Site(None, shard, shards))  # type: ignore[arg-type]
         assert tells is not None
         of_shard = [at for at in range(together) if at % shards == shard]
         if kind == "a filter":  # odd items alone
@@ -185,8 +186,8 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
 
 def test_of_what_is_not_repeated_nobody_has_to_ask() -> None:
     for component in (numbers(5), iterated(5).map(identity), numbers(5).shuffle(seed=1).take(3)):
-        ((_, plan),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
-        assert plan.pass_of(Site(None)) is None  # type: ignore[arg-type]
+        ((_, part),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
+        assert part.pass_of(Site(None)) is None  # type: ignore[arg-type]
 
 
 def test_weights_are_those_of_the_next_item() -> None:
