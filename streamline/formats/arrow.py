@@ -23,6 +23,7 @@ from streamline.formats.arrow_messages import (
     Message,
     blocks,
 )
+from streamline.formats.arrow_spans import from_start
 from streamline.formats.base import Place
 from streamline.formats.parquet import FOOTER_BYTES, size_of
 from streamline.meters.stage_meter import Working
@@ -78,7 +79,8 @@ class ArrowFormat(Columnar):
                     "so the footer is damaged, or the file was cut short"
                 )
         away = [block for block in dictionaries if block.start < size - len(data) and not file.local]
-        held = [(block.start, await file.read(block.start, block.stop)) for block in away]
+        starts = [from_start(block.start) if number == 0 else block.start for number, block in enumerate(away)]
+        held = [(start, await file.read(start, block.stop)) for start, block in zip(starts, away, strict=True)]
 
         def open_() -> Table:
             from streamline.formats.arrow_table import FileTable  # imports pyarrow
