@@ -154,6 +154,14 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
         assert part in says
 
 
+def test_each_ratio_that_misses_its_target_is_on_the_page_about_performance() -> None:
+    missed = re.findall(r"\*\*no: ([\d.]+) \u00d7 ", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8"))
+    says = set(re.findall(r"([\d.]+) \u00d7", (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")))
+    assert missed
+    rounded = [{f"{float(ratio):.2f}", f"{float(ratio):.{1 if float(ratio) >= 1 else 2}f}"} for ratio in missed]
+    assert [ratio for ratio, either in zip(missed, rounded, strict=True) if not either & says] == []
+
+
 # The reader of pages ------------------------------------------------------------------------------------------------
 
 PAGE = """

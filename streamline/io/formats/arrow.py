@@ -27,6 +27,7 @@ from streamline.io.formats.arrow_messages import (
 from streamline.io.formats.base import Place
 from streamline.io.formats.columnar import Columnar, GroupedTable, RowGroup, Where, check_schema, watched
 from streamline.io.formats.parquet import FOOTER_BYTES, size_of
+from streamline.io.formats.sparse_file import from_start
 
 __all__ = ["ArrowFormat"]
 
@@ -79,7 +80,8 @@ class ArrowFormat(Columnar):
                     "so the footer is damaged, or the file was cut short"
                 )
         away = [block for block in dictionaries if block.start < size - len(data) and not file.local]
-        held = [(block.start, await file.read(block.start, block.stop)) for block in away]
+        starts = [from_start(block.start) if number == 0 else block.start for number, block in enumerate(away)]
+        held = [(start, await file.read(start, block.stop)) for start, block in zip(starts, away, strict=True)]
 
         def open_() -> GroupedTable:
             from streamline.io.formats.arrow_table import FileTable  # imports pyarrow

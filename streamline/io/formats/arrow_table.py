@@ -13,7 +13,7 @@ from streamline.io.fetch.file import File
 from streamline.io.formats.arrow_messages import PREFIX_BYTES, Message, MessageBlock
 from streamline.io.formats.columnar import Columnar, DecodedRows, RowGroup
 from streamline.io.formats.columnar_selection import Selection, filter_columns, named
-from streamline.io.formats.sparse_file import SparseFile
+from streamline.io.formats.sparse_file import SparseFile, from_start
 from streamline.sharding.split import contiguous
 
 __all__ = ["FileTable", "StreamTable"]
@@ -96,6 +96,9 @@ class FileTable:
         owned = contiguous(len(found), part.num_shards, part.shard)
         tail = size - len(footer)  # a small file came whole with its footer
         spans = [() if file.local or block.start >= tail else ((block.start, block.stop),) for block in found]
+        if spans and spans[0] and not held:
+            spans[0] = ((from_start(found[0].start), found[0].stop),)
+        self._found = found
         self.groups: Sequence[RowGroup] = [RowGroup(index, None, spans[index], 0) for index in owned if index >= first]
 
     @property
@@ -106,8 +109,9 @@ class FileTable:
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         """Yield the rows of a record batch from row `start` on, as `Table.decode`."""
         if data:
-            group.rows = Message.of(_metadata(data[0])).rows
-            self._sparse.hold([*self._held, (group.spans[0][0], data[0])])
+            ((begin, _),) = group.spans
+            group.rows = Message.of(_metadata(data[0], self._found[group.index].start - begin)).rows
+            self._sparse.hold([*self._held, (begin, data[0])])
         batch = self._reader.get_batch(group.index)
         group.rows = batch.num_rows
         yield from self._batches.decoded(batch, start)
@@ -117,8 +121,10 @@ class FileTable:
         self._source.close()
 
 
-def _metadata(message: bytes) -> bytes:
-    return message[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(message[4:PREFIX_BYTES], "little")]
+def _metadata(data: bytes, at: int = 0) -> bytes:
+    """Return the metadata of the message that begins at byte `at`."""
+    begin = at + PREFIX_BYTES
+    return data[begin : begin + int.from_bytes(data[at + 4 : begin], "little")]
 
 
 class StreamTable:

@@ -28,6 +28,9 @@ BUFFER_BYTES = 256 * 1024
 """Read at a time of each column of a local file: without it, pyarrow reads all of a row group's column, and keeps it
 until the group is done. 64 KiB to 4 MiB are as fast."""
 
+MAGIC_BYTES = 4
+"""What stands before the first column. It is read with that, so that a file of which all is wanted is read whole, and a
+`cache_dir=` keeps it."""
 
 PADDING_BYTES = 100
 """Behind a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
@@ -166,7 +169,7 @@ class ParquetTable:
                 f"{self._path} row group {group}: column {column.path_in_schema!r} is said to be in bytes {start:,} to "
                 f"{stop:,} of {self._size:,}: the footer is damaged, or the file was cut short"
             )
-        return start, min(self._size, stop + PADDING_BYTES)
+        return 0 if start <= MAGIC_BYTES else start, min(self._size, stop + PADDING_BYTES)
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         """Yield the rows of a group from row `start` on, as `Table.decode`."""

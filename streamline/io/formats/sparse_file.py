@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentFile", "Span", "SparseFile", "coalesced"]
+__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentFile", "Span", "SparseFile", "coalesced", "from_start"]
 
 
 Span: TypeAlias = tuple[int, int]
@@ -33,6 +33,14 @@ def coalesced(spans: Iterable[Span], hole: int = HOLE_BYTES, most: int = SPAN_BY
                 continue
         found.append((start, stop))
     return found
+
+
+def from_start(start: int, hole: int = HOLE_BYTES) -> int:
+    """Return where the first span of a file is read from: what little is before it is read along.
+
+    It isn't needed; but a file that is read whole is kept in a `cache_dir=`.
+    """
+    return 0 if start <= hole else start
 
 
 class SparseFile(io.RawIOBase):

@@ -355,7 +355,7 @@ def meaning(path: str, error: Exception) -> ReadError | TransientError:
         return error
     if isinstance(error, TimeoutError):
         return TransientError("no answer came in time")
-    if type(error).__name__ == "InvalidPathError":
+    if type(error).__name__ == "InvalidPathError" or "Could not parse path" in text:
         return ReadError(f"{path}: a key with an empty part, '.' or '..' in it can't be read or listed: {_first(text)}")
     if CERTIFICATE.search(text):
         return ReadError(

@@ -331,6 +331,9 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
         )
     except (base_error, TypeError, ValueError) as error:
         said = str(error).strip().partition("\n")[0]
+        if "Account must be specified" in said:
+            way = 'set AZURE_STORAGE_ACCOUNT_NAME, or storage_options={"account_name": …}'
+            raise PlanError(f"{base} can't be opened without the name of its account: {way}") from None
         raise PlanError(f"{base} can't be opened with storage_options of {sorted(options)}: {said}") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import io
 import os
 import pickle
 import threading
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import streamline as sl
@@ -446,6 +450,33 @@ def test_a_second_run_reads_the_disk_whatever_runs_it(served: Any, tmp_path: Pat
     assert (reads.cache_hits, reads.cache_misses, reads.cache_bytes) == (4, 0, sum(map(len, served.objects.values())))
     assert "bytes from disk" in str(stream.stats())
     assert sum(served.sent) <= 8  # the first byte of each object, to learn its ETag
+
+
+def columnar() -> Iterator[tuple[str, bytes]]:
+    numbers = np.random.default_rng(0).random(30_000)
+    plain = pa.table({"a": numbers, "b": numbers})
+    for table in (plain, plain.append_column("d", pa.array(["x", "y", "z"] * 10_000).dictionary_encode())):
+        file = io.BytesIO()
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=10_000)
+        yield "read_arrow", file.getvalue()
+    file = io.BytesIO()
+    pq.write_table(plain, file, row_group_size=10_000)
+    yield "read_parquet", file.getvalue()
+
+
+@pytest.mark.parametrize(("read", "data"), list(columnar()), ids=["arrow", "arrow with a dictionary", "parquet"])
+def test_a_file_of_which_all_columns_are_read_is_kept(served: Any, tmp_path: Path, read: str, data: bytes) -> None:
+    served.objects["/table"] = data
+    pipe = getattr(sl, read)(f"{served.base}/table", cache_dir=tmp_path, batch_rows=10_000)
+    found = []
+    for _ in range(2):
+        with pipe.open() as stream:
+            found.append(list(stream))
+            (reads,) = stream.stats().reads
+    assert found[0] == found[1]
+    assert sum(map(len, found[0])) == 30_000
+    assert (reads.requests, reads.cache_misses) == (1, 0)  # the look at its version
 
 
 def test_a_resume_is_exact_with_and_without_what_is_kept(served: Any, tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ async def test_a_key_that_obstore_can_not_name_is_not_passed_over(
         await storage.list(f"{bucket.url}/d/**")
 
 
+@pytest.mark.parametrize("key", ["a//b", "a/../b", "a/./b"])
+def test_a_key_that_obstore_can_not_name_is_refused_at_the_first_try(key: str) -> None:
+    with pytest.raises(ReadError, match=r"key with an empty part, '\.' or '\.\.'"):
+        find((f"s3://bucket/{key}",), Access(storage_options={"skip_signature": True}))
+
+
+def test_a_container_without_its_account_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(PlanError, match="set AZURE_STORAGE_ACCOUNT_NAME"):
+        find(("az://container/key",), Access())
+
+
 def test_more_objects_than_a_page_holds_are_all_found(bucket: Bucket) -> None:
     async def fill() -> None:
         for start in range(0, COUNT, 100):
