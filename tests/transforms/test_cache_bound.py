@@ -61,7 +61,7 @@ def test_in_memory_what_fits_is_kept_and_delivered_and_no_byte_more(
                 kept.append(sum(map(nbytes, self.items)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "_Kept", Watched)
+        patch.setattr(cache, "_CachedPass", Watched)
         source = scripted(items, schedule=paces)
         found, snapshot, whole = read(source.cache(max_bytes=most).repeat(2))
         assert max(kept) == sum(map(nbytes, items[:fitting])) <= most

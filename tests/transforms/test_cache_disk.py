@@ -318,7 +318,7 @@ def test_damage_is_drawn_again_once_and_named(tmp_path: Path, caplog: pytest.Log
     (damaged,) = tmp_path.glob("*.000000000008.*")
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert list(pipe) == list(range(40))
-    assert f"{damaged} is cut short: drawing it again, and what is behind it" in caplog.text
+    assert f"{damaged} is cut short: drawing it again, and all later ones" in caplog.text
     assert read == Counter([*range(40), *range(4, 40)])
     for _ in range(3):
         assert list(pipe) == list(range(40))
