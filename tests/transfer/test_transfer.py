@@ -21,7 +21,7 @@ from streamline.pipeline import Pipeline
 from streamline.transfer.cuda import Cuda, CudaCopier
 from streamline.transfer.pinned_ring import RingMover
 from streamline.transfer.stage import Transfer
-from streamline.transfer.torch_memory import tell
+from streamline.transfer.torch_memory import _log_once
 from tests.transfer.fake_torch import FakeTorch, Tensor
 
 
@@ -32,7 +32,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 def install(monkeypatch: pytest.MonkeyPatch, module: FakeTorch) -> FakeTorch:
     monkeypatch.setitem(sys.modules, "torch", module)
-    tell.cache_clear()
+    _log_once.cache_clear()
     return module
 
 
