@@ -152,7 +152,7 @@ async def test_a_save_removes_the_files_that_it_has_passed_and_an_earlier_snapsh
     tape.hold_at = None
     with pytest.raises(sl.errors.JournalError, match=r"item 0 of shard \d any more.*late\.json.*resume from that one"):
         await rest(pipe, early)
-    with pytest.raises(sl.errors.JournalError, match=r"begins behind item \d+: .*late\.json.*Resume from that one"):
+    with pytest.raises(sl.errors.JournalError, match=r"begins after item \d+: .*late\.json.*Resume from that one"):
         await rest(pipe, None)
     assert await rest(pipe, sl.Snapshot.load(tmp_path / "late.json")) == list(range(80, 200))
 

@@ -263,7 +263,7 @@ async def test_an_empty_answer_ends_events_and_nothing_else(server: Server) -> N
 async def test_what_is_no_item_fails_behind_the_items_before_it(server: Server) -> None:
     server.script = [answer(b'{"a": 1}\n{"b": \n')]
     seen: list[Any] = []
-    with pytest.raises(DataError, match=r"feed, behind byte 0 .*line 2 .*expected one JSON value.*framing=\"lines\""):
+    with pytest.raises(DataError, match=r"feed, after byte 0 .*line 2 .*expected one JSON value.*framing=\"lines\""):
         await gather(stream(server, "jsonl"), seen)
     assert seen == [{"a": 1}]
     server.script = [answer(b"data: " + b"x" * 200)]
