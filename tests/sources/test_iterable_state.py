@@ -278,7 +278,7 @@ def test_half_a_protocol_is_none() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 16, 17, 30, 40])
-def test_it_fails_as_others_and_is_resumed_behind_a_fix(at: int) -> None:
+def test_it_fails_as_others_and_is_resumed_after_a_fix(at: int) -> None:
     error = ValueError("scripted")
 
     class Breaks(GrainIterator):

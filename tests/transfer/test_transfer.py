@@ -377,7 +377,7 @@ async def test_depth_batches_are_on_their_way_while_an_async_loop_has_one(
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
-def test_it_stands_behind_a_merge_and_nothing_behind_it() -> None:
+def test_it_must_be_the_last_stage_after_a_merge() -> None:
     pipe = numbers()
     assert pipe.transfer("host") == pipe.merge().transfer("host")
     merged = numbers().merge("best_effort").transfer("host")

@@ -258,7 +258,7 @@ def test_damage_is_drawn_again(tmp_path_factory: pytest.TempPathFactory, data: s
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["map", "merge"])
-def test_behind_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(
+def test_after_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(
     merge: bool, tmp_path: Path
 ) -> None:
     numbers = sl.from_items(range(20))
