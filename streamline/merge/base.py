@@ -1,24 +1,14 @@
-"""Many workers' flows into one: strict, or best-effort.
+"""The flows that merge workers' flows into one, strict or best-effort, and their states.
 
-Strict always takes from the active worker with the smallest (produced, index): round-robin, in index order, past the
-workers that have ended. Best-effort looks, without blocking, at the first `max_skips_per_round` + 1 eligible workers
-from `next_worker` on, takes the first that has an item, and waits only when none has; a worker more than `max_lead`
-items ahead of the slowest is not eligible. Best-effort is a choosing flow: each choice is logged, as long as somebody
-holds a mark before it. A flow of either kind, opened at a state with choices in it, repeats them first.
+Strict always takes from the active worker with the smallest (produced, index). Best-effort looks, without blocking, at
+the first `max_skips_per_round` + 1 eligible workers from `next_worker` on, takes the first that has an item, and waits
+only when none has; a worker more than `max_lead` items ahead of the slowest is not eligible. While every worker has
+items ready, both take whole rounds at once, in the same order as one by one. They run in the task that pulls, and call
+no user code: a cancelled pull has taken nothing.
 
-Both take lists: as long as every worker has items at hand, a whole number of rounds is taken at once. That is the same
-order as one by one.
-
-Both run in whatever task pulls them, and no user code runs in here: a cancelled pull has taken nothing.
-
-Where a merge stands, and the choices that it has made.
-
-A best-effort merge chooses, so each choice, the index of a worker, is logged, for as long as somebody holds a mark
-before it. The states of a merged list are worked out from its choices when one of them is read.
-
-A strict merge logs nothing: its order between two states follows from what each worker gave meanwhile. A mark has it
-all the same, since the run that reads again from there may merge in another way. In JSON, `replay` lists the choices to
-repeat. Of those at its end that are in strict order, only the counts are written that they lead to, in `strict_to`.
+A best-effort merge logs each choice, the index of a worker, for as long as a mark before it is referenced. A strict
+merge logs nothing: its order between two states follows from their counts. In a saved state, `replay` lists the choices
+to repeat first, in a merge of either kind; of a tail in strict order, only the counts reached are saved (`strict_to`).
 """
 
 from __future__ import annotations
@@ -38,16 +28,14 @@ from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
 __all__ = ["BestEffortMerge", "DeferredProgress", "MergeFlow", "MergeState", "StrictMerge", "Taking", "choices_of"]
 
-
 T = TypeVar("T")
 
-
 MANY = 2**31
-"""Rounds: as many as there are items."""
+"""Rounds: no bound but the items."""
 
 
 class MergeFlow(Flow[T]):
-    """What both merges share: taking lists, keeping count, repeating given choices.
+    """What both merges share: taking lists, counting, repeating choices.
 
     Args:
       name: the stage's name.
@@ -55,9 +43,9 @@ class MergeFlow(Flow[T]):
       own: this stage's part of the state that it is opened at.
 
     Attributes:
-      on_wait: told which workers the merge waits for, each time that it does, and behind it that it waits for none.
-      on_ended: told of a worker that has ended, and how many items it gave in all.
-      held: what waits for its worker's turn; None: all progress counts as soon as it is seen.
+      on_wait: called with the workers that the merge begins to wait for, and after the wait with none.
+      on_ended: called with a worker that has ended, and the number of its items.
+      held: progress deferred until its worker's turn; None: all progress counts as soon as it is seen.
     """
 
     choosing = False
@@ -76,7 +64,7 @@ class MergeFlow(Flow[T]):
         self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
-        self._left: dict[int, int] = {}  # items that workers looked at in this pull have, less those chosen
+        self._left: dict[int, int] = {}  # by worker looked at in this pull: items not chosen yet
         super().__init__(self._now())
 
     def release(self) -> None:
@@ -91,7 +79,7 @@ class MergeFlow(Flow[T]):
             await inbox.aclose()
 
     def awaited(self) -> list[tuple[int, State]]:
-        """Return the workers that it waits for, and the states behind the last items taken from them."""
+        """Return the workers that it waits for, with the states after the last items taken from them."""
         waited = [worker for worker in self._awaited() if self._inboxes[worker].idle] if self._active else []
         return [(worker, self._inboxes[worker].state) for worker in waited]
 
@@ -108,11 +96,11 @@ class MergeFlow(Flow[T]):
             if chunk is not None:
                 return chunk
             if self._active:
-                await self._wait_told()
+                await self._wait_reported()
         return None
 
-    async def _wait_told(self) -> None:
-        """Wait, and say for whom; count it."""
+    async def _wait_reported(self) -> None:
+        """Wait; report the workers waited for, and the time."""
         if self.on_wait is not None:
             self.on_wait(self._awaited())
         if self.meter is not None:
@@ -126,7 +114,7 @@ class MergeFlow(Flow[T]):
                 self.on_wait(())
 
     def _rounds(self, limit: int) -> Chunk[T] | None:
-        """Take a whole number of rounds at once, one item from each worker that has some in each."""
+        """Take whole rounds at once, each with one item of every worker that has some."""
         inboxes = self._inboxes
         ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
         if not ready or self._replay:
@@ -150,7 +138,7 @@ class MergeFlow(Flow[T]):
         return self._chunk_of(items, taking)
 
     def _steps(self, limit: int) -> Chunk[T] | None:
-        """Choose one by one, as long as the next choice needs no waiting; without any, adopt what progress there is."""
+        """Choose one by one, while the next choice needs no waiting; without a choice, adopt progress."""
         taking = Taking(self._now())
         picks = taking.picks
         self._left = {}
@@ -158,7 +146,9 @@ class MergeFlow(Flow[T]):
         try:
             while len(picks) < limit and self._active and repeating == bool(self._replay):
                 worker = self._choose(taking)
-                if worker is None or (self.held is not None and taking.progressed):  # which states in here don't know
+                if worker is None or (
+                    self.held is not None and taking.progressed
+                ):  # which the states of this list lack
                     break
                 picks.append(worker)
                 self._left[worker] -= 1
@@ -168,7 +158,7 @@ class MergeFlow(Flow[T]):
                     self._replay.pop()
         except BaseException:
             if not picks and not taking.progressed:
-                raise  # else it comes again, behind them
+                raise  # else it is raised again, after them
         items = self._take_picked(taking)
         if not items:
             for worker in self._active:
@@ -176,7 +166,7 @@ class MergeFlow(Flow[T]):
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
     def _take_picked(self, taking: Taking) -> list[T]:
-        """Take the items that were chosen, a list from each worker, and return them in the order of the choices."""
+        """Take the chosen items, a list from each worker, and return them in the order of the choices."""
         queues: dict[int, Iterator[T]] = {}
         for worker in set(taking.picks):
             chunk = cast("Chunk[T]", self._inboxes[worker].take(taking.picks.count(worker)))
@@ -192,13 +182,13 @@ class MergeFlow(Flow[T]):
         return Chunk(items, taking, self._now() if taking.progressed else None)
 
     def _choose(self, taking: Taking) -> int | None:
-        """Return the worker to take the next item from, which has one; None if it isn't there yet."""
+        """Return the worker to take the next item from, which has one; None: it has none yet."""
         if self._replay:
             return self._replay[-1] if self._look(self._replay[-1], taking) else None
         return self._pick(taking)
 
     def _look(self, worker: int, taking: Taking) -> bool:
-        """Say whether `worker` has an item that isn't chosen yet; if it had none, learn of its progress and its end."""
+        """Return whether `worker` has an item that isn't chosen yet; if it had none, note its progress and its end."""
         left = self._left.get(worker)
         if left is None:
             inbox = self._inboxes[worker]
@@ -230,7 +220,7 @@ class MergeFlow(Flow[T]):
 
     @abstractmethod
     def _rounds_of(self, ready: Collection[int]) -> int:
-        """Return how many rounds over these workers, from the next one on, are what picking one by one would give.
+        """Return how many rounds over these workers, from the next one on, equal picking one by one.
 
         Args:
           ready: the active workers that have items, at least as many as the caller will take of the answer.
@@ -238,7 +228,7 @@ class MergeFlow(Flow[T]):
 
     @abstractmethod
     def _pick(self, taking: Taking) -> int | None:
-        """Return the worker that the rule says is next, if it has an item; None where it must be waited for."""
+        """Return the next worker by the rule, if it has an item; None: it must be waited for."""
 
     @abstractmethod
     def _awaited(self) -> list[int]:
@@ -306,7 +296,7 @@ class BestEffortMerge(MergeFlow[T]):
         self._news.set()
 
     def _rounds_of(self, ready: Collection[int]) -> int:
-        """No more are passed over than may be, and nobody gets too far ahead of the slowest."""
+        """As many as neither skip more workers nor lead further than the bounds allow."""
         if len(self._active) - len(ready) > self._skips:
             return 0
         if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
@@ -315,7 +305,7 @@ class BestEffortMerge(MergeFlow[T]):
         return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
 
     def _level(self) -> bool:
-        """Every worker is eligible when its turn comes, and so in each round, since all of them move on by one."""
+        """Return whether each worker is eligible at its turn, and so in each round, since all advance by one."""
         produced = self._produced
         slowest = min([produced[worker] for worker in self._active])
         at_slowest = sum(produced[worker] == slowest for worker in self._active)
@@ -324,7 +314,7 @@ class BestEffortMerge(MergeFlow[T]):
                 return False
             at_slowest -= produced[worker] == slowest
             if not at_slowest:
-                return True  # the slowest are one further now, and whoever comes may be so too
+                return True  # the slowest have advanced by one, so all others are eligible
         return True
 
     def _pick(self, taking: Taking) -> int | None:
@@ -345,7 +335,7 @@ class BestEffortMerge(MergeFlow[T]):
                     break
             if len(active) == count:
                 return None
-            count = len(active)  # one has ended, which may make others eligible: look again
+            count = len(active)  # one has ended, which may make others eligible: repeat
         return None
 
     def _awaited(self) -> list[int]:
@@ -362,7 +352,7 @@ class BestEffortMerge(MergeFlow[T]):
 
 
 class MergeState(State):
-    """Where a merge stands: how many items each worker gave, and the state of each."""
+    """The state of a merge: how many items each worker gave, and the state of each."""
 
     __slots__ = ("choosing", "log", "name", "next_worker", "number", "produced", "references")
 
@@ -420,12 +410,12 @@ def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[in
     """Return choices as they are written.
 
     A strict merge takes from the worker with the smallest (produced, index), so what it takes has rising places: item
-    n of worker w has the place (n, w). Whatever has rising places may be written as counts.
+    n of worker w has the place (n, w). A sequence with rising places may be written as counts.
 
     Args:
       produced: by each worker, before the first of them.
       choices: in their order.
-      strict_to: the counts to which strict order goes on behind them; None: to none.
+      strict_to: the counts to which strict order goes on after them; None: it doesn't.
     """
     counts, last, rising = list(produced), (-1, -1), 0  # `rising`: where the places begin to rise to the end
     for at, worker in enumerate(choices):
@@ -442,7 +432,7 @@ def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[in
 
 
 class Taking:
-    """What one pull takes from the workers; also the column of the states behind its items, made when read."""
+    """What one pull takes from the workers; also the column of the states after its items, made when read."""
 
     __slots__ = ("_columns", "before", "log", "picks", "progressed")
 
@@ -454,7 +444,7 @@ class Taking:
         self._columns: dict[int, States] = {}
 
     def add(self, worker: int, chunk: Chunk[Any], held: DeferredProgress | None) -> Reference:
-        """Take note of all items of `worker` in here, and return the worker's state behind them."""
+        """Note all items of `worker` in this list, and return the worker's state after them."""
         self._columns[worker] = chunk.states
         if held is not None:
             last = Reference(chunk.states, len(chunk.items) - 1)
@@ -479,11 +469,11 @@ class Taking:
 
 
 class DeferredProgress:
-    """Progress behind skipped items, until it is its worker's turn.
+    """Progress over skipped items, deferred until its worker's turn.
 
-    How many items are skipped up to an item of a strict merge shall not depend on how fast its workers are. So what a
-    worker skips behind its last item counts when the merge looks there for the next one. Progress without a skipped
-    item counts as soon as it is seen.
+    The number of items skipped before an item of a strict merge must not depend on the speed of its workers. So what a
+    worker skips after its last item counts when the merge looks for its next one. Progress without a skipped item
+    counts as soon as it is seen.
     """
 
     __slots__ = ("_states",)
@@ -495,20 +485,20 @@ class DeferredProgress:
         return len(self._states)
 
     def forget(self, worker: int) -> None:
-        """`worker` gave an item, whose state is behind what was held of it."""
+        """Drop the deferred progress of `worker`: it gave a later item."""
         self._states.pop(worker, None)
 
-    def sift(self, worker: int, after: State | None, behind: Reference | None) -> State | None:
+    def sift(self, worker: int, after: State | None, current: Reference | None) -> State | None:
         """Return the progress of `worker` that counts now, if there is any.
 
         Args:
-          after: new progress, behind what is held; None: there is none.
-          behind: where the merge says that the worker stands; None: it is its turn, so all counts.
+          after: new progress, later than what is deferred; None: there is none.
+          current: the worker's state in the merge; None: it is its turn, so all counts.
         """
-        if behind is None:
+        if current is None:
             held = self._states.pop(worker, None)
             return held if after is None else after
-        if after is None or _skipped(after) == _skipped(behind.get()):
+        if after is None or _skipped(after) == _skipped(current.get()):
             return after
         self._states[worker] = after
         return None

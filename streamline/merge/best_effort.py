@@ -1,4 +1,4 @@
-"""The merge, as written in a plan; how it runs is in `streamline.merge.base`."""
+"""`.merge` as written in a plan; `streamline.merge.base` has the flows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from streamline.errors import PlanError
 from streamline.merge.base import BestEffortMerge, MergeFlow, StrictMerge
 
 __all__ = ["BestEffort", "Merge", "Strict", "merge_of"]
-
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a source is: a stage without upstream, opened shard by shard."""
+"""The base class of sources, which are opened shard by shard, and how a source says that its data have changed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Mode = Literal["interleaved", "contiguous", "file", "replicated", "custom", "sha
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which part of a source one worker reads; what was written before `.shard` is in it.
+    """The part of a source that one worker reads, with the stages before `.shard` applied.
 
     Attributes:
       mode: how the source is split, one of those it names in `modes`.
-      index: of an indexable source, behind `.shuffle`, `.take`, `.skip` and `.repeat`.
+      index: of an indexable source, after `.shuffle`, `.take`, `.skip` and `.repeat`.
       shuffle_seed: of `.shuffle_files`; None: files stay in the order of the listing.
       drop_remainder: leave out what would make some shards longer than others.
       interleave: files that a worker reads in turn.
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How a snapshot's run divided the source, and how far it came.
+    """How a snapshot's run split the source, and how far each shard was read.
 
     Attributes:
       part: as every worker had it.
@@ -67,11 +67,11 @@ class Change:
     """A difference between the data that a snapshot lists and the data that are there now.
 
     Attributes:
-      what: how `open(accept=)` names it, behind the source's name.
+      what: its name in `open(accept=)`, after the source's name.
       lines: the difference, a line each.
       then: what comes out if it is accepted; or why it can't be, and the way out.
       possible: whether it can be accepted.
-      steady: whether what a stage reads again is still there, as it was.
+      steady: whether items that a stage rereads are still there, unchanged.
     """
 
     what: str
@@ -82,7 +82,7 @@ class Change:
 
 
 class Length(msgspec.Struct):
-    """What a snapshot lists of data that is known by its length."""
+    """The listing of data that is identified by its length."""
 
     length: Count | None = None
 
@@ -98,7 +98,7 @@ class Source(ABC, Generic[T]):
     name: str
 
     modes: ClassVar[tuple[Mode, ...]]
-    """How this kind of source can be split; without a `mode=`, `default_mode` says how it is."""
+    """How this kind of source can be split; `default_mode` is the one without `mode=`."""
 
     indexable: ClassVar[bool] = False
     """Whether `.shuffle`, `.take`, `.skip` and `.repeat` before `.shard` act on its index."""
@@ -110,13 +110,13 @@ class Source(ABC, Generic[T]):
     """What a `Change` of its data may be called."""
 
     state_type: ClassVar[Any] = Any
-    """What its part of a worker's state is, as `msgspec.convert` takes it."""
+    """The type of its part of a worker's state, as `msgspec.convert` takes it."""
 
     listing_type: ClassVar[Any] = Length | None
-    """Likewise, what a snapshot lists of its data."""
+    """Likewise, of its listing in a snapshot."""
 
     def check_states(self, split: Split, listing: Json) -> None:
-        """Insist that the saved parts of the workers' states are those of a source of this kind.
+        """Check the saved parts of the workers' states against this kind of source.
 
         Args:
           listing: of the snapshot, checked.
@@ -128,7 +128,7 @@ class Source(ABC, Generic[T]):
             check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
 
     def check_listing(self, listing: Json) -> None:
-        """Insist that what a snapshot lists is the data of a source of this kind.
+        """Check a snapshot's listing against this kind of source.
 
         Raises:
           SnapshotError: it is damaged.
@@ -136,7 +136,7 @@ class Source(ABC, Generic[T]):
         check_type(listing, self.listing_type, f"what it lists of {self.name!r}")
 
     def check_within(self, split: Split) -> None:
-        """Insist that no worker stands behind its end, as far as that is known; plan and data are the snapshot's.
+        """Check that no worker's state is beyond the end, where that is known; plan and data are the snapshot's.
 
         Raises:
           SnapshotError: one does.
@@ -147,7 +147,7 @@ class Source(ABC, Generic[T]):
         """Return the flow of shard `site.shard`. No I/O: the first pull does it."""
 
     def demand(self, site: Site, state: Tree | None) -> Demand:
-        """Return what a generator of this source's items is given where it runs, opened at `state`."""
+        """Return what the generator of this source's items is given, opened at `state`."""
         return Demand(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     @property
@@ -162,17 +162,17 @@ class Source(ABC, Generic[T]):
 
     @property
     def default_mode(self) -> Mode:
-        """How the source is split when nobody says."""
+        """How the source is split without `mode=`."""
         return self.modes[0]
 
     @property
     def waits(self) -> bool:
-        """Whether it does I/O: then a channel stands behind it, so that it reads ahead."""
+        """Whether it does I/O: then it fills a channel, and reads ahead."""
         return False
 
     @property
     def ahead_bytes(self) -> int | None:
-        """What items may hold that wait behind it, one at least; None: nobody counts."""
+        """Bytes of items that may wait in its channel, one item at least; None: no bound."""
         return None
 
     @property
@@ -186,19 +186,19 @@ class Source(ABC, Generic[T]):
         return None
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
-        """Return how many items one shard reads: a whole number, `math.inf` for no end; None: nobody knows yet."""
+        """Return how many items one shard reads: a whole number, `math.inf` for no end; None: unknown yet."""
         return None
 
     @property
     def is_remote(self) -> bool:
-        """Whether `resolved` would ask servers or stores, which takes its time."""
+        """Whether `resolved` would ask servers or stores, which may take long."""
         return False
 
     def resolved(self, traffic: Traffic | None = None) -> Source[T]:
-        """Return this source with what it reads found out: globs expanded, files looked up. May do (sync) I/O.
+        """Return this source with what it reads resolved: globs expanded, files looked up. May do sync I/O.
 
         Args:
-          traffic: counts what servers and stores are asked; None: nobody wants to know.
+          traffic: counts requests to servers and stores; None: they aren't counted.
 
         Raises:
           ReadError: something is missing.
@@ -206,18 +206,18 @@ class Source(ABC, Generic[T]):
         return self
 
     async def aresolved(self, traffic: Traffic | None = None) -> Source[T]:
-        """As `resolved`, in asyncio's running loop, which goes on. Of a source that is `afar`."""
+        """As `resolved`, without blocking asyncio's loop; for a source that `is_remote`."""
         return self.resolved(traffic)
 
     def check_split(self, mode: Mode, num_shards: int) -> None:
-        """Insist that this (resolved) source can be split into so many shards, as far as can be told without reading.
+        """Check that this (resolved) source can be split into so many shards, as far as known without reading.
 
         Raises:
           PlanError: it can't be; with the way out.
         """
 
     def listing(self) -> Any:
-        """Return what is read, as JSON, to be bound into snapshots: paths and sizes, or a length. May look at files."""
+        """Return what is read, as JSON, for snapshots: paths and sizes, or a length. May look at files."""
         return {"length": self.length}
 
     @property
@@ -237,7 +237,7 @@ class Source(ABC, Generic[T]):
         return {}
 
     def drawn(self) -> Json:
-        """Return what else decides on the items of a pass, as JSON, though a state survives any change of it."""
+        """Return what else determines the items of a pass, as JSON, but may change before a resume."""
         return None
 
     def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
@@ -266,11 +266,11 @@ class Source(ABC, Generic[T]):
         return [Change(what="data", lines=(f"it had {listing}, now there is {now}",), then=then, possible=False)]
 
     def carry_listing(self, listing: Json, now: Json) -> Json:
-        """Return what the snapshots of a run list that goes on with the data of `listing`; `now` is today's."""
+        """Return the listing for snapshots of a run that resumed with the data of `listing`; `now` is today's."""
         return now
 
     def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
-        """Return its part of a state of a run over the data of `listing`, as it goes on over today's, `now`."""
+        """Return its part of a state, of a run over the data of `listing`, for a run over today's, `now`."""
         return own
 
     def reads_on(self, own: Json) -> str:

@@ -1,7 +1,7 @@
-"""Sources that users write: a generator function that keeps its place in a dict.
+"""`@source`: sources that users write, as generator functions that keep their place in a dict.
 
-The dict *at a yield* is what resumes right after the item yielded, so its author updates it, then yields. It is copied
-at each yield, through JSON.
+A resume after an item begins from the dict as it was at that item's yield, so its author updates it, then yields. It
+is copied at each yield, through JSON.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from streamline.sources.base import Mode, Part, Source
 
 __all__ = ["EPOCH_PASSES", "CustomSource", "epoch_number"]
 
-
 T = TypeVar("T")
-
 
 EPOCH_PASSES = 2**32
 """Passes of a repeat that an epoch's number has room for."""
 
 
 def epoch_number(epoch: tuple[int, ...]) -> int:
-    """Return the number of an epoch: another one for each pass, and that of the loader where nothing repeats.
+    """Return the number of an epoch: different for each pass, and the loader's where nothing repeats.
 
     Of (loader epoch, pass, ...), each further pass fills 32 bits: (2,) is 2, (0, 3) is 3, (2, 3) is 2 * 2**32 + 3.
     """
@@ -47,7 +45,7 @@ def epoch_number(epoch: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CustomSource(Source[T]):
-    """Reads what a declared generator function yields, sync or async. State: its dict behind the item yielded."""
+    """Reads what a declared generator function yields, sync or async. State: its dict after the item yielded."""
 
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
     state_type: ClassVar[Any] = dict[str, Any]
@@ -89,7 +87,7 @@ class CustomSource(Source[T]):
         return {} if self.fn.state is None else self.fn.state()
 
     def _first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
-        """Return what looks at how this shard begins; None: it begins elsewhere, or is the only one."""
+        """Return the duplicate check of this shard's first items; None: it doesn't begin here, or is the only one."""
         if state is not None or site.num_shards == 1:
             return None
         session = site.tasks.session
@@ -112,18 +110,18 @@ class CustomSource(Source[T]):
 
 
 class _SourceRun(Generic[T]):
-    """One running of the user's generator.
+    """One run of the user's generator.
 
     Attributes:
-      states: behind each item of the last list.
-      failure: of the generator, behind that list.
+      states: after each item of the last list.
+      failure: of the generator, after that list.
       ended: whether that list was the last.
     """
 
     def __init__(self, source: CustomSource[T], site: Site, begin: At, meter: StageMeter | None) -> None:
         self._source, self._site, self._meter = source, site, meter
         self._state = jsonable(begin.own, str(source))
-        self._behind: State = begin
+        self._last_state: State = begin
         self._rows: Generator[T, None, None] | AsyncGenerator[T, None] | None = None
         self._items: Iterator[T] = iter(())
         self.states: list[State] = []
@@ -131,9 +129,9 @@ class _SourceRun(Generic[T]):
         self.ended = False
 
     async def read(self, want: int, pace: Pace) -> list[T]:
-        """Return up to `want` items that come without waiting, or one that is waited for; none at the end."""
+        """Return up to `want` items that come without waiting, or wait for one; none at the end."""
         items: list[T] = []
-        self.states = []  # a new one: the last is a column that somebody may hold
+        self.states = []  # a new list: a chunk may still refer to the last one
         try:
             if self._rows is None:
                 self._begin()
@@ -144,21 +142,21 @@ class _SourceRun(Generic[T]):
         except BaseException as error:
             if cancellation_requested(error):
                 raise
-            self.failure = blame(error, str(self._source), self._site, self._behind)
+            self.failure = blame(error, str(self._source), self._site, self._last_state)
         return items
 
     async def _wait(self, rows: AsyncGenerator[T, None], items: list[T]) -> bool:
         try:
             with Working(self._meter):
                 item = await anext(rows)
-        except StopAsyncIteration:  # Python lets none out of the user's code
+        except StopAsyncIteration:  # the generator's end: Python lets no StopAsyncIteration out of its code
             return True
         self._copy()
         items.append(item)
         return False
 
     async def aclose(self) -> None:
-        """Close the user's generator, and let it clean up: under a shield."""
+        """Close the user's generator, under a shield, so that it cleans up."""
         if isinstance(self._rows, AsyncGenerator):
             with anyio.CancelScope(shield=True):
                 await self._rows.aclose()
@@ -186,5 +184,5 @@ class _SourceRun(Generic[T]):
 
     def _copy(self) -> None:
         """Keep the dict as it is at this yield."""
-        self._behind = At(self._source.name, jsonable(self._state, str(self._source)))
-        self.states.append(self._behind)
+        self._last_state = At(self._source.name, jsonable(self._state, str(self._source)))
+        self.states.append(self._last_state)

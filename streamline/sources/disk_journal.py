@@ -1,19 +1,15 @@
-"""A live source's journal on disk: what was read outlives a kill at any moment.
+"""A live source's journal on disk: what was read survives a kill at any moment.
 
-Each item is written before the feed is asked for its next one, so whoever is asked may take the one before for kept. A
-directory holds `journal.json` (whose it is, where it begins, which snapshot it was trimmed behind), files of items
-(`streamline.sources.disk_journal`), and a lock. Whole files are removed when a snapshot that has passed them is stored.
+Each item is written before the feed is asked for its next one. The directory has `journal.json` (id, shards, first
+item, the snapshot it was trimmed for), segments, and a lock. A segment is removed when a snapshot that has passed it
+is stored.
 
-What a journal's directory holds beside its items: whose it is, a lock, and which files must be there.
-
-The files of a journal on disk: records that are only ever appended, each with its length and checksums.
-
-A file is a magic line, then frames: three little-endian uint32 (length of the payload, its CRC-32, the CRC-32 of these
-first eight bytes), then the payload. The first frame is the file's header, JSON; each other one is an item: uint32
-shard, then `encoding.to_bytes`.
+A segment is a magic line, then frames: three little-endian uint32 (length of the payload, its CRC-32, the CRC-32 of
+these first eight bytes), then the payload. The first frame is the header, JSON; each other one is an item: uint32
+shard, then `item_codec.to_bytes`. Frames are only ever appended.
 
 A process that is killed leaves a prefix of what it wrote: a last frame that is cut short, a *torn tail*, in the last
-file. A power cut may leave zeros there. Anything else that doesn't add up is damage.
+file. A power cut may leave zeros there. Anything else that is inconsistent is damage.
 """
 
 from __future__ import annotations
@@ -59,24 +55,22 @@ __all__ = [
     "segment_path",
 ]
 
-
 SEGMENT_BYTES = 8 * 2**20
-"""A file is closed behind so many bytes: what is let go of is let go of in such pieces, and fsync of one takes some
-10 ms on a disk."""
+"""A segment is closed after so many bytes: trimming removes whole segments, and fsync of one takes some 10 ms."""
 
 
 class DiskJournal(Journal):
-    """A journal in a directory, opened: locked, read, and ready to be appended to.
+    """A journal in a directory: locked, read, and ready to be appended to.
 
     Args:
       directory: made if it isn't there.
-      kept: the snapshot's that is resumed; None: there is none.
-      entries: the items in that snapshot: of a journal in memory that goes on on disk.
+      saved: the journal in the snapshot that is resumed; None: there is none.
+      entries: the items in that snapshot, if its journal was in memory.
       state: the snapshot's.
       mark_of: returns the mark of an item, see `SavedJournal`.
 
     Attributes:
-      backlog: the items that are to be fed before what the feed gives from now on.
+      backlog: the items to be fed before those that the feed gives from now on.
 
     Raises:
       JournalError: damaged, locked by another opening, unreadable, or it doesn't have what a resume needs.
@@ -87,14 +81,14 @@ class DiskJournal(Journal):
         self,
         directory: Path,
         places: Places,
-        kept: SavedJournal | None,
+        saved: SavedJournal | None,
         entries: Sequence[Entry],
         state: Tree | None,
         mark_of: Callable[[EncodedItem], Json] = lambda written: None,
     ) -> None:
         self._directory = directory
         self._lock = Lock(directory)
-        self._mutex = threading.Lock()  # appends are the reader's, trims the consumer's, who may be another thread
+        self._mutex = threading.Lock()  # the reader appends, the consumer trims, perhaps in another thread
         self._file: int | None = None
         self._given: dict[int, int] = {}
         self._written = 0
@@ -103,7 +97,7 @@ class DiskJournal(Journal):
         self._mark_of = mark_of
         self.backlog: list[Entry] = []
         self.keeper = self
-        super().__init__(places, secrets.token_hex(16) if kept is None else kept.id)
+        super().__init__(places, secrets.token_hex(16) if saved is None else saved.id)
         with DiskErrors(directory, "open"):
             make_directory(directory)
             if not self._lock.take():
@@ -111,21 +105,21 @@ class DiskJournal(Journal):
                     f"the journal in {directory} is in use, by another process or another opening: each needs its own"
                 )
             try:
-                self._open(kept, entries, places.passed(state))
+                self._open(saved, entries, places.passed(state))
             except BaseException:
                 self.close()
                 raise
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    def _open(self, kept: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
+    def _open(self, saved: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
         about = read_about(self._directory)
         if about is None or not about.begun:
-            self._create(kept, entries, passed)
+            self._create(saved, entries, passed)
             return
-        if kept is not None and kept.id != about.id:
+        if saved is not None and saved.id != about.id:
             raise ResumeError(
-                f"the snapshot belongs to another journal ({kept.id}) than the one in {self._directory} ({about.id}): "
+                f"the snapshot belongs to another journal ({saved.id}) than the one in {self._directory} ({about.id}): "
                 "give the directory that it was taken with"
             )
         if about.shards != list(self.places.shards):
@@ -136,34 +130,34 @@ class DiskJournal(Journal):
         self.id = about.id
         segments = read_files(self._directory, about)
         self._segments = [segment.header for segment in segments if segment.header is not None]
-        if kept is None and about.first:
+        if saved is None and about.first:
             raise JournalError(
-                f"the journal in {self._directory} begins behind item {about.first:,}: what is before was trimmed when "
+                f"the journal in {self._directory} begins after item {about.first:,}: what is before was trimmed when "
                 f"a snapshot was saved ({about.trimmed_for}). Resume from that one, or from a later one; to begin "
                 "anew, remove the directory"
             )
         given = self._gather(segments, passed, about)
         there = segments[-1].read if segments else about.first
         beyond = {shard: max(0, int(n) - given[shard]) for shard, n in passed.items() if n != math.inf}
-        if kept is not None and kept.read - there > sum(beyond.values()):
-            self._too_short(kept, there, segments)
+        if saved is not None and saved.read - there > sum(beyond.values()):
+            self._too_short(saved, there, segments)
         mend_files(self._directory, segments)
-        self.read = max(there, 0 if kept is None else kept.read)
-        self.next, self.mark = self._next_behind(segments, kept)
+        self.read = max(there, 0 if saved is None else saved.read)
+        self.next, self.mark = self._next_turn(segments, saved)
         self._roll({shard: n + beyond.get(shard, 0) for shard, n in given.items()}, self.read, there)
 
-    def _create(self, kept: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
-        """Begin a journal; the items of a snapshot that kept them itself come first."""
-        if kept is not None and kept.stored:
+    def _create(self, saved: SavedJournal | None, entries: Sequence[Entry], passed: dict[int, int | float]) -> None:
+        """Begin a journal; the items in the snapshot come first."""
+        if saved is not None and saved.stored:
             raise ResumeError(
                 f"the snapshot's items are in a journal on disk, and there is none in {self._directory}: give "
                 "from_stream(journal=) the directory that it was taken with"
             )
         given = {shard: 0 if passed[shard] == math.inf else int(passed[shard]) for shard in self.places.shards}
-        first = self.read = 0 if kept is None else kept.read - len(entries)
-        if kept is not None:
-            self.next, self.mark = kept.next, kept.mark
-        why = "" if kept is None else "the one that this journal was begun with"
+        first = self.read = 0 if saved is None else saved.read - len(entries)
+        if saved is not None:
+            self.next, self.mark = saved.next, saved.mark
+        why = "" if saved is None else "the one that this journal was begun with"
         self._write_about(first, why, begun=False)
         for path in files_in(self._directory):
             path.unlink()
@@ -177,10 +171,10 @@ class DiskJournal(Journal):
     def _gather(
         self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
     ) -> dict[int, int]:
-        """Make the backlog: what the positions have not passed; return how many items each shard was handed.
+        """Make the backlog: items that the positions have not passed; return how many items each shard was handed.
 
         Raises:
-          JournalError: something that they have not passed isn't there.
+          JournalError: one of them is missing.
         """
         given = dict.fromkeys(self.places.shards, 0)
         need = dict(passed)
@@ -214,31 +208,28 @@ class DiskJournal(Journal):
             f"snapshot stands{why}"
         )
 
-    def _too_short(self, kept: SavedJournal, there: int, segments: Sequence[JournalSegment]) -> NoReturn:
-        """Refuse a journal that ends before what the snapshot needs, by file and byte.
+    def _too_short(self, saved: SavedJournal, there: int, segments: Sequence[JournalSegment]) -> NoReturn:
+        """Raise for a journal that ends before what the snapshot needs; names file and byte.
 
-        What a power cut took may be missing if the snapshot's state has passed all of it. How many items a worker that
-        has ended was handed isn't known, so what is missing counts as needed then.
+        Items lost in a power cut may be missing if the snapshot's state has passed them all. How many items were handed
+        to a worker that has ended is unknown, so missing ones count as needed then.
         """
         path, byte = (segments[-1].path, segments[-1].end) if segments else (segment_path(self._directory, there), 0)
         way_out = f"resume from a snapshot that was taken when at most {there:,} items were read"
-        if not kept.stored:
+        if not saved.stored:
             way_out = "give another directory as journal=: the snapshot has the items itself"
         raise JournalError(
             f"the journal is too short for the snapshot: {path} is whole up to byte {byte:,}, item {there:,} of the "
-            f"feed, but the snapshot was taken when {kept.read:,} items were read, and needs some of the missing "
-            f"{kept.read - there:,}. The file was cut, later files are gone, or this is an older copy: put back a copy "
-            f"of {self._directory} that is as new as the snapshot, or {way_out}"
+            f"feed, but the snapshot was taken when {saved.read:,} items were read, and needs some of the missing "
+            f"{saved.read - there:,}. The file was cut, later files are gone, or this is an older copy: put back a "
+            f"copy of {self._directory} that is as new as the snapshot, or {way_out}"
         )
 
-    def _next_behind(self, segments: Sequence[JournalSegment], kept: SavedJournal | None) -> tuple[int, Json]:
-        """Return the shard whose turn is next behind all that was read, and the mark of the last item.
-
-        The reader passes over shards that ended.
-        """
+    def _next_turn(self, segments: Sequence[JournalSegment], saved: SavedJournal | None) -> tuple[int, Json]:
+        """Return the shard whose turn is next after all that was read (it may have ended), and the last item's mark."""
         shards = list(self.places.shards)
-        if kept is not None and (not segments or kept.read >= segments[-1].read):
-            return (kept.next if segments else self.next), kept.mark
+        if saved is not None and (not segments or saved.read >= segments[-1].read):
+            return (saved.next if segments else self.next), saved.mark
         for segment in reversed(segments):
             if segment.records:
                 shard, written = segment.records[-1]
@@ -265,7 +256,7 @@ class DiskJournal(Journal):
         return self._json(self.places.passed(state), self.read, self.next, self.mark, None)
 
     def sync(self) -> None:
-        """Wait until what was written would survive a power cut. From any thread.
+        """Block until what was written would survive a power cut. From any thread.
 
         Raises:
           JournalError: the disk failed.
@@ -281,15 +272,15 @@ class DiskJournal(Journal):
                 os.close(descriptor)
 
     def storing(self) -> None:
-        """A snapshot is about to be stored: what it refers to is made durable first."""
+        """Make durable what a snapshot that is about to be stored refers to."""
         self.sync()
 
     def stored(self, state: Tree, where: str) -> None:
-        """Remove the files that the snapshot of this state has passed, if no other opening uses them by now."""
+        """Remove the files that the snapshot of this state has passed, unless another opening uses them by now."""
         passed = self.places.passed(state)
         with DiskErrors(self._directory, "trim"), self._mutex:
             if self._closed and not self._lock.take():
-                return  # the opening that has it now trims at its own saves
+                return  # the opening that has the lock trims at its own saves
             try:
                 self._trim(passed, where)
             finally:
@@ -298,7 +289,7 @@ class DiskJournal(Journal):
 
     def _trim(self, passed: dict[int, int | float], where: str) -> None:
         if self._closed and ((about := read_about(self._directory)) is None or about.first != self._segments[0].read):
-            return  # somebody else has trimmed it since
+            return  # another opening has trimmed it since
         whole = 0
         while whole + 1 < len(self._segments) and all(
             given <= passed[shard] for shard, given in self._segments[whole + 1].given.items()
@@ -314,7 +305,7 @@ class DiskJournal(Journal):
         sync_directory(self._directory)
 
     def close(self) -> None:
-        """Make durable what was written, close the files, and let others have the directory. Idempotent."""
+        """Make durable what was written, close the files, release the lock. Idempotent."""
         with self._mutex:
             self._closed = True
             descriptor, self._file = self._file, None
@@ -325,8 +316,8 @@ class DiskJournal(Journal):
             finally:
                 self._lock.free()
 
-    def _roll(self, given: dict[int, int], read: int, behind: int) -> None:
-        """Begin a new file, or go on with the last one if nothing was written into it yet."""
+    def _roll(self, given: dict[int, int], read: int, after: int) -> None:
+        """Begin a new segment, or continue the last one if it is empty."""
         self._given = dict(given)
         self._written = 0
         again = bool(self._segments) and self._segments[-1].read == read
@@ -336,7 +327,7 @@ class DiskJournal(Journal):
         flags = os.O_WRONLY | os.O_APPEND | (0 if again else os.O_CREAT | os.O_EXCL)
         self._file = open_own(segment_path(self._directory, read), flags)
         if not again:
-            header = SegmentHeader(self.id, read, behind, dict(given), self.next, self.mark)
+            header = SegmentHeader(self.id, read, after, dict(given), self.next, self.mark)
             _write(self._file, header.begin())
             sync_directory(self._directory)
             self._segments.append(header)
@@ -359,19 +350,20 @@ def _write(descriptor: int, content: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
+# The directory --------------------------------------------------------------------------------------------------------
+
 ABOUT = "journal.json"
 
-
 _NAME = re.compile(r"[0-9]{20}\.segment")
-"""Other files are left alone: what a file manager calls "0 (copy).segment", say."""
+"""Other files are ignored: "0 (copy).segment", say."""
 
 
 class About(msgspec.Struct, forbid_unknown_fields=True):
-    """What `journal.json` says.
+    """The content of `journal.json`.
 
     Attributes:
-      begun: everything that a journal begins with is there; else it is begun again, for nothing was read yet.
-      first: items that were read before what is still here.
+      begun: the first files are complete; else the journal is begun again, as nothing was read yet.
+      first: items that were read before the first one still here.
       trimmed_for: the snapshot that was stored before the last trim; "": nothing was trimmed.
     """
 
@@ -383,19 +375,19 @@ class About(msgspec.Struct, forbid_unknown_fields=True):
     trimmed_for: str
 
     def write(self, directory: Path) -> None:
-        """Put it in the place of what the directory says."""
+        """Replace the directory's `journal.json`."""
         replace_file(directory / ABOUT, json.dumps(msgspec.structs.asdict(self), indent=1).encode() + b"\n")
 
 
 class Lock:
-    """One process at a time, and one opening of it."""
+    """The directory's lock: one process at a time, and one opening in it."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Take the lock if nobody has it."""
+        """Take the lock; return False if another opening has it."""
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
             if try_lock(descriptor):
@@ -411,14 +403,14 @@ class Lock:
         return False
 
     def free(self) -> None:
-        """Let others have it. Idempotent."""
+        """Release the lock. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
 class DiskErrors:
-    """Turns a disk's error in a `with` block into one that names the journal, and what was done to it."""
+    """Converts an OSError in a `with` block into a JournalError that names the journal and the operation."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self._directory = directory
@@ -435,17 +427,17 @@ class DiskErrors:
 
 
 def segment_path(directory: Path, read: int) -> Path:
-    """Return the file that begins behind item `read` of the feed."""
+    """Return the path of the segment that begins after item `read` of the feed."""
     return directory / f"{read:020d}.segment"
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the files of items, in order."""
+    """Return the segments, in order."""
     return sorted(path for path in directory.glob("*.segment") if _NAME.fullmatch(path.name))
 
 
 def read_about(directory: Path) -> About | None:
-    """Return whose journal is in a directory; None where there is none.
+    """Return the content of a directory's `journal.json`; None: there is no journal.
 
     Raises:
       JournalError: that is damaged or missing, or of a newer format.
@@ -465,7 +457,7 @@ def read_about(directory: Path) -> About | None:
 
 
 def read_files(directory: Path, about: About) -> list[JournalSegment]:
-    """Read all files, without what a kill has left over, and insist that nothing between them is missing.
+    """Read all segments but a kill's leftovers; check that nothing between them is missing.
 
     Raises:
       JournalError: a file is damaged, missing, or of another journal.
@@ -486,7 +478,7 @@ def read_files(directory: Path, about: About) -> list[JournalSegment]:
             expected, found = segments[-1].read, segment.header.behind
         if expected != found:
             raise JournalError(
-                f"{path} goes on behind item {found:,}, and what is before it ends behind item {expected:,}: a file is "
+                f"{path} goes on after item {found:,}, and what is before it ends after item {expected:,}: a file is "
                 f"missing, or was cut; use a copy of {directory}"
             )
         segments.append(segment)
@@ -496,9 +488,9 @@ def read_files(directory: Path, about: About) -> list[JournalSegment]:
 
 
 def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
-    """Cut off a torn tail, and remove what a kill has left over: all but these.
+    """Cut off a torn tail, and remove all files but these.
 
-    Only once it is certain that the journal is used: one that is refused stays as it is.
+    Called once the journal is accepted: one that is refused stays unchanged.
     """
     sound = {segment.path for segment in segments}
     for path in files_in(directory):
@@ -513,23 +505,21 @@ def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
                 os.close(descriptor)
 
 
-MAGIC = b"streamline journal 1\n"
+# The files ------------------------------------------------------------------------------------------------------------
 
+MAGIC = b"streamline journal 1\n"
 
 _FRAME = struct.Struct("<III")
 
-
 _HEAD = struct.Struct("<II")
 
-
 _SHARD = struct.Struct("<I")
-
 
 Record: TypeAlias = "tuple[int, EncodedItem]"
 
 
 class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file begins with.
+    """The first frame of a segment.
 
     Attributes:
       id: the feed's.
@@ -537,7 +527,7 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True):
       behind: where the file before this one ended; less than `read` where a power cut took what a snapshot has passed.
       given: for each shard, items that had been handed to its worker.
       next: the shard whose turn was next.
-      mark: of the last item before this file, see `journal.Kept`; left out where there is none.
+      mark: of the last item before this file, see `SavedJournal`; omitted if None.
     """
 
     id: str
@@ -551,15 +541,15 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True):
         """Return the file's first bytes."""
         body = {**msgspec.structs.asdict(self), "given": {str(shard): n for shard, n in self.given.items()}}
         if self.mark is None:
-            del body["mark"]  # what has no use for it stays readable by a streamline that doesn't know it
+            del body["mark"]  # without it, older versions can read the file
         return MAGIC + frame(json.dumps(body).encode())
 
 
 class JournalSegment(msgspec.Struct):
-    """A file that was read.
+    """A segment that was read.
 
     Attributes:
-      header: None: the file was cut short within it, so it holds nothing.
+      header: None: cut short within it, so the file has no items.
       records: shard and item, in the order in which they were read.
       end: its sound bytes.
       size: its bytes; more than `end`: its tail is torn.
@@ -646,7 +636,7 @@ def _torn(path: Path, byte: int, *, last: bool) -> None:
 def _damaged(path: Path, byte: int, what: str) -> JournalError:
     return JournalError(
         f"{path} is damaged at byte {byte:,}: {what} is not as it was written. Use a copy of the journal; without one, "
-        f"cutting the file off at this byte loses the items behind it"
+        f"cutting the file off at this byte loses the items after it"
     )
 
 

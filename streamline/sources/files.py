@@ -1,7 +1,7 @@
-"""Sources of files: what a list of files, split over shards, gives in some format.
+"""A source that reads a list of files, split over shards, in some format.
 
-A worker reads its files one after the other. What is in a file is its format's business (`streamline.formats`), and how
-its bytes come is that of `streamline.fetching`.
+A worker reads its files one after the other, or several in turn. `streamline.io.formats` makes items of a file,
+`streamline.io.fetch` fetches its bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ListedFile(msgspec.Struct):
 
 
 class InTurn(msgspec.Struct):
-    """Where a shard stands that reads several files in turn: a place in each of them, and the next file."""
+    """The state of a shard that reads several files in turn: a place in each of them, and the next file."""
 
     slots: list[Any]
     next: str | None
@@ -55,11 +55,10 @@ class Files(Source[T]):
     """Reads files. State: a place of the format.
 
     Attributes:
-      format: makes items of a file.
       paths: as the user gave them.
-      access: how their bytes are had.
-      found: the files that `paths` mean; None: nobody has looked yet. At a resume, those that the snapshot lists.
-      gone: those of `found` that were there at the snapshot and are no more.
+      access: to their bytes.
+      found: the files that `paths` match; None: not looked up yet. At a resume, those that the snapshot lists.
+      gone: those of `found` that no longer exist.
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("file", "contiguous", "replicated")
@@ -140,7 +139,7 @@ class Files(Source[T]):
             raise refusal
 
     def listing(self) -> Any:
-        """Return the files with their sizes in bytes and their ETags, as far as somebody has said."""
+        """Return the files with their sizes in bytes and their ETags, as far as known."""
         return [found.json() for found in self.files]
 
     def check_states(self, split: Split, listing: Json) -> None:
@@ -206,7 +205,7 @@ class Files(Source[T]):
         return ShardPlace(tuple(places[:interleave]), tuple(places[interleave:]))
 
     def _turns_at(self, parts: list[FilePart], site: Site, own: Json) -> ShardPlace:
-        """Return where it stands at a state; the place of a slot whose file is gone is that of no file."""
+        """Return the place of a shard at a state; a slot whose file is gone has a place in no file."""
         slots: list[Place] = []
         for place in own["slots"]:
             _, found = self._from(parts, place, site)
@@ -224,7 +223,7 @@ class Files(Source[T]):
                     yield chunk
 
     def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
-        """Return the files that a shard is in or has before it."""
+        """Return the files that a shard has not read to their end."""
         shares = self.resumed(listing)._shares(split.part, shard, split.num_shards, (split.epoch,))
         files = [found.path for found in shares]
         if own is None:
@@ -235,7 +234,7 @@ class Files(Source[T]):
         return [path for path in places if path is not None] + left
 
     def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[FoundObject]:
-        """Return the files of which a shard reads all or something, in order, those that are gone included."""
+        """Return the files of which a shard reads all or a part, in order, with those that are gone."""
         files = list(self.files)
         if part.shuffle_seed is not None and len(files) > 1:
             order = Bijection(len(files), (part.shuffle_seed, *epoch))(np.arange(len(files)))
@@ -245,7 +244,7 @@ class Files(Source[T]):
         return files
 
     def _parts(self, site: Site, part: Part) -> list[FilePart]:
-        """Return what shard `site.shard` reads, in order, files that are gone included."""
+        """Return what shard `site.shard` reads, in order, with files that are gone."""
         if part.drop_remainder:
             raise PlanError(f"{self.kind} can't drop a remainder: how many items there are is known when they are read")
         files = self._shares(part, site.shard, site.num_shards, site.epoch)

@@ -1,14 +1,14 @@
-"""Iterables that know their own state: `state_dict` and `load_state_dict`, or `get_state` and `set_state`.
+"""Iterables that have a state of their own: `state_dict` and `load_state_dict`, or `get_state` and `set_state`.
 
 The first pair is what PyTorch's world has (Hugging Face's IterableDataset, torchdata's StatefulDataLoader and
-nodes.Loader: on the iterable, loaded before it is iterated), the second grain's (on the iterator). What these states
-are worth was found out by trying, so a state is trusted with care:
+nodes.Loader: on the iterable, loaded before it is iterated), the second grain's (on the iterator). By experiment, not
+every state is right, so:
 
-- It is taken behind an item, and used only once the next one, some items later, says something else, and when it did so
-  itself: torchdata starts over at a state taken at the end, and some versions of Hugging Face's stop counting behind a
+- A state is taken after an item, and used only once it differs from the one before and from the next one, some items
+  later: torchdata starts over at a state taken at the end, and some versions of Hugging Face's stop counting after a
   resume (datasets issue 8308).
-- An object is loaded before anything else is done to it (torchdata's Loader forgets what is loaded behind a call of
-  `state_dict`), and no object is used again that was loaded: its next iteration would begin there.
+- An object is loaded before any other use (torchdata's Loader forgets what was loaded after a call of `state_dict`),
+  and an object that was loaded isn't reused: its next iteration would begin there.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from streamline.errors import PlanError, PlanTypeError, printable
 
 __all__ = ["Foreign", "Marks", "Renewable", "as_text", "decoded", "encoded", "foreign"]
 
-
 SNAPSHOT_EVERY = 16
-"""Items between two states that are taken; a resume iterates over up to twice as many again."""
-
+"""Items between two states; a resume iterates again over up to twice as many."""
 
 PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
-
 BYTES, TUPLE = "__bytes__", "__tuple__"
-"""An object of this one entry stands for what JSON has no word for."""
+"""Keys of an object with one entry that stands for bytes, or for a tuple."""
 
 
 @runtime_checkable
 class Renewable(Protocol):
-    """An iterable that keeps its place from one iteration to the next, and can be had from its start apart from it."""
+    """An iterable that keeps its place between iterations, and can also be iterated from its start."""
 
     def anew(self) -> Iterable[Any] | AsyncIterable[Any]:
         """Return its items from the start."""
@@ -47,7 +44,7 @@ class Renewable(Protocol):
 
 
 class Foreign:
-    """Where the state of somebody else's iterable is had from, and loaded into."""
+    """Gets and loads the state of another library's iterable."""
 
     def __init__(self, owner: Any, get: Callable[[], Any], load: Callable[[Any], Any]) -> None:
         self.owner = owner
@@ -59,17 +56,17 @@ class Foreign:
         """Return the state as JSON text.
 
         Raises:
-          PlanTypeError: there is something in it that JSON can't hold; the message names the entry.
+          PlanTypeError: an entry isn't JSON; the message names it.
         """
         return encoded(self._get(), f"{self.kind}'s state")
 
     def load(self, state: Json) -> None:
-        """Go to a state that `state` has returned."""
+        """Load a state that `state` has returned."""
         self._load(decoded(state))
 
 
 def foreign(candidate: Any) -> Foreign | None:
-    """Return how the state of an iterable, or of an iterator, is had; None if it has none.
+    """Return the access to the state of an iterable or iterator; None: it has none.
 
     Raises:
       PlanError: it is known to lose items: a Hugging Face dataset that shuffles in a buffer.
@@ -80,7 +77,7 @@ def foreign(candidate: Any) -> Foreign | None:
             if _buffers(getattr(candidate, "_ex_iterable", None)):
                 raise PlanError(
                     f"{type(candidate).__name__} shuffles in a buffer that its state leaves out, so a resume would "
-                    "lose items: leave its .shuffle out, and put .shuffle(window=) behind from_iterable; or have the "
+                    "lose items: leave its .shuffle out, and put .shuffle(window=) after from_iterable; or have the "
                     "factory return iter(...) of it: then it has no state, and a resume iterates from the start"
                 )
             return Foreign(candidate, getter, setter)
@@ -96,7 +93,7 @@ def _buffers(part: Any) -> bool:
 
 
 class Marks:
-    """Where the states of an iterable stand among its items: what is known, and what is still to be trusted.
+    """The states taken of an iterable, and the last one that is known to be right.
 
     Attributes:
       mark: JSON text of the state that a resume loads; None: it iterates from the start.
@@ -113,7 +110,7 @@ class Marks:
         self.next = at + 1
 
     def take(self, count: int) -> None:
-        """Take the state behind item `count`; the one before it is trusted now if it has moved, and this one too."""
+        """Take the state after item `count`; use the one before it if both differ from their predecessors."""
         self.next = count + SNAPSHOT_EVERY
         text = self._source.state()
         last, at = self._last
@@ -123,7 +120,7 @@ class Marks:
         if not moved and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the state of {printable(self._source.kind)} is the same behind items {at} and {count}, so it "
+                f"the state of {printable(self._source.kind)} is the same after items {at} and {count}, so it "
                 f"can't be where it stands: a resume iterates on from item {self.at}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -131,7 +128,9 @@ class Marks:
         self._last, self._moved = (text, count), moved
 
 
-# States as JSON -----------------------------------------------------------------------------------------------------
+# States as JSON -------------------------------------------------------------------------------------------------------
+
+
 def encoded(state: Any, where: str) -> str:
     """Return a state as JSON text, bytes and tuples wrapped.
 
@@ -142,12 +141,12 @@ def encoded(state: Any, where: str) -> str:
 
 
 def as_text(state: Json) -> str:
-    """Return what `encoded` did, of its JSON: two states are equal if their texts are."""
+    """Return the text of a state's JSON; equal states have equal texts."""
     return json.dumps(state, separators=(",", ":"))
 
 
 def decoded(state: Json) -> Any:
-    """Return what was encoded, of its JSON."""
+    """Return the state of its JSON."""
     if isinstance(state, list):
         return [decoded(item) for item in state]
     if not isinstance(state, dict):

@@ -1,11 +1,8 @@
-"""Server-sent events: the text/event-stream format, without I/O.
+"""Cuts an endless response into items: lines, JSON lines, server-sent events or bytes. No I/O.
 
-Source: WHATWG HTML, section 9.2 "Server-sent events", 9.2.5 and 9.2.6 (parsing and interpreting an event stream).
-
-Own code: what there is for Python (aiohttp-sse-client2 0.3, httpx-sse's decoder) splits lines at other places than the
-standard, or fails at lines of more than 64 KiB, and brings a client of its own.
-
-What an endless response is made of: bytes to items, without I/O. A framer is made anew for each connection.
+Each connection has a new framer. Server-sent events: WHATWG HTML, 9.2.5 and 9.2.6 (parsing and interpreting an event
+stream). Own code, since the decoders for Python (aiohttp-sse-client2 0.3, httpx-sse) split lines at other places than
+the standard, or fail at lines of more than 64 KiB, and bring a client of their own.
 """
 
 from __future__ import annotations
@@ -31,22 +28,18 @@ __all__ = [
     "too_long",
 ]
 
-
 T = TypeVar("T")
 
-
 Framing = Literal["lines", "jsonl", "sse", "bytes"]
-
 
 FRAMINGS: tuple[Framing, ...] = ("lines", "jsonl", "sse", "bytes")
 
 
 class Framer(ABC, Generic[T]):
-    """Cuts what one connection brings into items.
+    """Cuts the bytes of one connection into items.
 
     Attributes:
-      unit: what it cuts out, for messages.
-      waiting: bytes of an item whose end has not come yet.
+      unit: the name of an item, for messages.
     """
 
     unit: str
@@ -56,7 +49,7 @@ class Framer(ABC, Generic[T]):
         """Yield the items that end in `data`.
 
         Raises:
-          DataError: what came can't be an item, or is too long for one; it says no place.
+          DataError: the bytes are no item, or too many for one; the message names no place.
         """
 
     def finish(self) -> Iterator[T]:
@@ -127,7 +120,7 @@ class ServerSentEvent(NamedTuple):
     Attributes:
       data: its lines of data, joined by a line feed.
       event: its type.
-      id: of the last event that had one, up to this one: where the server goes on behind it. "": there was none.
+      id: of the last event that had one, up to this one: what the server is asked to go on after. "": there was none.
     """
 
     data: str
@@ -175,7 +168,7 @@ class BytesFramer(Framer[bytes]):
 
 
 def framer_of(framing: Framing, max_item_bytes: int, last_id: str) -> Framer[Any]:
-    """Return what cuts up a new connection; `last_id` is that of the last event, where there was one."""
+    """Return the framer of a new connection; `last_id` is the last event's, if there was one."""
     if framing == "sse":
         return SseFramer(EventParser(max_item_bytes, last_id))
     if framing == "bytes":
@@ -183,11 +176,12 @@ def framer_of(framing: Framing, max_item_bytes: int, last_id: str) -> Framer[Any
     return LineFramer(decode_text if framing == "lines" else decode_json, max_item_bytes)
 
 
+# Server-sent events ---------------------------------------------------------------------------------------------------
+
 MIME_TYPE = "text/event-stream"
 
-
 MAX_RETRY_MS = 24 * 60 * 60 * 1000
-"""The longest pause that a `retry` field sets: a day, so that no slip of the finger ends a feed."""
+"""The longest pause that a `retry` field sets: a day, so that a wrong value doesn't end a feed."""
 
 
 class EventParser:
@@ -214,7 +208,7 @@ class EventParser:
         self._data: list[str] = []
         self._line: list[bytes] = []  # the beginning of a line whose end has not come yet
         self._first = True
-        self._behind_cr = False
+        self._after_cr = False
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
         """Yield the events that end in `data`.
@@ -222,11 +216,11 @@ class EventParser:
         Raises:
           DataError: one is too long.
         """
-        if self._behind_cr and data.startswith(b"\n"):
+        if self._after_cr and data.startswith(b"\n"):
             data = data[1:]  # of a pair that was cut in two
         elif not data:
             return
-        self._behind_cr = data.endswith(b"\r")
+        self._after_cr = data.endswith(b"\r")
         for line in data.splitlines(keepends=True):  # of bytes: at \n, \r and \r\n only
             self._begun += len(line)
             if self.waiting > self._max:

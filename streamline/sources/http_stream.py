@@ -19,7 +19,7 @@ __all__ = ["HttpFeed", "codec_of"]
 
 @dataclass(frozen=True)
 class HttpFeed(MarkedStream[Any]):
-    """What a URL gives. The mark of a server-sent event is its id."""
+    """The items of a URL's response. The mark of a server-sent event is its id."""
 
     kind: ClassVar[str] = "stream_http"
 
@@ -34,7 +34,7 @@ class HttpFeed(MarkedStream[Any]):
     def prepare(self) -> None:
         import_module("streamline.sources.http_stream_reader")  # aiohttp takes 0.2 s
 
-    def behind(self, mark: Json, traffic: Traffic) -> AsyncIterator[Any]:
+    def after(self, mark: Json, traffic: Traffic) -> AsyncIterator[Any]:
         from streamline.sources.http_stream_reader import read
 
         return read(self.request, mark if isinstance(mark, str) else "", traffic)

@@ -1,10 +1,10 @@
 """Reads an endless HTTP response, connection after connection.
 
-Success: bytes come, are cut into items, and are asked for only when an item is: what isn't, stays in the socket, and
-TCP stops the server. An end, of whatever kind, is a reason to connect again, behind a pause that doubles while nothing
-comes; only a 204 to a request for events ends the stream, as its standard says. What is cut off is never an item. A
-request that the server refuses (401, 404, ...) fails at once; failures that may pass are endured: as many in a row as
-for a file until the server has answered once, so that a wrong URL shows in seconds; then for `give_up_s`.
+Success: bytes are read only when an item is asked for; the rest stays in the socket, and TCP slows the server down.
+After any end of a response it connects again, after a pause that doubles while nothing comes; only a 204 to a request
+for events ends the stream, as its standard says. An item that is cut off is dropped. A request that the server refuses
+(401, 404, ...) fails at once; transient failures are retried: until the server has answered once, as often as for a
+file, so that a wrong URL fails in seconds; then for `give_up_s`.
 """
 
 from __future__ import annotations
@@ -32,33 +32,28 @@ from streamline.sources.http_request import EndlessRequest
 
 __all__ = ["read"]
 
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
-
 
 PAUSE_S = 0.5
 """The first pause before another connection, unless a `retry` field sets another one; each that brings nothing doubles
 it, and up to a half is added at random, so that the clients of a server that is back don't come all at once."""
 
-
 MAX_PAUSE_S = 30.0
 """The longest pause that we choose ourselves."""
 
-
 MAX_RETRY_AFTER_S = 3600.0
 """The longest pause that an answer's Retry-After sets."""
-
 
 PIECE_BYTES = 64 * 1024
 """Cut into items at once: some 0.2 ms of JSON."""
 
 
 async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> AsyncGenerator[Any, None]:
-    """Yield the items of a feed, those behind the event `last_id` where the server knows it; "": it is told nothing.
+    """Yield the items of a feed, after the event `last_id` where the server knows it; "": from where it begins.
 
     Raises:
       ReadError: the server refuses, or has failed for too long.
-      DataError: what came can't be an item.
+      DataError: the bytes are no item.
     """
     options = replace(request.http or HttpOptions(), timeout_s=request.idle_timeout_s)
     client = HttpClient(options, traffic, "idle_timeout_s")
@@ -78,7 +73,7 @@ class _FeedReader:
     """One reading of a feed.
 
     Attributes:
-      over: the server has said that there is no more.
+      over: the server has ended the stream.
     """
 
     def __init__(
@@ -95,11 +90,11 @@ class _FeedReader:
         self._asked_s = 0.0
         self._fruitless = 0  # connections in a row that brought no byte
         self._failed = 0  # attempts in a row without an answer
-        self._answered_at: float | None = None  # when the server was last there; None: never
+        self._answered_at: float | None = None  # when the server last answered; None: never
         self._why = ""
 
     async def connection(self) -> AsyncGenerator[Any, None]:
-        """Yield the items of one more connection, up to its end, whatever that is."""
+        """Yield the items of one more connection, up to its end or failure."""
         framer = framer_of(self._request.framing, self._request.max_item_bytes, self._last_id)
         response: aiohttp.ClientResponse | None = None
         self._asked_s = 0.0
@@ -118,7 +113,7 @@ class _FeedReader:
             self._learn(framer)
 
     async def pause(self) -> None:
-        """Wait before the next connection, and say why."""
+        """Wait before the next connection, and log why."""
         pause_s = min(max(MAX_PAUSE_S, self._retry_s), self._retry_s * 2 ** min(self._fruitless, 30))
         pause_s = max(pause_s * random.uniform(1, 1.5), self._asked_s)
         self._fruitless += 1
@@ -176,11 +171,11 @@ class _FeedReader:
         """Yield the items of an answer that has begun.
 
         Raises:
-          DataError: what came can't be an item.
+          DataError: the bytes are no item.
           TransientError: nothing came for too long.
           aiohttp.ClientError, OSError: the connection broke.
         """
-        pace, came = Pace(), 0
+        pace, received = Pace(), 0
         try:
             while data := await self._more(response):
                 self._fruitless = 0
@@ -189,7 +184,7 @@ class _FeedReader:
                     piece = data[at : at + PIECE_BYTES]
                     for item in framer.feed(piece):
                         yield item
-                    came += len(piece)
+                    received += len(piece)
                     await pace.breathe()
             self._why = "the server has ended its answer"
             if _whole(response):
@@ -199,7 +194,9 @@ class _FeedReader:
             way_out = ""
             if self._request.framing == "jsonl":
                 way_out = '; with framing="lines" and .map(json.loads, on_error="skip") such lines can be left out'
-            raise DataError(f"{self._url}, behind byte {came:,} of a connection: {error}{way_out}") from error.__cause__
+            raise DataError(
+                f"{self._url}, after byte {received:,} of a connection: {error}{way_out}"
+            ) from error.__cause__
         finally:
             self._answered_at = monotonic()
 
@@ -210,10 +207,10 @@ class _FeedReader:
             raise TransientError("nothing came for idle_timeout_s") from None
 
     def _failure(self, error: Exception) -> None:
-        """Take note of a connection that failed.
+        """Note a connection that failed.
 
         Raises:
-          ReadError: it is not to be tried again.
+          ReadError: it isn't tried again.
         """
         url = self._url
         if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -232,7 +229,7 @@ class _FeedReader:
             ) from error
 
     def _learn(self, framer: Framer[Any]) -> None:
-        """Keep what must outlive a connection, and drop the rest."""
+        """Keep what the next connection needs, and drop the rest."""
         if isinstance(framer, SseFramer):
             self._last_id = framer.last_id
             self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
@@ -241,6 +238,6 @@ class _FeedReader:
 
 
 def _whole(response: aiohttp.ClientResponse) -> bool:
-    """Whether an answer that has ended says that it was whole: another one may have been cut off."""
+    """Whether an ended answer is known to be complete; others may have been cut off."""
     chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
     return chunked or "Content-Length" in response.headers

@@ -1,10 +1,10 @@
-"""Reading several files in turn, item by item, so that neighbours don't all come from one file.
+"""Reads several files in turn, item by item, so that neighbouring items come from different files.
 
 A shard has up to k *slots*, each of which reads a file. They take turns; a slot whose file has ended takes, at its
-turn, the next file that nobody has opened, and is gone when there is none. So the order depends on the files alone.
+turn, the next unopened file, and is removed when there is none. So the order depends on the files alone.
 
-State: {"slots": [place, ...], "next": path or None}: the slots in the order of their turns, each with its place (of a
-file that has been read to its end: `Format.begin(None)`), and the first file that nobody has opened.
+State: {"slots": [place, ...], "next": path or None}: the slots in the order of their turns, each with its place (after
+the end of a file: `Format.begin(None)`), and the first unopened file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from streamline.io.formats.base import Place
 
 __all__ = ["ShardPlace", "in_turn"]
 
-
 T = TypeVar("T")
 
-
 Open = Callable[[Place], Lists[T]]
-"""Opens a file at a place; the state behind its last item, where that is known, is that of no file."""
+"""Opens a file at a place; the state after its last item, where that is known, is in no file."""
 
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Where a shard stands.
+    """The place of a shard.
 
     Attributes:
       slots: the place of each, in the order of their turns.
-      waiting: the places before the first items of the files that nobody has opened, in order.
+      waiting: the places before the first items of the unopened files, in order.
     """
 
     slots: tuple[Place, ...]
@@ -48,12 +46,12 @@ class ShardPlace:
 
 
 async def in_turn(name: str, turns: ShardPlace, open: Open[T]) -> Lists[T]:
-    """Yield the items of several files in turn, each with the state behind it.
+    """Yield the items of several files in turn, each with the state after it.
 
     Args:
       name: of the source; states are kept under it.
       turns: where to begin.
-      open: what opens a file; closed here.
+      open: opens a file; closed here.
     """
     async with AsyncExitStack() as stack:
         order: deque[_FileSlot[T]] = deque(_FileSlot(name, place) for place in turns.slots)
@@ -64,12 +62,12 @@ async def in_turn(name: str, turns: ShardPlace, open: Open[T]) -> Lists[T]:
             if order[0].ready:
                 yield _round(name, order, waiting[0]["file"] if waiting else None)
             elif await order[0].fill(open):
-                if not order[0].ready:  # something was left out
-                    states = [slot.behind for slot in order]
+                if not order[0].ready:  # something was skipped
+                    states = [slot.reached for slot in order]
                     yield Chunk(
                         (),
                         (),
-                        _InterleavedState(name, states, waiting[0]["file"] if waiting else None, order[0].behind),
+                        _InterleavedState(name, states, waiting[0]["file"] if waiting else None, order[0].reached),
                     )
             elif waiting:
                 order[0].take(waiting.popleft())
@@ -81,12 +79,12 @@ class _FileSlot(Generic[T]):
     """Reads one file after the other.
 
     Attributes:
-      items: read, from number `at` on not yet handed on.
-      states: behind each of them.
-      behind: the state behind what was handed on.
+      items: read; those from number `at` on are not delivered yet.
+      states: after each of them.
+      reached: the state after what was delivered.
     """
 
-    __slots__ = ("_after", "_lists", "_name", "_place", "at", "behind", "items", "states")
+    __slots__ = ("_after", "_lists", "_name", "_place", "at", "items", "reached", "states")
 
     def __init__(self, name: str, place: Place) -> None:
         self._name = name
@@ -99,16 +97,16 @@ class _FileSlot(Generic[T]):
 
     @property
     def ready(self) -> int:
-        """Items that can be handed on."""
+        """Items that can be delivered."""
         return len(self.items) - self.at
 
     def take(self, place: Place) -> None:
         """Go on at a place of another file."""
         self._place = place
-        self.behind = Reference.to(At(self._name, dict(place)))
+        self.reached = Reference.to(At(self._name, dict(place)))
 
     async def fill(self, open: Open[T]) -> bool:
-        """Read a list; return False at the end of the file. All that was read before has been handed on."""
+        """Read a list; return False at the end of the file. All items read before were delivered."""
         if self._lists is None:
             if self._place["file"] is None:
                 return False
@@ -121,18 +119,18 @@ class _FileSlot(Generic[T]):
         self.items, self.states, self.at = chunk.items, chunk.states, 0
         self._after = chunk.behind
         if not chunk.items:
-            self.behind = self._after
+            self.reached = self._after
         return True
 
-    def hand_on(self, count: int) -> Sequence[T]:
+    def deliver(self, count: int) -> Sequence[T]:
         """Return the next items."""
         start, self.at = self.at, self.at + count
         found = self.items if count == len(self.items) else self.items[start : self.at]
         if not self.ready:
             assert self._after is not None
-            self.behind, self.items, self.states, self.at = self._after, (), (), 0
+            self.reached, self.items, self.states, self.at = self._after, (), (), 0
         else:
-            self.behind = Reference(self.states, self.at - 1)
+            self.reached = Reference(self.states, self.at - 1)
         return found
 
     async def aclose(self) -> None:
@@ -143,12 +141,12 @@ class _FileSlot(Generic[T]):
 
 
 def _round(name: str, order: deque[_FileSlot[T]], following: str | None) -> Chunk[T]:
-    """Hand on as many whole rounds as are ready; or, if some slot has nothing, one item of each slot before it."""
+    """Deliver as many whole rounds as are ready; or, if some slot has nothing, one item of each slot before it."""
     size = len(order)
     rounds = min(min(slot.ready for slot in order), max(1, LIST_ITEMS // size))
     giving = size if rounds else next(index for index, slot in enumerate(order) if not slot.ready)
-    columns = [_SlotStates(slot.behind, slot.states if i < giving else (), slot.at) for i, slot in enumerate(order)]
-    lists = [slot.hand_on(rounds or 1) for slot in list(order)[:giving]]
+    columns = [_SlotStates(slot.reached, slot.states if i < giving else (), slot.at) for i, slot in enumerate(order)]
+    lists = [slot.deliver(rounds or 1) for slot in list(order)[:giving]]
     items = lists[0] if giving == 1 else list(chain.from_iterable(zip(*lists, strict=True)))
     if giving < size:
         order.rotate(-giving)
@@ -157,20 +155,20 @@ def _round(name: str, order: deque[_FileSlot[T]], following: str | None) -> Chun
 
 @dataclass(frozen=True)
 class _SlotStates:
-    """The states of one slot: `before` its first item of a list, and behind item i: `states[first + i]`."""
+    """The states of one slot: `before` its first item of a list, and after item i: `states[first + i]`."""
 
     before: Reference
     states: States
     first: int
 
-    def behind(self, count: int) -> Reference:
-        """Return the state behind `count` items of the list."""
+    def state_after(self, count: int) -> Reference:
+        """Return the state after `count` items of the list."""
         return Reference(self.states, self.first + count - 1) if count else self.before
 
     def cut(self, skipped: int, count: int) -> _SlotStates:
-        """Return this without the first items, and what only those need."""
+        """Return this without the first items' states."""
         states = trimmed(self.states, self.first + skipped, count) if self.states != () else ()
-        return _SlotStates(Reference.to(self.behind(skipped).get()), states, 0)
+        return _SlotStates(Reference.to(self.state_after(skipped).get()), states, 0)
 
 
 class _InterleavedStates:
@@ -178,7 +176,7 @@ class _InterleavedStates:
 
     Args:
       columns: of each slot, in the order of turns at the list's first item.
-      following: the first file that nobody has opened.
+      following: the first unopened file.
       start: items of the first round that are not in this list.
     """
 
@@ -192,7 +190,7 @@ class _InterleavedStates:
 
     def __getitem__(self, index: int, /) -> State:
         full, last = divmod(index + self._start, len(self._columns))
-        states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
+        states = [column.state_after(full + (slot <= last)) for slot, column in enumerate(self._columns)]
         return _InterleavedState(self._name, [*states[last + 1 :], *states[: last + 1]], self._following, states[last])
 
     def trimmed(self, first: int, count: int) -> States:
@@ -204,11 +202,11 @@ class _InterleavedStates:
 
 
 class _InterleavedState(State):
-    """Where a shard stands behind an item.
+    """The state of a shard after an item.
 
     Args:
       slots: the state of each, in the order of their turns.
-      following: the first file that nobody has opened.
+      following: the first unopened file.
       last: the state of the slot that gave the item.
     """
 

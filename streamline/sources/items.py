@@ -1,4 +1,4 @@
-"""Items that can be had by index: the reference source, and what others are tested against."""
+"""`from_items`: items read by index; the reference source that others are tested against."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from streamline.sources.table_rows import TableRows
 __all__ = ["Indexable", "Items"]
 
 PLAIN: tuple[object, ...] = (range, list, tuple)
-"""What takes no time to read, and runs no code of the user's; a slice of it is what its indices say."""
+"""Types that read without delay or user code, and whose slices equal their items one by one."""
 
 TABLE_S = 0.004
 """Seconds that a call for rows of a table may take: pandas needs some 0.3 ms for a single one."""
@@ -49,7 +49,7 @@ class _TakesLists(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Items(Source[T]):
-    """Reads by index. State: items consumed in this shard; a resume computes its place, whatever the shuffle."""
+    """Reads by index. State: items consumed in this shard; a resume computes its place, shuffled or not."""
 
     modes: ClassVar[tuple[Mode, ...]] = ("interleaved", "contiguous")
     indexable: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class Items(Source[T]):
     items: Indexable[T]
 
     def __eq__(self, other: object) -> bool:
-        """Of the same items, not of equal ones: comparing data takes long, and arrays don't compare to a bool."""
+        """By identity of the items: comparing data takes long, and arrays don't compare to a bool."""
         return isinstance(other, Items) and _same(self.items, other.items) and self.name == other.name
 
     def __hash__(self) -> int:
@@ -128,7 +128,7 @@ class Items(Source[T]):
             try:
                 read(indices, pace, found)
             except BaseException as error:
-                if len(found) == len(indices):  # Ctrl-C behind the last one: no item is at fault
+                if len(found) == len(indices):  # Ctrl-C after the last one: no item is at fault
                     raise
                 at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                 failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
@@ -136,14 +136,14 @@ class Items(Source[T]):
                 yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)
             if failure is not None:
-                behind = At(self.name, done + 1)
-                run.judge(failure, indices[len(found)], behind)
+                after = At(self.name, done + 1)
+                run.judge(failure, indices[len(found)], after)
                 done += 1
-                yield Chunk((), (), behind)
+                yield Chunk((), (), after)
             await pace.breathe()
 
     def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
-        """Return what appends the items of the first of some indices to a list, as many as fit a slice of time."""
+        """Return a function that appends the items of the first indices to a list, as many as fit a slice of time."""
         if isinstance(self.items, TableRows):
             return _Slices(self._read_list, meter)
         if isinstance(self.items, _TakesLists):
@@ -159,7 +159,7 @@ class Items(Source[T]):
             with HoldTimer(meter):
                 items = read(indices if isinstance(self.items, TableRows) else list(indices))  # type: ignore[arg-type]
         except Exception:
-            for index in indices:  # which one is it? what is before it is delivered
+            for index in indices:  # to find the one that fails, and deliver those before it
                 found.extend(_list_of(read([index]), [index]))
         else:
             found.extend(_list_of(items, indices))
@@ -173,7 +173,7 @@ class Items(Source[T]):
 
 
 class _Slices:
-    """Reads the rows of a table, as many in a call as take a few milliseconds: of wide rows, images say, few."""
+    """Reads rows of a table, as many in a call as take a few milliseconds."""
 
     def __init__(
         self, read: Callable[[Sequence[int], list[Any], StageMeter | None], None], meter: StageMeter | None
@@ -205,7 +205,7 @@ def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: l
 
 
 class _AtIndex(At):
-    """At an item that can't be had."""
+    """At an item that can't be read."""
 
     __slots__ = ("_index",)
 
@@ -218,7 +218,7 @@ class _AtIndex(At):
 
 
 def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:
-    """Insist on one item for each index.
+    """Check that there is one item for each index.
 
     Raises:
       PlanTypeError: a dict (of columns, say), a generator, or something else that isn't a list of items.

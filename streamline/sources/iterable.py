@@ -1,8 +1,8 @@
-"""Items out of a factory of iterables, called anew per pass.
+"""`from_iterable`: items of a factory of iterables, called anew for each pass.
 
-Nothing is known of most iterables but the next item: every worker iterates all of it and keeps its stride, and a resume
-iterates up to where it stood. One that has a state of its own is loaded instead, see `stateful`: its state was taken
-some items before, and these are iterated again. What can be had by index is better read with `from_items`.
+Most iterables only have a next item: every worker iterates all of it and keeps its stride, and a resume iterates up to
+its place. One with a state of its own (`streamline.sources.foreign_state`) is loaded instead: the state was taken some
+items before, and these are iterated again. What can be read by index is better read with `from_items`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from streamline.sources.table_rows import check_not_table
 
 __all__ = ["IterableSource"]
 
-
 T = TypeVar("T")
 
 
 class Loaded(msgspec.Struct):
-    """Its part of a saved state, where the iterable has a state of its own: that, of `since` items before."""
+    """Its part of a saved state, for an iterable with a state of its own: that state, taken `since` items before."""
 
     items: Count
     since: Count
@@ -130,7 +129,7 @@ class _ListReader:
         self.count = 0
 
     def states(self) -> States:
-        """Return the states behind the items that come next."""
+        """Return the states after the items that come next."""
         if self._marks is None:
             return CountedStates(self._source.name, self.count + 1)
         return _IterableStates(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
@@ -158,7 +157,7 @@ class _ListReader:
         return False
 
     def open(self) -> None:
-        """Make the iterator, if there is none yet, at the state where it is to begin."""
+        """Make the iterator at the state to begin at, if there is none yet."""
         if self._iterator is not None:
             return
         iterable: Any = self._source.factory()
@@ -185,7 +184,7 @@ class _ListReader:
             )
 
     def _begin(self, known: Foreign, state: Json) -> None:
-        """Load the state, if there is one, and keep track of it from now on."""
+        """Load the state, if there is one, and track it from now on."""
         self._use.stateful(known.owner, loads=state is not None)
         if state is None:
             self._marks = Marks(known, None, 0)
@@ -218,7 +217,7 @@ def _not_iterable(found: object) -> PlanTypeError:
 
 
 def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return an iterator that can be asked for `iter` again and again: many a class starts over in its `__iter__`."""
+    """Return an iterator that `iter` doesn't reset, as the `__iter__` of many a class does."""
     if isinstance(getattr(type(iterator), "__iter__", None), FunctionType):
         return _each(iterator)
     return iterator
@@ -234,7 +233,7 @@ def _each(iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 class _IterableStates:
-    """The states behind items of an iterable that has states itself, the last of them `at` items from the start."""
+    """The states after items of an iterable with a state of its own, taken after `at` items."""
 
     __slots__ = ("_at", "_first", "_mark", "_name")
 
@@ -248,7 +247,7 @@ class _IterableStates:
 
 
 class _Stateful(At):
-    """Behind an item of an iterable that has states itself."""
+    """After an item of an iterable with a state of its own."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""What a live source keeps: every item that was read and that some resume may need again.
+"""A live source's journal: every item that was read and that a resume may need.
 
-A worker's state says how many of the items that it was handed need not be fed again; marks of stages that rewind are in
-it already. So an item is kept until the state of the last flow has passed it. In memory, it is let go of whenever the
-journal has doubled: each item is looked at a fixed number of times, whoever takes snapshots or not.
+A worker's state says how many of its items need not be fed again; marks of stages that rewind are in it already. So an
+item is kept until the state of the last flow has passed it. In memory, passed items are dropped whenever the journal
+has doubled, so that the cost per item is constant, with or without snapshots.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from streamline.errors import ResumeError, SnapshotError
 
 __all__ = ["Entry", "Journal", "MemoryJournal", "Places", "SavedJournal", "kept_of"]
 
-
 LEAST_ITEMS = 256
 
-
 LEAST_BYTES = 2**20
-"""Below both, a journal is not worth looking at: reading a state costs some tens of microseconds."""
-
+"""Below both, a journal isn't trimmed: reading a state costs some tens of microseconds."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -37,8 +34,8 @@ class SavedWorker(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       first: the ordinal, among the items handed to the worker, of the first one here.
-      ended: it has ended by itself (a `.take`, say): it is handed nothing any more.
-      items: as `encoding.to_json` writes them.
+      ended: it has ended by itself (a `.take`, say), and is handed no more items.
+      items: as `item_codec.to_json` writes them.
     """
 
     shard: Count
@@ -56,7 +53,7 @@ class SavedJournal(msgspec.Struct, forbid_unknown_fields=True):
       read: items that were read up to here.
       next: the shard whose turn is next.
       workers: in shard order.
-      mark: of the last item that was read: what its server is told at a resume. None: it is told nothing.
+      mark: of the last item that was read, sent to its server at a resume; None: nothing is sent.
     """
 
     id: str
@@ -73,7 +70,7 @@ class Entry(NamedTuple):
     Attributes:
       ordinal: 0-based, among the items handed to this worker since the feed began.
       next: the shard whose turn was next.
-      mark: see `Kept`.
+      mark: see `SavedJournal`.
     """
 
     shard: int
@@ -84,7 +81,7 @@ class Entry(NamedTuple):
 
 
 class Places:
-    """Where the workers stand in what they were handed, out of states.
+    """How far the workers are in what they were handed, by their states.
 
     Args:
       source: the source's name, the key of a worker's own part.
@@ -96,14 +93,14 @@ class Places:
         self.source = source
         self.merge = merge
         self.shards = shards
-        self._gave: dict[int, int] = {}  # workers that have ended by themselves, and how many items they gave in all
+        self._gave: dict[int, int] = {}  # by worker that has ended by itself: items that it gave
 
     def ended(self, shard: int, gave: int) -> None:
-        """Take note that a worker has ended by itself."""
+        """Note that a worker has ended by itself."""
         self._gave[shard] = gave
 
     def passed(self, state: Tree | None) -> dict[int, int | float]:
-        """Return how many of its items need not be fed again to each shard's worker; infinity: it needs none at all."""
+        """Return by shard how many of its worker's items need not be fed again; infinity: it needs none."""
         if state is None:
             return dict.fromkeys(self.shards, 0)
         own = state[self.merge]
@@ -143,7 +140,7 @@ class Journal(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files. Idempotent."""
+        """Close files. Idempotent."""
 
     def _json(
         self, passed: dict[int, int | float], read: int, turn: int, mark: Json, items: dict[int, list[Json]] | None
@@ -164,8 +161,8 @@ class Journal(ABC):
 class MemoryJournal(Journal):
     """Items in the order in which they were read.
 
-    The reader only appends, in the event loop's thread; the consumer cuts and copies, in its own. A copy is a prefix
-    of what was read, whatever the reader does meanwhile.
+    The reader only appends, in the event loop's thread; the consumer trims and copies, in its own. A copy is a prefix
+    of what was read, even if the reader appends meanwhile.
     """
 
     def __init__(self, places: Places, kept: SavedJournal | None, entries: Sequence[Entry]) -> None:
@@ -174,9 +171,9 @@ class MemoryJournal(Journal):
         self._bytes = sum(entry.written.size for entry in entries)
         self._cut_bytes = 0
         self._cut = 0 if kept is None else kept.read - len(entries)
-        self._behind_cut = (self.next, None) if kept is None else (kept.next, kept.mark)
+        self._turn_after_cut = (self.next, None) if kept is None else (kept.next, kept.mark)
         self.read = self._cut + len(entries)
-        self.next, self.mark = self._behind_cut
+        self.next, self.mark = self._turn_after_cut
         self._look_at = (LEAST_ITEMS, LEAST_BYTES)
 
     def __len__(self) -> int:
@@ -197,20 +194,20 @@ class MemoryJournal(Journal):
     def close(self) -> None:
         """There are no files."""
 
-    def at_chunk_boundary(self, behind: Reference) -> None:
-        """Let go of what the consumer has passed, if the journal has doubled since the last time."""
+    def at_chunk_boundary(self, consumed: Reference) -> None:
+        """Trim what the consumer has passed, if the journal has doubled since the last time."""
         items, size = self._look_at
         if len(self._log) >= items or self.bytes >= size:
-            self.trim(self.places.passed(behind.get().json()))
+            self.trim(self.places.passed(consumed.get().json()))
             self._look_at = (max(LEAST_ITEMS, 2 * len(self._log)), max(LEAST_BYTES, 2 * self.bytes))
 
     def trim(self, passed: dict[int, int | float]) -> None:
-        """Let go of what these positions have passed."""
+        """Drop the items that these positions have passed."""
         log = self._log[:]
         kept = [entry for entry in log if entry.ordinal >= passed[entry.shard]]
         if len(kept) == len(log):
             return
-        self._behind_cut = (log[-1].next, log[-1].mark)
+        self._turn_after_cut = (log[-1].next, log[-1].mark)
         self._cut += len(log) - len(kept)
         self._cut_bytes += sum(entry.written.size for entry in log if entry.ordinal < passed[entry.shard])
         self._log[: len(log)] = kept  # the reader may have appended meanwhile
@@ -222,7 +219,7 @@ class MemoryJournal(Journal):
         for entry in log:
             if entry.ordinal >= passed[entry.shard]:
                 items[entry.shard].append(to_json(entry.written))
-        turn, mark = (log[-1].next, log[-1].mark) if log else self._behind_cut
+        turn, mark = (log[-1].next, log[-1].mark) if log else self._turn_after_cut
         return self._json(passed, self._cut + len(log), turn, mark, items)
 
 
@@ -230,8 +227,8 @@ def kept_of(journal: Json, state: Tree, places: Places) -> tuple[SavedJournal, l
     """Return a snapshot's journal, and the items in it.
 
     Raises:
-      ResumeError: the snapshot has none: it is of a source that is no live one.
-      SnapshotError: it isn't one, or it doesn't fit the state.
+      ResumeError: the snapshot has none: its source is no live one.
+      SnapshotError: it is damaged, or doesn't fit the state.
     """
     if journal is None:
         raise ResumeError("the snapshot has no journal: it wasn't taken of a live source")

@@ -1,12 +1,11 @@
-"""What has happened to a list of files between a snapshot and its resume, and what that means. Pure.
+"""Changes of a list of files between a snapshot and its resume, and their consequences. Pure.
 
-A listing is a list of objects: "path", "size" in bytes or None, and "etag" where a store or a server has told one, or
-"Last-Modified: " and a date instead of it.
-What one of two listings doesn't know is no difference. Local files have a size only: a time of modification would
-refuse data that was copied to another machine.
+A listing is a list of objects: "path", "size" in bytes or None, and "etag" where a store or a server gives one, or
+"Last-Modified: " and a date instead. A value that one of two listings lacks is no difference. Local files have a size
+only: a time of modification would refuse data that was copied to another machine.
 
-An epoch goes on over the files of its snapshot, in their order there: so each file stays in its shard, whatever has
-come or gone. Snapshots of such a run carry that listing on, with the sizes of today.
+An epoch goes on over the files of its snapshot, in that order, so that each file stays in its shard. Snapshots of such
+a run carry that listing on, with the sizes of today.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def _changed(
     if not paths:
         return None
     lines = _lines(f"file {path} was{_size(old[path])}, is{_size(new[path])}" for path in paths)
-    then, possible = "what was added is read where a file has not been left behind, each from its byte on", True
+    then, possible = "what was added is read where a shard is not past the file, each from its byte on", True
     replaced = [path for path in paths if _other_etag(old[path], new[path])]
     bad = [path for path in paths if not _grew(old[path], new[path])]
     closed = [path for path in paths if not grows(path)]
@@ -103,7 +102,7 @@ def _changed(
     elif bad:
         then, possible = f"{bad[0]} has not grown, so it is another one: put the old one back, or begin anew", False
     elif closed:
-        then, possible = f"{closed[0]} can't grow behind what was read of it, as plain lines can: begin anew", False
+        then, possible = f"{closed[0]} can't grow after what was read of it, as plain lines can: begin anew", False
     elif one_split:
         then = "the byte ranges of its shards move with its size: put the old file back, or begin anew"
         possible = False

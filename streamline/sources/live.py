@@ -1,9 +1,7 @@
-"""A live source as written in a plan: an async iterable that can't be read again.
+"""`from_stream` as written in a plan: an async iterable that can't be read again.
 
-It is read once, by one reader for all workers of a rank (`streamline.sources.live_reader`), and what was read is kept
-until the consumer is past it (`streamline.sources.journal`).
-
-What a worker of a live source is opened on: what its feed, one for all workers of the rank, hands to it.
+One reader for all workers of a rank reads it (`streamline.sources.live_reader`); what was read is kept until the
+consumer has passed it (`streamline.sources.journal`). A worker is opened on its queue, a `FedSource`.
 """
 
 from __future__ import annotations
@@ -51,20 +49,18 @@ class FedSource(Source[Any]):
 
 T = TypeVar("T")
 
-
 MAX_AHEAD = 65_536
 """Items that may wait for a worker while another one starves: a worker may drop so many in a row. Six times the longest
-run of drops that the tests know (10,000); small items that wait take some 100 bytes each, so 16 workers some 100 MB."""
-
+run of drops in the tests (10,000); small items that wait take some 100 bytes each, so 16 workers some 100 MB."""
 
 MAX_AHEAD_BYTES = 256 * 2**20
 """Bytes that may wait for all workers of a rank; large items reach this long before `MAX_AHEAD`."""
 
 
 class MarkedStream(ABC, Generic[T]):
-    """A stream whose server can be told where to go on: each item has a *mark*. Frozen, pickles, does no I/O.
+    """A stream whose server can go on after an item's *mark*. Frozen, pickles, does no I/O.
 
-    The journal keeps the mark of the last item that was read, and a resume begins behind it.
+    The journal keeps the mark of the last item that was read, and a resume begins after it.
 
     Attributes:
       kind: the public function that makes it: "stream_http".
@@ -73,19 +69,19 @@ class MarkedStream(ABC, Generic[T]):
     kind: ClassVar[str]
 
     @abstractmethod
-    def behind(self, mark: Json, traffic: Traffic) -> AsyncIterator[T]:
-        """Return the items behind the one of `mark`; of None: from wherever the server begins.
+    def after(self, mark: Json, traffic: Traffic) -> AsyncIterator[T]:
+        """Return the items after the one of `mark`; None: from where the server begins.
 
         Args:
-          traffic: counts what is asked of the server.
+          traffic: counts requests to the server.
         """
 
     @abstractmethod
     def mark(self, item: T) -> Json:
-        """Return what the server is to be told so that it goes on behind an item; None: nothing."""
+        """Return what makes the server go on after an item; None: nothing."""
 
     def prepare(self) -> None:
-        """Import what takes long, before the event loop runs."""
+        """Import slow modules before the event loop runs."""
 
     def options(self) -> dict[str, Any]:
         """Return the options that change which items come, as JSON, for the fingerprint."""
@@ -93,15 +89,15 @@ class MarkedStream(ABC, Generic[T]):
 
 
 class CountedStream(ABC, Generic[T]):
-    """A stream that can be told how many of its items were read since the feed began: a resume begins behind them."""
+    """A stream that a resume begins after the number of items read since the feed began."""
 
     @abstractmethod
     def behind(self, read: int) -> AsyncIterator[T]:
-        """Return the items behind the first `read`."""
+        """Return the items after the first `read`."""
 
 
 class _Once:
-    """Whether an iterator, which can be read once, was."""
+    """Whether an iterator was read: it can be read once."""
 
     def __init__(self) -> None:
         self.taken = False
@@ -109,11 +105,11 @@ class _Once:
 
 @dataclass(frozen=True, kw_only=True)
 class Live(Source[T]):
-    """Items as they come. State of a worker: items consumed of those that it was handed.
+    """Items as they arrive. State of a worker: items consumed of those that it was handed.
 
     Attributes:
       stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
-      codec: how items are written down.
+      codec: how items are saved.
       max_ahead: items that may wait for one worker while another one starves.
       max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
       partitioned: each rank has a feed of its own.
@@ -139,7 +135,7 @@ class Live(Source[T]):
         return str(self.stream) if isinstance(self.stream, MarkedStream) else self.kind
 
     def resolved(self, traffic: Traffic | None = None) -> Live[T]:
-        """Return this source; what its stream imports is imported here, rather than in the event loop."""
+        """Return this source; imports what its stream needs, rather than in the event loop."""
         if isinstance(self.stream, MarkedStream):
             self.stream.prepare()
         return self
@@ -159,7 +155,7 @@ class Live(Source[T]):
         return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode, **own}
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        """Refuse: the reader is one for all workers, and hands out what it reads."""
+        """Raise: one reader for all workers hands out the items."""
         raise TypeError("a live source is read by its feed; workers are opened on the feed's source")
 
     def directory(self, site: Site) -> Path | None:
@@ -169,7 +165,7 @@ class Live(Source[T]):
         return Path(self.journal, f"rank-{site.shard:05d}-of-{site.num_shards:05d}" if self.partitioned else "")
 
     def check_unread(self) -> None:
-        """Insist on a feed that can still be read.
+        """Check that the feed can still be read.
 
         Raises:
           PlanError: it is an iterator, and was read by an earlier opening.
@@ -185,12 +181,12 @@ class Live(Source[T]):
         return self.stream.mark(item) if isinstance(self.stream, MarkedStream) else None
 
     def mark_of(self, written: EncodedItem) -> Json:
-        """Return the mark of an item that was written down."""
+        """Return the mark of a saved item."""
         return self.mark(self.codec.read(written)) if isinstance(self.stream, MarkedStream) else None
 
     def begin(self, mark: Json, read: int, traffic: Traffic) -> AsyncIterator[T]:
-        """Return what the reader asks for items: those behind `mark`, or behind `read` items, where the stream knows
-        marks or numbers. User code.
+        """Return the reader's iterator: of the items after `mark`, or after `read` items, where the stream has marks or
+        numbers. User code.
 
         Raises:
           PlanTypeError: the function returned something else than an async iterable.
@@ -198,7 +194,7 @@ class Live(Source[T]):
         """
         stream: Any = self.stream
         if isinstance(stream, MarkedStream):
-            return stream.behind(mark, traffic)
+            return stream.after(mark, traffic)
         if isinstance(stream, CountedStream):
             return stream.behind(read)
         if not isinstance(stream, AsyncIterable):
@@ -225,7 +221,7 @@ def live_of(
     partitioned: bool,
     journal: object,
 ) -> Live[Any]:
-    """Return the source that `from_stream` (or what `stream` says that made it) with these options means.
+    """Return the source for these options of `from_stream`, or of the function that made `stream`.
 
     Raises:
       PlanTypeError: no async iterable, or an option of the wrong type.
@@ -267,7 +263,7 @@ def _path(kind: str, journal: object) -> str | None:
 
 
 def _wanted(found: object) -> str:
-    """Say what a feed is, what arrived, and the way out."""
+    """Return the text: what a feed is, what arrived, the way out."""
     got = f"an async iterable, or a function that returns one, got {type(found).__name__}"
     if inspect.iscoroutine(found) or inspect.iscoroutinefunction(found):
         return f"{got} (async): write an async generator that awaits it: async for x in await connect(): yield x"

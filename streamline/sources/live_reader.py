@@ -1,15 +1,11 @@
-"""The reader of a live source: one task for all workers of a rank, which hands out what it reads in turn.
+"""The reader of a live source: one task for all workers of a rank, which distributes items to their queues in turn.
 
-It waits for room in the queue whose turn it is (`streamline.sources.live_reader`), asks the feed for one item, keeps it
-(`streamline.sources.journal`), and hands it out; between the feed's answer and its being kept nothing waits, so no
-cancellation can lose an item.
+It waits for room in the next queue, pulls one item from the feed, appends it to the journal
+(`streamline.sources.journal`), and hands it out; nothing waits between the feed's answer and the journal, so no
+cancellation loses an item. End: the queues end. Failure: each worker gets what was read before, then the failure.
+Leaving: the reader is cancelled, and closes the feed's iterator.
 
-End: the queues end. Failure: each queue's worker gets what was read before, then the failure. Leaving: the reader is
-cancelled, and closes the feed's iterator.
-
-Whose turn it is to be handed a live item, and whether there is room: the queues of a rank's workers, without I/O.
-
-A full queue may belong to a worker that nobody waits for, while another one, which drops what it is given, *starves*:
+A full queue may belong to a worker that the merge doesn't wait for, while another one, which drops items, *starves*:
 its queue is empty, its chain waits for an item, and the merge waits for it. Then the others' queues may grow, up to a
 bound.
 """
@@ -42,10 +38,8 @@ from streamline.sources.live import Live
 
 __all__ = ["LiveReader", "WorkerQueue", "WorkerQueues"]
 
-
 SYNC_S = 0.1
 """Seconds of items that a power cut may take from a journal on disk; a kill takes none."""
-
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +52,14 @@ class LiveReader:
       site: the rank's.
       shards: of this rank, one worker each.
       merge: the name of the merge's entry in a state.
-      state: that the rank's run begins at; None: at the beginning.
-      journal: of the snapshot that it comes from.
+      state: to begin at; None: at the beginning.
+      journal: of the snapshot that it is from.
       capacity: items that wait for each worker, while none starves.
       stages: the worker's, for messages.
 
     Attributes:
       journal: what was read and may be needed again.
-      turns: the workers' queues.
+      worker_queues: the workers'.
 
     Raises:
       PlanError: the source is an iterator that was read already.
@@ -94,7 +88,7 @@ class LiveReader:
         self._meter = site.meter(live.name, live.kind)
         self.journal, self._backlog = self._opened(state, journal)
         queues = self._queues(state, capacity)
-        self.turns = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
+        self.worker_queues = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
             queue.channel.inbox.on_wait = self._wanted
         site.tasks.own(self._clean_up)
@@ -102,25 +96,25 @@ class LiveReader:
         site.tasks.session.at_leaving(self._stop)
 
     def _opened(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
-        """Return the journal, and what is to be fed before what the feed gives from now on."""
+        """Return the journal, and the items to be fed before those that the feed gives from now on."""
         places = self._places
-        kept: SavedJournal | None = None
+        saved: SavedJournal | None = None
         entries: list[Entry] = []
         if state is not None:
-            kept, entries = kept_of(journal, state, places)
-            for worker, gave in zip(kept.workers, state[places.merge]["produced"], strict=True):
+            saved, entries = kept_of(journal, state, places)
+            for worker, gave in zip(saved.workers, state[places.merge]["produced"], strict=True):
                 if worker.ended:
                     places.ended(worker.shard, gave)
         directory = self._live.directory(self._site)
         if directory is not None:
-            stored = DiskJournal(directory, places, kept, entries, state, self._live.mark_of)
+            stored = DiskJournal(directory, places, saved, entries, state, self._live.mark_of)
             return stored, stored.backlog
-        if kept is not None and kept.stored:
+        if saved is not None and saved.stored:
             raise ResumeError(
                 "the snapshot's items are in a journal on disk: give "
                 f"{self._live.kind}(journal=) the directory that it was taken with"
             )
-        memory = MemoryJournal(places, kept, entries)
+        memory = MemoryJournal(places, saved, entries)
         self._site.tasks.session.on_chunk_boundary(memory.at_chunk_boundary)
         return memory, entries
 
@@ -138,49 +132,49 @@ class LiveReader:
             queues.append(queue)
         return queues
 
-    # What others say --------------------------------------------------------------------------------------------------
+    # Notifications ----------------------------------------------------------------------------------------------------
 
     def inbox(self, shard: int) -> Inbox[Any]:
         """Return what the worker of a shard reads."""
-        return next(queue for queue in self.turns.queues if queue.shard == shard).channel.inbox
+        return next(queue for queue in self.worker_queues.queues if queue.shard == shard).channel.inbox
 
     def merge_waits(self, workers: Sequence[int]) -> None:
-        """The merge waits for an item of any of these workers; or it waits no more."""
-        self.turns.awaited = workers
+        """Note that the merge waits for an item of any of these workers; none: it doesn't wait."""
+        self.worker_queues.awaited = workers
         if workers:
-            self.turns.notice()
+            self.worker_queues.notice()
 
     def watch(self, workers: Sequence[Inbox[Any]]) -> None:
-        """Learn from the workers' own channels when they end."""
-        for queue, worker in zip(self.turns.queues, workers, strict=True):
+        """Watch the workers' own channels for their end."""
+        for queue, worker in zip(self.worker_queues.queues, workers, strict=True):
             worker.on_end = partial(self._worker_over, queue)
             queue.worker = worker
 
     def worker_ended(self, index: int, produced: int) -> None:
-        """The merge has taken all that a worker gives; unless the feed has ended, it has ended by itself."""
-        queue = self.turns.queues[index]
+        """Note that the merge has taken all of a worker's items; unless the feed has ended, it has ended by itself."""
+        queue = self.worker_queues.queues[index]
         if not queue.channel.finished:
             self._places.ended(queue.shard, produced)
 
     def _wanted(self) -> None:
-        """A worker waits for an item: begin to read, if that hasn't begun."""
+        """Note that a worker waits for an item; start the reader if it isn't running."""
         if self._job is None:
             tasks = self._site.tasks
             name = f"reader of {self._live.name}"
             self._job = tasks.start(partial(tasks.gate.participate, name, self._run), name, self._clean_up)
             if isinstance(self.journal, DiskJournal):
                 tasks.start(partial(self._sync, self.journal), "journal", lambda: None)
-        self.turns.notice()
+        self.worker_queues.notice()
 
     def _worker_over(self, queue: WorkerQueue, failed: bool) -> None:
-        """A worker has ended: it is passed over from now on. The last one ends the reader."""
+        """Skip a worker that has ended from now on. The last one ends the reader."""
         queue.over = not failed
-        if self.turns.all_over:
+        if self.worker_queues.all_over:
             self._stop()
-        self.turns.notice()
+        self.worker_queues.notice()
 
     def _stop(self) -> None:
-        """Read no more: what is read behind the last snapshot would be lost."""
+        """Stop reading: what is read after the last snapshot would be lost."""
         if self._job is not None:
             self._job.cancel()
 
@@ -197,32 +191,32 @@ class LiveReader:
         except BaseException as failure:
             if cancellation_requested(failure):
                 raise
-            self.turns.end(failure)
+            self.worker_queues.end(failure)
         else:
-            self.turns.end(None)
+            self.worker_queues.end(None)
 
     async def _feed_backlog(self) -> None:
-        """Hand out what the journal has, to each worker what was its own."""
-        turns, pace = self.turns, Pace()
-        waiting = {queue.shard: deque[Entry]() for queue in turns.queues}
+        """Hand out the journal's items, each to its worker."""
+        queues, pace = self.worker_queues, Pace()
+        waiting = {queue.shard: deque[Entry]() for queue in queues.queues}
         for entry in self._backlog:
             waiting[entry.shard].append(entry)
         self._backlog = ()
-        for queue in turns.queues:
+        for queue in queues.queues:
             queue.given += len(waiting[queue.shard])
         while any(waiting.values()):
-            starving = turns.starving is not None  # they are in memory anyway
+            starving = queues.starving is not None  # they are in memory anyway
             stuck = True
-            for queue in turns.queues:
+            for queue in queues.queues:
                 entries = waiting[queue.shard]
                 while entries and (queue.closed or starving or queue.has_room()):
                     entry = entries.popleft()
                     stuck = False
                     if not queue.closed:
-                        turns.hand(queue, self._read_again(entry), entry.ordinal, entry.written.size)
+                        queues.hand(queue, self._read_again(entry), entry.ordinal, entry.written.size)
                         await pace.breathe(HANDOVER_S)
             if stuck:
-                await turns.wait_news()
+                await queues.wait_news()
 
     def _read_again(self, entry: Entry) -> Any:
         try:
@@ -232,18 +226,18 @@ class LiveReader:
 
     async def _read(self) -> None:
         gate, pace = self._site.tasks.gate, Pace()
-        if self.turns.all_over:
+        if self.worker_queues.all_over:
             return
         try:
             journal, traffic = self.journal, self._site.tasks.session.meters.traffic(self._live.name)
             iterator = self._iterator = self._live.begin(journal.mark, journal.read, traffic)
         except BaseException as error:
             raise self._blamed(error, "its beginning") from None
-        while await self.turns.wait_room():
+        while await self.worker_queues.wait_room():
             await gate.passage()
             try:
                 with Working(self._meter):
-                    item = await resting(anext(iterator))  # a quiet feed holds no pause up
+                    item = await resting(anext(iterator))  # a quiet feed doesn't delay a pause
                 written = self._live.codec.write(item)
             except StopAsyncIteration:
                 return
@@ -253,26 +247,26 @@ class LiveReader:
                 raise self._blamed(error, f"item {self.journal.read + 1}") from None
             if (kept := self._keep(written, self._live.mark(item))) is None:
                 return  # all workers have ended meanwhile
-            await gate.passage()  # it came in a pause: it is kept, and handed out behind it
+            await gate.passage()  # an item that came in a pause is in the journal, and handed out after it
             if self._meter is not None:
                 self._meter.count((item,))
-            self.turns.hand(kept[0], item, kept[1], written.size)
+            self.worker_queues.hand(kept[0], item, kept[1], written.size)
             del item, written
             await pace.breathe(HANDOVER_S)
 
     def _keep(self, written: EncodedItem, mark: Json) -> tuple[WorkerQueue, int] | None:
-        """Keep an item; return whose it is, and its number there. None: there is nobody to hand it to."""
-        queue = self.turns.next()
+        """Append an item to the journal; return its queue and its number there. None: all workers have ended."""
+        queue = self.worker_queues.next()
         if queue is None:
             return None
         ordinal = queue.given
-        self.journal.append(Entry(queue.shard, ordinal, written, self.turns.pass_on(queue), mark))
+        self.journal.append(Entry(queue.shard, ordinal, written, self.worker_queues.pass_on(queue), mark))
         self._dirty.set()
         queue.given += 1
         return queue, ordinal
 
     def _blamed(self, error: BaseException, at: str) -> BaseException:
-        """Return what the consumer is to see for an error out of the user's stream or functions."""
+        """Return an error of the user's stream or functions with its place."""
         rank = f"rank {self._site.shard} of {self._site.num_shards}, " if self._site.num_shards > 1 else ""
         error = not_an_end(error, self._live.name)
         error.add_note(f"in {self._live.name}, read for all workers ({rank}pid {os.getpid()}), at {at}")
@@ -283,7 +277,7 @@ class LiveReader:
             await aclose()
 
     async def _sync(self, journal: DiskJournal) -> None:
-        """Make durable what was written, soon after."""
+        """Make durable what was written, within `SYNC_S`."""
 
         def sync() -> BaseException | None:
             try:
@@ -298,34 +292,34 @@ class LiveReader:
             await anyio.sleep(SYNC_S)
             failure = await self._site.tasks.threads.run(sync)
             if failure is not None:
-                self.turns.end(failure)
+                self.worker_queues.end(failure)
                 self._stop()
                 return
 
     def _clean_up(self) -> None:
-        """Let go of everything; idempotent."""
-        for queue in self.turns.queues:
+        """Close the queues and the journal. Idempotent."""
+        for queue in self.worker_queues.queues:
             queue.channel.abandon()
         try:
             self.journal.close()
         except JournalError as error:
-            logger.error("%s", error)  # the stream is closed: there is nobody to raise it to
+            logger.error("%s", error)  # the stream is closed: no caller to raise it to
 
 
 SPARE_ITEMS = 64
-"""Items that may be read once a worker was seen to starve, though it has some by then: else each would cost switches of
-tasks (10,000 drops in a row take a fifth of the time)."""
+"""Items that may be read after a worker was seen to starve, though it has some by then: else each would cost task
+switches (10,000 drops in a row take a fifth of the time)."""
 
 
 class WorkerQueue:
-    """What waits for one worker.
+    """The queue of one worker.
 
     Attributes:
       index: of the worker on its rank.
       given: items that the worker was handed since the feed began.
-      closed: the worker reads no more: it has ended, it has failed, or nobody knows yet.
-      worker: what it gives; None: that isn't known yet.
-      over: the worker has ended; a failed one has not: a resume behind a fix needs its items where they were.
+      closed: the worker reads no more: it has ended or failed.
+      worker: its output; None: not known yet.
+      over: the worker has ended; a failed one has not: a resume after a fix needs its items where they were.
     """
 
     def __init__(self, name: str, index: int, shard: int, done: int, capacity: int) -> None:
@@ -340,11 +334,11 @@ class WorkerQueue:
 
     @property
     def hungry(self) -> bool:
-        """Whether the worker needs another item to give one: it has dealt with all, and what it gave was taken."""
+        """Whether the worker needs another item to give one: it has consumed all, and its output was taken."""
         return self.channel.inbox.hungry and (self.worker is None or self.worker.idle)
 
     def has_room(self) -> bool:
-        """Whether it may be filled; one that was full, only when it is down to three quarters."""
+        """Whether it may be filled; after it was full, only once it is down to three quarters."""
         if self.closed:
             return False
         held, capacity = self.channel.held, self.channel.capacity
@@ -371,13 +365,12 @@ class WorkerQueues:
         self.peak = 0
         self.awaited: Sequence[int] = ()
         self._live = live
-        self._turn = turn
+        self._next_index = turn
         self._stages = stages
         self._spare = 0
         self._news: anyio.Event | None = None
         for queue in queues:
             queue.channel.on_freed = self.notice
-
             queue.channel.inbox.on_closed = partial(self._closed, queue)
 
     @property
@@ -390,7 +383,7 @@ class WorkerQueues:
         self.notice()
 
     def notice(self) -> None:
-        """Something has changed that the reader may wait for."""
+        """Notify the reader that something has changed."""
         if self._news is not None:
             self._news.set()
 
@@ -403,7 +396,7 @@ class WorkerQueues:
         """Wait until the next item may be read; False if all workers have ended.
 
         Raises:
-          WorkerStarved: there is no room, and without the next item nothing goes on.
+          WorkerStarved: there is no room, and without the next item nothing proceeds.
         """
         while (queue := self.next()) is not None:
             if self._may_read(queue):
@@ -413,15 +406,15 @@ class WorkerQueues:
 
     def next(self) -> WorkerQueue | None:
         """Return the queue whose turn it is; None if all workers have ended."""
-        for queue in (*self.queues[self._turn :], *self.queues[: self._turn]):
+        for queue in (*self.queues[self._next_index :], *self.queues[: self._next_index]):
             if not queue.over:
                 return queue
         return None
 
     def pass_on(self, queue: WorkerQueue) -> int:
-        """Let it be the turn of the one behind `queue`; return that one's shard."""
-        self._turn = (queue.index + 1) % len(self.queues)
-        return self.queues[self._turn].shard
+        """Give the turn to the queue after `queue`; return its shard."""
+        self._next_index = (queue.index + 1) % len(self.queues)
+        return self.queues[self._next_index].shard
 
     def hand(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
         """Hand out an item of `size` bytes, the worker's number `ordinal`, whatever the room."""
@@ -431,7 +424,7 @@ class WorkerQueues:
         self.peak = max(self.peak, queue.channel.held)
 
     def end(self, failure: BaseException | None) -> None:
-        """Let every worker have what it was handed, then the end, or the failure."""
+        """End or fail every queue, after what it holds."""
         for queue in self.queues:
             if queue.closed or queue.channel.finished:
                 continue
@@ -449,7 +442,7 @@ class WorkerQueues:
         return None
 
     def _may_read(self, queue: WorkerQueue) -> bool:
-        """Say whether there is room for the next item, which is for `queue`."""
+        """Return whether there is room for the next item, which is for `queue`."""
         held = queue.channel.held
         heavy = held > 0 and self._held_bytes >= self._live.max_ahead_bytes
         if queue.has_room() and not heavy:
@@ -475,5 +468,5 @@ class WorkerQueues:
             f"({self._held_bytes:,} bytes for all; max_ahead={live.max_ahead:,}, "
             f"max_ahead_bytes={live.max_ahead_bytes:,}): drop items in the stream itself, before they are handed out, "
             "use fewer shards, .merge('best_effort', max_lead=) with a larger lead, or "
-            f"{live.kind}(max_ahead=, max_ahead_bytes=) with larger ones. Nothing is lost: resume behind the change"
+            f"{live.kind}(max_ahead=, max_ahead_bytes=) with larger ones. Nothing is lost: resume after the change"
         )

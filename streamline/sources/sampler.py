@@ -18,17 +18,16 @@ from streamline.errors import PlanError, PlanTypeError
 
 __all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
 
-
 BLOCK = 1024
 """Numbers that are drawn together; item n is number n mod this of block n div this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """By what components are drawn.
+    """The seed and the weights of a mix.
 
     Attributes:
-      schedule: from so many items served on, these weights by name; the first one from 0 on.
+      schedule: (items served, weights by name from there on), the first one from 0 on.
     """
 
     seed: int
@@ -44,11 +43,11 @@ class Draws:
 
     @property
     def names(self) -> set[str]:
-        """What may be drawn at all."""
+        """The components with a weight above 0."""
         return {name for _, weights in self.schedule for name, weight in weights if weight}
 
     def onward(self, served: int) -> Iterator[tuple[tuple[str, float], ...]]:
-        """Yield the weights where so many items have been served, then those that follow."""
+        """Yield the weights after so many items served, then the later ones."""
         at = bisect_right(self.schedule, served, key=lambda entry: entry[0])
         yield from (weights for _, weights in self.schedule[at - 1 :])
 
@@ -58,11 +57,11 @@ class Draws:
 
 
 Span = tuple[float, Draws]
-"""By what the items before this number are drawn."""
+"""The draws of the items before this number."""
 
 
 class Numbers:
-    """Numbers in [0, 1) for the items of a shard: the same whoever asks for how many of them."""
+    """Numbers in [0, 1) for the items of a shard, the same however many are asked for at once."""
 
     def __init__(self, site: Site) -> None:
         self._where = [site.num_shards, site.shard, *site.epoch]
@@ -74,7 +73,7 @@ class Numbers:
         """Return the numbers of 1 to `count` items from `first` on: as far as they are drawn together."""
         block, start = divmod(first, BLOCK)
         if self._last != (seed, block):
-            if self._last != (seed, block - 1):  # else they come next; to make a generator takes as long as a block
+            if self._last != (seed, block - 1):  # else they are next; to make a generator takes as long as a block
                 key = np.random.SeedSequence([seed, *self._where]).generate_state(2, np.uint64)
                 philox = np.random.Philox(key=key, counter=block * (BLOCK // 4))  # it counts by fours
                 self._generator = np.random.Generator(philox)
@@ -83,7 +82,7 @@ class Numbers:
 
 
 def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
-    """Return by what is drawn, as the user says it.
+    """Return the draws for the user's weights.
 
     Raises:
       PlanTypeError: weights that are no numbers by name, nor a schedule of these.

@@ -1,8 +1,8 @@
-"""What a factory must not return twice: objects that keep their place in themselves.
+"""Detects that a factory returns the same single-use iterator twice.
 
 A second pass, a second shard or a resume calls the factory again. If it returns the iterator of an earlier call, that
-goes on where it stood, and items are missing without an error. So each object that was read is on record, by identity,
-as long as it lives and what a factory returns next is looked up there. Also looked up: what `map`, `zip`, `islice`,
+goes on where it stopped, and items are missing without an error. So each object that was read is recorded, by identity,
+as long as it lives, and looked up when a factory returns it. Also looked up: what `map`, `zip`, `islice`,
 `csv.reader` and generator expressions read. Not seen: what a generator function or an iterator class reads inside.
 """
 
@@ -27,7 +27,7 @@ READERS = ("builtins", "itertools", "_csv")
 """Modules whose iterators read others."""
 
 ENDLESS = (count, cycle, repeat)
-"""They may number the items of several passes, which is no reason to refuse them."""
+"""Allowed: they may number the items of several passes."""
 
 RETURN_SELF = (lambda self: self).__code__.co_code
 
@@ -47,7 +47,7 @@ class Use:
     Args:
       function: whose factory it is, for a message: "from_iterable".
       factory: as long as it lives, it may return the same object again.
-      shared: it may do so at any time: its users share what there is to read.
+      shared: it may do so at any time: its users share the items.
     """
 
     def __init__(self, function: str, factory: object, *, shared: bool = False) -> None:
@@ -111,10 +111,10 @@ class Use:
             return False
 
     def close(self) -> None:
-        """Say that it is read no more; the caller holds no reference to it by now.
+        """End the use; the caller holds no reference to the objects by now.
 
-        On record it stays as long as it lives; what can't have a weak reference (`map`, `zip`, a list's iterator) is
-        kept, as long as the factory lives, if somebody else holds it.
+        They stay recorded as long as they live; what can't have a weak reference (`map`, `zip`, a list's iterator) is
+        kept as long as the factory lives, if it is referenced elsewhere.
         """
         self._open = False
         factory, self._factory = self._factory, None
@@ -167,7 +167,7 @@ def _is_read_once(iterator: object) -> bool:
 
 
 def check_not_over(function: str, stream: object) -> None:
-    """Insist on an async generator that has not ended yet.
+    """Check that an async generator has not ended yet.
 
     Raises:
       PlanError: it was read, or closed, before.

@@ -1,7 +1,7 @@
-"""The rows of tables that other libraries hold: pandas, polars and pyarrow, none of which is imported here.
+"""The rows of other libraries' tables: pandas, polars and pyarrow, none of which is imported here.
 
 A table's own `[i]` is a column, a row by its label, or a table of one row; its iterator gives names or columns. Here a
-row is what stands at a position: a dict of Python values by column, as `read_parquet` gives it; of a single column, the
+row is what is at a position: a dict of Python values by column, as `read_parquet` gives it; of a single column, the
 value. Labels of an index don't matter.
 """
 
@@ -137,9 +137,7 @@ KINDS: dict[tuple[str, str], type[TableRows]] = {
 }
 """By library and class, a base class's, too."""
 
-
 LIBRARIES = {library for library, _ in KINDS}
-
 
 TABLES = ("DataFrame", "Table", "RecordBatch")
 
@@ -159,7 +157,7 @@ def rows_of(data: Any) -> Any:
 
 
 def check_not_table(what: str, iterable: object) -> None:
-    """Insist on something else than a table: its iterator gives names or columns, not rows.
+    """Check that it is no table, whose iterator gives names or columns, not rows.
 
     Args:
       what: where it came from: "from_iterable's factory returned".
@@ -200,7 +198,7 @@ def _check_names(table: Any) -> None:
 
 
 def _check_positions(data: Any) -> None:
-    """Insist that `data[i]` is item i, as far as its type tells."""
+    """Check that `data[i]` is item i, as far as its type shows."""
     library, name = type(data).__module__.partition(".")[0], type(data).__name__
     if library == "pandas" and name.endswith("GroupBy"):
         raise PlanTypeError(f"a pandas {name} is read by key, not by position: sl.from_items(list(groups))")

@@ -1,6 +1,6 @@
-"""A device as a transfer sees it: found when a pipeline is opened; in each running, something moves batches there.
+"""The interface of devices, and the host's memory, its reference member: batches stay what they are.
 
-The host's own memory: the reference, which the other devices are compared with. Batches stay what they are.
+A `Target` is found when a pipeline is opened; in each run, its `Mover` moves the batches.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["Copies", "HostMemory", "Mover", "Target"]
 
 
 class Copies:
-    """What is counted of the copies of one running.
+    """Counters of the copies of one run.
 
     Attributes:
       copied_bytes: to the device; in the host's memory, what couldn't be taken as it was.
-      device_waited_s: for the device to be done with a buffer, before the next batch could be written into it; None:
-        its library doesn't say.
+      device_waited_s: waited for the device to finish with a buffer before the next batch; None: its library doesn't
+        say.
     """
 
     __slots__ = ("copied_bytes", "device_waited_s")
@@ -30,24 +30,24 @@ class Copies:
         self.device_waited_s = device_waited_s
 
     def waited(self, spent_s: float) -> None:
-        """The device was waited for."""
+        """Add a wait for the device."""
         self.device_waited_s = (self.device_waited_s or 0.0) + spent_s
 
     def details(self) -> Details:
-        """Tell the stage's meter."""
+        """Return the counters for the stage's meter."""
         copied, waited_s = Detail("copied_bytes", self.copied_bytes), self.device_waited_s
         return (copied,) if waited_s is None else (copied, Detail("device_waited_s", waited_s))
 
 
 class Mover(ABC):
-    """Moves the batches of one running, one after the other. Made without touching the device.
+    """Moves the batches of one run, one after the other. Creating it doesn't touch the device.
 
-    Success: `move` returns what the channel carries. Failure: it raises at its batch, and what it had begun is waited
-    for before its memory serves again. Close: nothing of it is at work on the device any more, and its memory is free.
+    Success: `move` returns what the channel carries. Failure: it raises at its batch; copies that it had begun are
+    waited for before their memory is reused. Close: no copy is left in progress, and the memory is freed.
 
     Attributes:
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
-      tells: what is counted of its copies; None: it makes none.
+      tells: returns the counters of its copies; None: it makes none.
     """
 
     hands_over = False
@@ -55,9 +55,9 @@ class Mover(ABC):
 
     @abstractmethod
     def move(self, batch: Any) -> Any:
-        """Return the batch on the device, or what `arrived` makes it of; its copies may still be on their way.
+        """Return the batch on the device, or what `arrived` takes; its copies may still be in progress.
 
-        Called in a thread, never in two at once; where batches are in place already, in the event loop's.
+        Called in one thread at a time; where batches are in place already, in the event loop's.
 
         Raises:
           DataError: the device has no such arrays; the message says where in the batch.
@@ -65,23 +65,22 @@ class Mover(ABC):
         """
 
     def arrived(self, moved: Any) -> Any:
-        """Return the batch, once it is the consumer's turn. In its thread; doesn't wait.
+        """Return the batch, in the consumer's thread, when it takes it; doesn't wait.
 
-        Ctrl-C may come in the middle of it, or right behind it: then it is called again, with the same or with what it
-        has returned.
+        After Ctrl-C in the middle of it, or right after it, it is called again, with the same or with its result.
         """
         return moved
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
-        """End. Idempotent, from any thread; waits for copies that are on their way."""
+        """Wait for copies in progress, and free the memory. Idempotent, from any thread."""
 
 
 class Target(ABC):
-    """A device that is there. Comparable: two that are equal are the same one."""
+    """An available device. Two that compare equal are the same one."""
 
     @abstractmethod
     def mover(self, depth: int) -> Mover:
-        """Return what moves the batches of one running, of which up to `depth` are on their way."""
+        """Return the mover of one run, with up to `depth` batches in flight."""
 
 
 @dataclass(frozen=True)

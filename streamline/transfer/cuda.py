@@ -1,4 +1,4 @@
-"""torch's CUDA devices: page-locked buffers, a stream of its own for the copies, events, and `record_stream`."""
+"""torch's CUDA devices: page-locked buffers, a stream for the copies, events, and `record_stream`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cuda(Target):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A recorded event. A wait lets go of the core, and of the GIL."""
+    """A recorded event. A wait releases the core and the GIL."""
 
     event: Any
 
@@ -41,11 +41,11 @@ class _Recorded:
 
 
 class CudaCopier:
-    """Copies on a stream of its own. Which device is current is a thread's own affair: each call says its device.
+    """Copies on a stream of its own. The current device is per thread, so each call names its device.
 
-    What is plain memory is staged. Strided tensors that are more than that (transposed ones, those that carry
-    gradients), torch copies as it would anywhere, while the thread waits. Sparse ones, and tensors that are on a GPU
-    already, wait for the consumer's thread: only there is it known behind which work they stand.
+    Plain memory is staged. Other strided tensors (transposed ones, those with gradients) torch copies synchronously.
+    Sparse ones, and tensors on a GPU already, are moved in the consumer's thread: only its stream is ordered after the
+    work that made them.
     """
 
     def __init__(self, index: int) -> None:

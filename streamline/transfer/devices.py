@@ -1,4 +1,4 @@
-"""Devices as users write them, and as they are found when a pipeline is opened, in the thread that opens it."""
+"""The devices that `.transfer` takes: checked when a plan is written, found when it is opened."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["IN_PLACE", "found", "written"]
 FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, or a device or sharding of JAX'
 
 IN_PLACE = ("host", "cpu")
-"""Devices whose memory is where batches are already: nothing goes on there beside the loop."""
+"""Devices in whose memory batches already are: nothing is copied in the background."""
 
 NAME = re.compile(r"host|cpu|cuda(:\d+)?|mps|jax")
 
 
 def written(device: object) -> Any:
-    """Return a device as a plan holds it: its name, or JAX's own object. Nothing is imported, nothing is looked for.
+    """Return a device as a plan holds it: its name, or JAX's own object. Imports nothing, looks for nothing.
 
     Raises:
       PlanError: a name that no device has; PlanTypeError: something else.
@@ -38,7 +38,7 @@ def written(device: object) -> Any:
 
 
 def found(device: Any) -> Target:
-    """Return the device that `written` has checked, where this is called: "cuda" is this thread's current GPU.
+    """Return the device that `written` has checked; "cuda" is the calling thread's current GPU.
 
     Raises:
       PlanError: its library isn't installed, or sees no such device; the message says what to do.

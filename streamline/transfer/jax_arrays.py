@@ -1,4 +1,4 @@
-"""JAX's devices and shardings. JAX copies when it can, and orders its own work behind its copies."""
+"""JAX's devices and shardings. JAX copies asynchronously, and orders its own work after its copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Jax(Target):
 
     Attributes:
       place: what `jax.device_put` takes; None: the default device.
-      spread: whether it lies over devices of other processes, too: then each gives its own part.
+      spread: whether it spans devices of other processes: each gives its own part.
     """
 
     place: Any = None
@@ -55,6 +55,6 @@ class _Puts(Mover):
         elif not isinstance(leaf, self._jax.Array):
             return leaf
         self._copies.copied_bytes += leaf.nbytes
-        if self._spread and getattr(leaf, "is_fully_addressable", True):  # device_put would have it be the same on all
+        if self._spread and getattr(leaf, "is_fully_addressable", True):  # device_put requires the same on all
             return self._jax.make_array_from_process_local_data(self._place, leaf)
         return self._jax.device_put(leaf, self._place)

@@ -1,7 +1,6 @@
-"""A ring of page-locked buffers, and copies out of them that go on while the next batch is written into another one.
+"""A ring of page-locked buffers: one is copied to the device while the next batch is written into another.
 
-All of it runs against a `Copier`, which a device is for it: real ones are in `cuda`, and tests have one whose copies
-are done when a virtual clock says so.
+The device is a `Copier`: that of `cuda`, or in tests one whose copies end by a virtual clock.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from streamline.transfer.base import Copies, Mover
 
 __all__ = ["Copier", "Done", "RingMover"]
 
-
 ALIGN_BYTES = 256
-"""Where a part of a batch may begin in a buffer: as the device's own memory is aligned."""
-
+"""Alignment of a batch's parts in a buffer: that of the device's own memory."""
 
 LEAST_BYTES = 4096
 
@@ -31,14 +28,14 @@ class Done(Protocol):
     """A point in the order of a device's copies."""
 
     def wait(self) -> None:
-        """Wait until the copies begun before it are done."""
+        """Wait until the copies begun before it are done. Blocks."""
 
 
 class Copier(Protocol):
-    """A device's way of copying beside its computation. All but `hand_over` is called in one thread at a time."""
+    """Asynchronous copies to one device. All but `hand_over` is called in one thread at a time."""
 
     def size(self, leaf: Any, where: str) -> int | None:
-        """Return the bytes that a leaf takes in a buffer; 0: it needs none; None: it isn't moved at all.
+        """Return the bytes that a leaf takes in a buffer; 0: it needs none; None: it isn't moved.
 
         Raises:
           DataError: the device has no such array.
@@ -54,10 +51,10 @@ class Copier(Protocol):
         """Begin to copy what was staged, or a leaf that takes no buffer; return what will hold it on the device."""
 
     def mark(self) -> Done:
-        """Return the point behind all copies begun so far."""
+        """Return the point after all copies begun so far."""
 
     def hand_over(self, done: Done, copied: Sequence[Any], batch: Any) -> Any:
-        """Return the batch for whoever computes in this thread: what it does from here on comes after `done`.
+        """Return the batch for this thread, whose later work on the device runs after `done`.
 
         Args:
           copied: what `copy` returned for this batch; its memory isn't reused before this thread's work is done.
@@ -66,11 +63,11 @@ class Copier(Protocol):
 
 @dataclass
 class _PinnedSlot:
-    """A buffer, and what the last copies are of.
+    """A buffer, and the last copies out of it.
 
     Attributes:
-      done: the point behind them.
-      read: what they read that isn't in the buffer.
+      done: the point after them.
+      read: their sources outside the buffer.
     """
 
     buffer: Any = None
@@ -81,7 +78,7 @@ class _PinnedSlot:
 
 @dataclass(frozen=True)
 class _Landing:
-    """A batch on its way, as the channel carries it."""
+    """A batch in flight, as the channel carries it."""
 
     batch: Any
     copied: Sequence[Any]
@@ -94,13 +91,13 @@ class _Landing:
 
 
 class RingMover(Mover):
-    """Writes batches into buffers in turn, and begins to copy them from there.
+    """Writes batches into buffers in turn, and starts copies out of them.
 
-    A buffer is allocated when it is first needed, and anew, twice as large or more, when a batch doesn't fit. It is
-    written to only when the copies out of it are done.
+    A buffer is allocated when first needed, and again, at least twice as large, when a batch doesn't fit. It is written
+    to only when the copies out of it are done.
 
     Args:
-      slots: buffers: as many as batches may be on their way, so that none waits for another one's copy.
+      slots: buffers: one for each batch that may be in flight, so that none waits for another one's copy.
     """
 
     hands_over = True
@@ -110,9 +107,11 @@ class RingMover(Mover):
         self.tells = self._copies.details
         self._copier = copier
         self._slots = [_PinnedSlot() for _ in range(slots)]
-        self._lost: list[Any] = []
+        self._abandoned: list[Any] = []
         self._turn = 0
-        self._lock = threading.Lock()  # a stream whose event loop was ended is closed while a thread may be in here
+        self._lock = (
+            threading.Lock()
+        )  # after its event loop was ended, a stream is closed while a thread may be in here
         self._closed = False
 
     def move(self, batch: Any) -> _Landing:
@@ -141,15 +140,15 @@ class RingMover(Mover):
         with self._lock:
             self._closed = True
             try:
-                if self._lost:  # a point that is made now stands behind their copies, too
+                if self._abandoned:  # a point made now comes after their copies, too
                     with suppress(Exception):
                         self._copier.mark().wait()
                 for slot in self._slots:
                     if slot.done is not None:
                         slot.done.wait()
-            finally:  # a device that fails has no copies any more
+            finally:  # a device that fails has no copies in progress
                 self._slots.clear()
-                self._lost.clear()
+                self._abandoned.clear()
 
     def _free(self, size: int) -> _PinnedSlot:
         """Return the next slot, when the copies out of it are done, with room for `size` bytes."""
@@ -168,7 +167,7 @@ class RingMover(Mover):
         return slot
 
     def _copied(self, batch: Any, starts: Sequence[int | None], slot: _PinnedSlot) -> _Landing:
-        """Begin to copy a batch; whatever happens, the slot's point stands behind every copy that was begun."""
+        """Start to copy a batch; even after a failure, the slot's point comes after every copy begun."""
         copied: list[Any] = []
         places = iter(starts)
 
@@ -187,8 +186,8 @@ class RingMover(Mover):
         try:
             moved = replaced(batch, begin)
         except BaseException:
-            copied.clear()  # what remembers the failure is not to hold on to the device's memory
-            with suppress(Exception):  # the failure that came first is told
+            copied.clear()  # the traceback must not keep the device's memory
+            with suppress(Exception):  # the first failure is raised
                 self._mark(slot)
             raise
         landing = _Landing(moved, copied, self._mark(slot))
@@ -196,11 +195,11 @@ class RingMover(Mover):
         return landing
 
     def _mark(self, slot: _PinnedSlot) -> Done:
-        """Note and return the point behind the copies out of a slot; where that fails, its buffer is used no more."""
+        """Note and return the point after the copies out of a slot; if that fails, its buffer isn't used again."""
         try:
             slot.done = self._copier.mark()
         except BaseException:
-            self._lost.append((slot.buffer, slot.read))  # nobody can say when the copies are done
+            self._abandoned.append((slot.buffer, slot.read))  # when their copies are done is unknown
             slot.buffer, slot.size, slot.read = None, 0, []
             raise
         return slot.done

@@ -1,4 +1,4 @@
-"""Bringing batches to a device while the loop computes: the last stage of a plan, on the rank's stream."""
+"""`.transfer`: moves batches to a device while the loop computes; the last stage of a plan, on the rank's stream."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["Transfer"]
 class Transfer(Stage[Any, Any]):
     """Moves batches to a device, up to `depth` of them ahead of the consumer; none where they are in place already.
 
-    Success: batches come in order, each when the consumer's own work may use it. Failure: it comes out at its batch,
-    with a note. Cancellation, close: the batch that is being written into a buffer is finished; copies that are on
-    their way are waited for before their memory is freed. It keeps no state: a snapshot is behind the batch consumed.
+    Success: batches come in order, each when the consumer's own work may use it. Failure: raised at its batch, with a
+    note. Cancellation, close: the batch that is being written into a buffer is finished; copies in progress are waited
+    for before their memory is freed. It keeps no state: a snapshot is taken after the batch consumed.
 
     Attributes:
       device: as `transfer.devices.written` returns it.
@@ -54,7 +54,7 @@ class Transfer(Stage[Any, Any]):
 
     @property
     def hands_over(self) -> bool:
-        """Whether a batch may be used in the thread that takes it, on its stream, and nowhere else without a word."""
+        """Whether a batch is ordered only for the thread that takes it, on its current stream."""
         return isinstance(self.device, str) and self.device.startswith("cuda")
 
     @property
@@ -83,7 +83,7 @@ class Transfer(Stage[Any, Any]):
         return (self.target or found(self.device)).mover(self.depth)
 
     async def lists(self, run: Run[Any]) -> Lists[Any]:
-        """Make batches in place of the device's: no task, and no channel."""
+        """Convert batches in place: no task, no channel."""
         mover = self._mover()
         if run.meter is not None and mover.tells is not None:
             run.meter.tells(mover.tells)
@@ -96,7 +96,7 @@ class Transfer(Stage[Any, Any]):
         try:
             while (chunk := await run.upstream.pull(1)) is not None:
                 items, states, after = chunk.items, chunk.states, chunk.after
-                del chunk  # a batch is large: none is kept longer than it is needed
+                del chunk  # batches are large: release each as soon as possible
                 if not items:
                     yield Chunk((), (), after)
                     continue
@@ -122,7 +122,7 @@ class Transfer(Stage[Any, Any]):
 
 
 class _OneByOne(Flow[Any]):
-    """Gives one batch at a time, however many are ready: each is the consumer's from when it is taken, no earlier."""
+    """Delivers one batch at a time, however many are ready: each is handed over when it is taken, not earlier."""
 
     def __init__(self, inbox: Inbox[Any]) -> None:
         super().__init__(inbox.state)

@@ -1,4 +1,4 @@
-"""NumPy arrays as torch tensors, without a word from torch: strided, read-only, and of types that only one has."""
+"""NumPy arrays as torch tensors, without torch's warnings: strided, read-only, and of dtypes that only one has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
     """Return torch's dtype for an array.
 
     Raises:
-      DataError: there is none; or elements are masked, which tensors don't know.
+      DataError: there is none; or elements are masked, which tensors don't support.
     """
     check_array(array, where)
     dtype = _dtype(torch, array.dtype)
@@ -35,23 +35,23 @@ def _dtype(torch: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_array(array: np.ndarray[Any, Any], where: str) -> None:
-    """Insist on an array that is nothing but its elements.
+    """Check that an array has no mask.
 
     Raises:
-      DataError: it isn't.
+      DataError: it has one.
     """
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(f"{where}: a masked array would lose its mask on the way: .filled() it in a .map before")
 
 
 def is_plain(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch takes an array's memory as it is, without a word.
+    """Whether torch takes an array's memory as it is, without a warning.
 
     To NumPy, an array with no step along an axis is contiguous whatever its stride there; to torch, a stride says more.
     """
     dtype, flags = array.dtype, array.flags
-    mine = dtype.isnative and dtype.isbuiltin == 1 and flags.writeable and flags.c_contiguous
-    return mine and all(stride >= 0 and stride % dtype.itemsize == 0 for stride in array.strides)
+    native = dtype.isnative and dtype.isbuiltin == 1 and flags.writeable and flags.c_contiguous
+    return native and all(stride >= 0 and stride % dtype.itemsize == 0 for stride in array.strides)
 
 
 def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
@@ -65,5 +65,5 @@ def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)
-    bits = array.view(f"i{array.dtype.itemsize}")  # bfloat16, say: NumPy has it from elsewhere, and torch its own
+    bits = array.view(f"i{array.dtype.itemsize}")  # bfloat16, say: another library's dtype in NumPy, torch has its own
     return torch.from_numpy(bits).view(dtype)

@@ -1,4 +1,4 @@
-"""torch's tensors in the host's memory, and on Apple's GPUs: nothing is pinned, nothing is copied beside the work."""
+"""torch's tensors in the host's memory, and on Apple's GPUs: no pinned memory, no copies in the background."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("streamline.transfer")
 
 @dataclass(frozen=True)
 class TorchMemory(Target):
-    """A device that copies are made to when they are asked for.
+    """A device with synchronous copies.
 
     Attributes:
       device: "cpu" or "mps".
@@ -29,7 +29,7 @@ class TorchMemory(Target):
     device: str
 
     def mover(self, depth: int) -> Mover:
-        tell(self.device)
+        _log_once(self.device)
         return _Moves(self.device)
 
 
@@ -59,8 +59,8 @@ class _Moves(Mover):
 
 
 @cache
-def tell(device: str) -> None:
-    """Say once a process what isn't done."""
+def _log_once(device: str) -> None:
+    """Log once a process what this device doesn't do."""
     logger.info(
         'transfer("%s"): pinned memory, and copies beside the computation, are for CUDA; here a batch is %s',
         device,

@@ -1,4 +1,4 @@
-"""What a stage is: one step of a plan, opened over what is before it."""
+"""The base class of stages: one step of a plan, opened over its upstream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(ABC, Generic[In, Out]):
-    """What one step of a plan does: options, and how to open a flow over an upstream.
+    """One step of a plan: its options, and how to open a flow over an upstream.
 
-    A stage that reads one upstream, once, writes `lists` (and `begin` where it keeps a state of its own); one that
+    A stage that reads its upstream once overrides `lists` (and `begin` where it keeps a state of its own); one that
     opens its upstream differently overrides `open`.
 
     Attributes:
@@ -34,28 +34,28 @@ class Stage(ABC, Generic[In, Out]):
     name: str
 
     accepted_changes: ClassVar[Mapping[str, str]] = {}
-    """What may change between a snapshot and its resume, if the user accepts it, and what comes out then: options, and
-    "added" and "removed" for the stage as a whole."""
+    """Changes between a snapshot and its resume that the user may accept (options, "added", "removed"), with what comes
+    out then."""
 
     refuses: ClassVar[Mapping[str, str]] = {}
-    """What else may be found to have changed, why no state survives it, and the way out."""
+    """Changes that no state survives, with the reason and the way out."""
 
     order_preserving: ClassVar[frozenset[str]] = frozenset()
-    """Of `survives`, what leaves the number and the order of the items as they were: a stage behind this one that
-    reads again from an older state still finds its items where they were."""
+    """Of `accepted_changes`, those that keep the number and the order of the items: a stage downstream that rereads
+    from an older state still finds its items where they were."""
 
     state_type: ClassVar[Any] = Any
-    """What its part of a state is, as `msgspec.convert` takes it, of None where the state may have no part of it. It is
-    checked before a state is opened, so a stage can rely on types and ranges."""
+    """The type of its part of a state, as `msgspec.convert` takes it; with None where the state may lack it. Checked
+    before a state is opened, so a stage can rely on types and ranges."""
 
     counted: ClassVar[bool] = True
-    """Whether it belongs to what a snapshot is of. Otherwise it may come and go: it changes no item, and keeps none."""
+    """Whether a snapshot depends on it. Otherwise it changes no item, keeps none, and may be added or removed."""
 
     last: ClassVar[bool] = False
-    """Whether nothing may stand behind it."""
+    """Whether it must be the last stage."""
 
     def settled(self) -> Stage[In, Out]:
-        """Return this stage as it runs, with what it finds out about the thread and the machine that open it.
+        """Return this stage with what depends on the thread and the machine that open it resolved.
 
         Raises:
           PlanError: it can't run here.
@@ -70,15 +70,11 @@ class Stage(ABC, Generic[In, Out]):
         return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
 
     def run_over(self, flow: Flow[In], site: Site, state: Tree | None, own: Any) -> Run[In]:
-        """Return what the generator of this stage's output is given: it reads `flow`, opened at `state`.
-
-        Args:
-          own: this stage's part of `state`, or what stands for it at the beginning.
-        """
+        """Return what `lists` is given: `flow`, opened at `state`; `own` is this stage's part of it."""
         return Run(flow, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     def begin(self, upstream: State, own: Any) -> State:
-        """Return the state before the first item; for a stage without a state of its own, its upstream's."""
+        """Return the state before the first item: without a state of its own, the upstream's."""
         return upstream
 
     def lists(self, run: Run[In]) -> Lists[Out]:
@@ -99,18 +95,18 @@ class Stage(ABC, Generic[In, Out]):
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
-        """Return the index of an indexable source behind this stage, in an epoch.
+        """Return the index that this stage makes of the index upstream, in an epoch.
 
         Args:
-          inner: returns the index before this stage, in an epoch.
+          inner: returns the index upstream, in an epoch.
 
         Raises:
           PlanError: this stage doesn't act on an index, or not on this one.
         """
-        raise PlanError(f".{self.kind} doesn't act on an index: move it behind .shard")
+        raise PlanError(f".{self.kind} doesn't act on an index: move it after .shard")
 
     def num_outputs(self, items: float) -> float | None:
-        """Return how many items come out when `items` go in; None: that depends on the items, or nobody knows.
+        """Return how many items come out when `items` go in; None: that depends on the items, or is unknown.
 
         Args:
           items: a whole number, or `math.inf` for a flow without end.
@@ -119,7 +115,7 @@ class Stage(ABC, Generic[In, Out]):
 
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
-        """Insist that a saved part of a state is one of a stage of this kind and these options.
+        """Check a saved part of a state against this kind of stage and these options.
 
         Args:
           options: as the snapshot has them.
@@ -132,11 +128,7 @@ class Stage(ABC, Generic[In, Out]):
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
-        """Say what of the items delivered a resume reads or computes again at this part of a state; None: nothing.
-
-        Args:
-          own: the stage's own part; None where it has none.
-        """
+        """Say what a resume at this part of a state (None: it has none) reads or computes again; None: nothing."""
         return None
 
     @classmethod
@@ -146,16 +138,16 @@ class Stage(ABC, Generic[In, Out]):
 
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
-        """Return this stage's part for each rank of another number of them, where it stands behind the merge.
+        """Return this stage's part for each rank of another number of ranks, where it is downstream of the merge.
 
         Args:
-          owns: of the ranks that there were; None of one that has none.
+          owns: one for each former rank; None where it had none.
 
         Returns:
-          None: it begins here, with the items from here on.
+          None: the stage begins with the items from here on.
 
         Raises:
-          ResumeError: a rank holds or counts what can't be divided anew; the message goes on behind the stage's name.
+          ResumeError: a rank holds or counts what can't be divided anew; the message continues after the stage's name.
         """
         for rank, own in enumerate(owns):
             if (held := cls.held_items(own)) is not None:
@@ -171,7 +163,7 @@ class Stage(ABC, Generic[In, Out]):
 
     @property
     def owns_output_channel(self) -> bool:
-        """Whether it ends in a channel of its own, from which the consumer takes: then it is the last one."""
+        """Whether the consumer takes from this stage's own channel, the last one of the pipeline."""
         return False
 
     @property
@@ -181,12 +173,12 @@ class Stage(ABC, Generic[In, Out]):
 
     @property
     def logs(self) -> bool:
-        """Whether its states stand in a log of choices."""
+        """Whether its states refer to a log of choices."""
         return self.chooses
 
     @property
     def rewinds(self) -> bool:
-        """Whether this stage's state may go back to an older state of its upstream and read again from there."""
+        """Whether a resume may reread its upstream from an older state."""
         return False
 
     @property
@@ -196,10 +188,10 @@ class Stage(ABC, Generic[In, Out]):
 
     @property
     def inputs_per_output(self) -> int:
-        """Inputs that one output may be made of, at the most."""
+        """The most inputs that one output is made of."""
         return 1
 
     @property
     def output_weight(self) -> int:
-        """By how much larger an output is than an input: a channel behind it holds fewer of them."""
+        """Size of an output in inputs: a channel after this stage holds fewer of them."""
         return 1

@@ -1,12 +1,10 @@
-"""Items into batches, and batches into items.
+"""`.batch`: collates `size` items into one; with `max_wait_s`, a batch that isn't full leaves after that time.
 
-Batches that don't wait for ever: one that isn't full leaves some time after its first item came.
+State: the upstream's after the batch's last item; items of a batch that isn't full are read again.
 
-Where a batch ends depends on time then, so this flow chooses, and logs what it chose: the sizes. A flow opened at a
-state with choices in it makes batches of these sizes first, however long that takes, then chooses freely.
-
-Batches that do wait until they are full need no log. But the run that resumes may have a `max_wait_s`, so where a stage
-downstream reads batches again, they are counted, and written down as if their sizes had been chosen.
+With `max_wait_s` the end of a batch depends on time: the sizes chosen are logged, and a resume repeats the logged sizes
+before it chooses again. Without `max_wait_s` no log is needed; but since the run that resumes may have one, batches
+that a stage downstream may read again are counted, and saved as if their sizes had been chosen.
 """
 
 from __future__ import annotations
@@ -50,37 +48,29 @@ __all__ = [
     "collated",
 ]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
 
-
 TOGETHER_ITEMS = 64
-"""Small batches are made some at a time, from so many items; a larger one is made of no more than it needs, since
-what it is made of is memory that the next one finds warm (arrays of 48 KiB: 1.5 x as fast as a list of 512 at once)."""
-
+"""Small batches are made several at a time, from so many items; a larger one is pulled on its own, so that the next
+one reuses warm memory (arrays of 48 KiB: 1.5 x as fast as a list of 512 at once)."""
 
 NAMED: Mapping[str, Callable[[list[Any]], Any]] = {"stack": stack, "torch": stack_tensors}
-"""What the words for `collate=` mean."""
+"""The names that `collate=` takes."""
 
 
 class Sizes(msgspec.Struct):
-    """The stage's part of a saved state: the sizes of batches that are to be repeated."""
+    """The stage's part of a saved state: the sizes of the batches to repeat."""
 
     replay: list[Size]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Stage[In, Out]):
-    """Collates `size` items into one, the rest at the end too unless `drop_remainder`.
-
-    State: the upstream's right after the batch's last item; items that wait for their batch to fill are read again.
-    With `max_wait_s`, or where batches are counted, also the sizes to be repeated, see `batch_wait`.
+    """Collates `size` items into one; a shorter last batch is dropped if `drop_remainder`.
 
     Attributes:
-      counts: whether a stage downstream may read batches again. Of a plan; see `compiling`.
+      counts: whether a stage downstream may read batches again; set when the plan is compiled.
     """
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
@@ -144,14 +134,16 @@ class Batch(Stage[In, Out]):
         flow, site = upstream(state), upstream.site
         if self.max_wait_s is None and (own is None or not own["replay"]):
             run = self.run_over(flow, site, state, own)
-            cuts = BatchCounter(self.name, self.size) if self.counts else None
-            return ListsFlow(flow.state if cuts is None else cuts.behind(flow.state), self.lists(run, cuts), run, flow)
+            counter = BatchCounter(self.name, self.size) if self.counts else None
+            return ListsFlow(
+                flow.state if counter is None else counter.state_after(flow.state), self.lists(run, counter), run, flow
+            )
         inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
         run = self.run_over(inbox, site, state, own)
         waiting = WaitingBatch(self, inbox, own)
         return ListsFlow(waiting.begin(), waiting.lists(run), run, inbox)
 
-    async def lists(self, run: Run[In], cuts: BatchCounter | None = None) -> Lists[Out]:
+    async def lists(self, run: Run[In], counter: BatchCounter | None = None) -> Lists[Out]:
         held: list[In] = []
         last = Reference.to(run.upstream.state)
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
@@ -162,7 +154,7 @@ class Batch(Stage[In, Out]):
             while len(items) - start >= (missing := self.size - len(held)):
                 held.extend(items[start : start + missing])
                 start += missing
-                batch = self._batch(held, run, states[start - 1], after if start == len(items) else None, cuts)
+                batch = self._batch(held, run, states[start - 1], after if start == len(items) else None, counter)
                 held = []
                 if start == len(items):
                     items, start = (), 0
@@ -173,32 +165,34 @@ class Batch(Stage[In, Out]):
             if start < len(items):
                 last = Reference(states, len(items) - 1)
             elif not held and after is not None:
-                yield Chunk((), (), after if cuts is None else cuts.behind(after))
+                yield Chunk((), (), after if counter is None else counter.state_after(after))
             del items
         now = run.upstream.state
         if held and not self.drop_remainder:
-            yield self._batch(held, run, last.get(), now, cuts)
+            yield self._batch(held, run, last.get(), now, counter)
         elif held:
-            yield Chunk((), (), now if cuts is None else cuts.behind(now))  # what was skipped among the rest counts
+            yield Chunk(
+                (), (), now if counter is None else counter.state_after(now)
+            )  # what was skipped among the rest counts
 
     def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
-        """Return a batch, or none if it is left out; `last` is the upstream's state behind it."""
+        """Return the batch, or nothing if it is skipped; `last` is the upstream's state after it."""
         return collated(self, self.collate, held, run, last)
 
     def _batch(
-        self, held: list[In], run: Run[In], last: State, after: State | None, cuts: BatchCounter | None
+        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter | None
     ) -> Chunk[Out]:
         made = self.collated(held, run, last)
-        if cuts is not None:
-            cuts.add(len(held))
-            last, after = cuts.behind(last), None if after is None else cuts.behind(after)
+        if counter is not None:
+            counter.add(len(held))
+            last, after = counter.state_after(last), None if after is None else counter.state_after(after)
         return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)
 
 
 def collated(
     stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: Run[In], last: State
 ) -> list[Out]:
-    """Return the batch that a stage makes of `held`, or none if it is left out; `last`: the upstream's state there."""
+    """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
     try:
         with HoldTimer(run.meter):
             made = [collate(held)]
@@ -211,10 +205,10 @@ def collated(
 
 
 def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
-    """Return the function that `collate=` means.
+    """Return the function that `collate=` names.
 
     Raises:
-      PlanError: it is none that can collate; a `PlanTypeError` if it is no function.
+      PlanError: it can't collate; a `PlanTypeError` if it is no function.
     """
     if isinstance(collate, str) and collate not in NAMED:
         raise PlanError(f"{option} is 'stack', 'torch', None or a function, got {collate!r}")
@@ -224,7 +218,7 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
     check_function(option, fn)
     if is_async(fn) or inspect.isasyncgenfunction(fn):
         raise PlanError(
-            f"{option} takes a sync function: what an async one returns would be the batch. Await it in a .map behind "
+            f"{option} takes a sync function: what an async one returns would be the batch. Await it in a .map after "
             f"{option.partition('(')[0]}(collate=None)"
         )
     found: Callable[[list[Any]], Any] = fn
@@ -232,7 +226,7 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
 
 
 class Batching(Protocol[In, Out]):
-    """What this module needs to know of the stage."""
+    """What `WaitingBatch` needs of a stage: that of this module, and its like."""
 
     @property
     def name(self) -> str: ...
@@ -246,11 +240,11 @@ class Batching(Protocol[In, Out]):
 
 
 LATE: Chunk[Any] = Chunk((), ())
-"""Instead of a list: nothing came in time."""
+"""Returned in place of a list when the batch has waited long enough."""
 
 
 class BatchState(State):
-    """Behind a batch: the upstream's state behind its last item, and how many batches were made so far."""
+    """After a batch: the upstream's state after its last item, and how many batches were made so far."""
 
     __slots__ = ("_count", "_log", "_name", "_sizes", "_upstream")
 
@@ -258,7 +252,7 @@ class BatchState(State):
         self._name = name
         self._upstream = upstream
         self._log = log
-        self._count = count  # batches made since the stretch began
+        self._count = count  # batches made since the log's segment began
         self._sizes = sizes  # of a full batch, and of the last one; None: sizes are logged
 
     @property
@@ -290,7 +284,7 @@ class BatchState(State):
 
 
 class BatchCounter:
-    """Counts the batches of a stage that waits until they are full."""
+    """Counts the batches of a stage without `max_wait_s`."""
 
     def __init__(self, name: str, size: int) -> None:
         self._name, self._log = name, Log(0, [], 0, name)
@@ -302,18 +296,17 @@ class BatchCounter:
         self._made += 1
         self._last = size
 
-    def behind(self, upstream: State) -> State:
-        """Return the state behind the last batch, over the upstream's."""
+    def state_after(self, upstream: State) -> State:
+        """Return the state after the last batch, over the upstream's."""
         return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
 
 
 class WaitingBatch(Generic[In, Out]):
-    """One running of a batching stage that chooses, or that has choices to repeat.
+    """One run of a batching stage that chooses sizes, or has sizes to repeat.
 
     Args:
-      stage: its options.
-      inbox: what it reads: a pull of it may be cut off without losing anything.
-      own: its part of the state that it is opened at.
+      inbox: the input; cancelling a pull of it loses nothing.
+      own: the stage's part of the state that it is opened at.
     """
 
     def __init__(self, stage: Batching[In, Out], inbox: Inbox[In], own: Any) -> None:
@@ -325,22 +318,22 @@ class WaitingBatch(Generic[In, Out]):
         self._size = stage.size  # of the last batch
         self._held: list[In] = []
         self._last = Reference.to(inbox.state)
-        self._after: State | None = None  # progress behind the last item
+        self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
     def begin(self) -> State:
-        """Return the state before the first batch. Not kept here: it would hold on to every choice made since."""
-        return self._behind(self._inbox.state)
+        """Return the state before the first batch. Not kept here: it would keep the log of every choice made since."""
+        return self._state_after(self._inbox.state)
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
-        """Yield batches, each as soon as it is full or its time is over."""
+        """Yield batches, each when it is full or its time is over."""
         pace = Pace()
         while (chunk := await self._pull()) is not None:
             self._take(chunk)
             if not self._missing or (chunk is LATE):
                 yield self._batch(run, self._after)
             elif not self._held and chunk.after is not None:
-                yield Chunk((), (), self._behind(chunk.after))
+                yield Chunk((), (), self._state_after(chunk.after))
             del chunk
             await pace.breathe()
         if self._replay:
@@ -348,24 +341,26 @@ class WaitingBatch(Generic[In, Out]):
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
         elif self._held:
-            yield Chunk((), (), self._behind(self._inbox.state))  # what was skipped among the rest is to be counted
+            yield Chunk(
+                (), (), self._state_after(self._inbox.state)
+            )  # what was skipped among the rest is to be counted
 
     @property
     def _missing(self) -> int:
-        """Items until the batch at hand is full, or as large as it was."""
+        """Items until the current batch is full, or has its logged size."""
         return (self._replay[0] if self._replay else self._stage.size) - len(self._held)
 
     async def _pull(self) -> Chunk[In] | None:
-        """Return the next list, None at the end; or `LATE`, if the batch at hand has waited long enough."""
+        """Return the next list; None at the end; `LATE` if the current batch has waited long enough."""
         if self._deadline is None or not self._inbox.idle:
             return await self._inbox.pull(self._missing)
         if anyio.current_time() < self._deadline:
-            with anyio.CancelScope(deadline=self._deadline):  # no yield in here: this is a coroutine of its own
+            with anyio.CancelScope(deadline=self._deadline):  # no yield in here: this is a coroutine
                 return await self._inbox.pull(self._missing)
         return LATE
 
     def _take(self, chunk: Chunk[In]) -> None:
-        """Put a list into the batch at hand; the first item in it starts the clock."""
+        """Add a list to the current batch; its first item starts the clock."""
         if chunk is not LATE:
             self._after = chunk.after
         if not chunk.items:
@@ -377,7 +372,7 @@ class WaitingBatch(Generic[In, Out]):
         self._last = Reference(chunk.states, len(chunk.items) - 1)
 
     def _batch(self, run: Run[In], after: State | None) -> Chunk[Out]:
-        """Make a batch of what is at hand, and log its size."""
+        """Collate the current batch, and log its size."""
         last, held = self._last.get(), self._held
         made = self._stage.collated(held, run, last)
         if self._replay:
@@ -388,13 +383,13 @@ class WaitingBatch(Generic[In, Out]):
         self._size = len(held)
         self._held, self._deadline = [], None
         if not made:
-            return Chunk((), (), self._behind(last if after is None else after))
-        return Chunk(made, [self._behind(last)], None if after is None else self._behind(after))
+            return Chunk((), (), self._state_after(last if after is None else after))
+        return Chunk(made, [self._state_after(last)], None if after is None else self._state_after(after))
 
     @property
     def _chooses(self) -> bool:
         return self._stage.max_wait_s is not None
 
-    def _behind(self, upstream: State) -> State:
+    def _state_after(self, upstream: State) -> State:
         sizes = None if self._chooses else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)

@@ -1,13 +1,11 @@
-"""Items of about one length into batches.
+"""`.bucket_by_length`: batches of items of about one length.
 
 State: the upstream's before the oldest item that is in no batch yet (a mark, `Since`), how many items were read from
-there, and which of them are in no batch, as ranges. A resume reads them all again, and passes over the others. A length
-that is rare keeps its item for long, so that may be many.
+there, and which of them are in no batch, as ranges. A resume rereads them all and skips the others. An item of a rare
+length waits long for its batch, so these may be many.
 
-Items in buckets, numbered, and the state behind those that have left.
-
-Items are numbered from where the flow was opened. What a bucket holds is noted in lists that only grow, and are left to
-the states that know them when its batch leaves: a state costs nothing but a list of these until it is read.
+Items are numbered from where the flow was opened. The numbers of a bucket's items are in a list that only grows, and
+that the states share once its batch has left: until it is read, a state costs a list of these lists.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ from streamline.transforms.completion_order import ranges
 
 __all__ = ["BucketByLength", "BucketPart", "Buckets", "bucket_of", "own_part"]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
 
 
@@ -58,10 +53,10 @@ class BucketPart(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketByLength(Stage[In, Out]):
-    """Collates items out of one bucket of lengths; see `Pipeline.bucket_by_length`.
+    """Collates items of one range of lengths; see `Pipeline.bucket_by_length`.
 
     Attributes:
-      batch_size: one for each bucket, of which there is one more than boundaries.
+      batch_size: one for each bucket: one more than `boundaries`.
     """
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
@@ -139,7 +134,7 @@ class BucketByLength(Stage[In, Out]):
                     await pace.breathe()
             if chunk.after is not None and not held.count:
                 yield Chunk((), (), held.states(Reference.to(chunk.after))[0])
-            del chunk  # items are not kept while the next are made
+            del chunk  # release the items while the next are made
         held.check_end(str(self))
         end = run.upstream.state
         if self.drop_remainder:
@@ -152,8 +147,8 @@ class BucketByLength(Stage[In, Out]):
         """Return how long an item is.
 
         Raises:
-          PlanError: the function said what is no length; a `PlanTypeError` if it is no integer.
-          What the function raises.
+          PlanError: `length` returned a negative number; a `PlanTypeError` if it is no integer.
+          What `length` raises.
         """
         found: Any = self.length(item)
         if type(found) is int and found >= 0:
@@ -243,18 +238,13 @@ def _ints(option: str, values: object, least: int) -> tuple[int, ...]:
 
 
 def own_part(read: int, held: list[list[int]]) -> dict[str, Json]:
-    """Return the stage's part of a state.
-
-    Args:
-      read: items that were read from the mark on.
-      held: those of them that were in no batch, as ranges [first, stop).
-    """
+    """Return the stage's part of a state: items `read` since the mark; of them, ranges [first, stop) in no batch."""
     return {"read": read, "held": held}
 
 
 @dataclass(slots=True)
 class _UpstreamChunk:
-    """A list of items of the upstream's: the number of the first, the state before it, and those behind each."""
+    """A list from the upstream: the number of its first item, the state before it, and the states after each item."""
 
     first: int
     before: Reference
@@ -265,23 +255,23 @@ class _UpstreamChunk:
 
 
 class _Bucket(Generic[In]):
-    """Items of one bucket that are in no batch, their numbers, and the list that the first one came in."""
+    """Items of one bucket that are in no batch, their numbers, and the upstream's list with the first of them."""
 
-    __slots__ = ("came", "items", "positions")
+    __slots__ = ("chunk", "items", "positions")
 
     def __init__(self) -> None:
         self.items: list[In] = []
         self.positions: list[int] = []
-        self.came: _UpstreamChunk | None = None
+        self.chunk: _UpstreamChunk | None = None
 
 
 class Buckets(Generic[In]):
-    """The buckets of a stage.
+    """The buckets of one run of a stage.
 
     Args:
       name: the stage's.
       measured: returns the length of an item.
-      own: the stage's part of the state that it is opened at; None at the beginning.
+      own: the stage's part of the state to begin at; None at the beginning.
       begin: the upstream's state there.
 
     Attributes:
@@ -300,39 +290,39 @@ class Buckets(Generic[In]):
         self._name, self._boundaries, self._sizes, self._measured = name, boundaries, sizes, measured
         self._buckets = [_Bucket[In]() for _ in sizes]
         self._next = 0  # the number of the next item
-        self._again: int = own["read"] if own else 0  # items before this one are read again
+        self._replay_end: int = own["read"] if own else 0  # items before this one are read again
         self._due = tuple(at for first, stop in (own["held"] if own else ()) for at in range(first, stop))
         self._waiting = frozenset(self._due)
-        self._arrived = _UpstreamChunk(0, Reference.to(begin), ())
-        self._behind = self._arrived.before
+        self._current = _UpstreamChunk(0, Reference.to(begin), ())
+        self._upstream_end = self._current.before
         self.count = 0
 
     @property
     def room(self) -> int:
-        """How many items may come: with those that are here, no more than fill all buckets."""
+        """Items to pull next: with those held, no more than fill all buckets."""
         return min(TOGETHER_ITEMS, sum(self._sizes) - self.count)
 
     @property
     def rests(self) -> list[int]:
-        """The buckets in which there are items."""
+        """The numbers of the buckets that hold items."""
         return [number for number, bucket in enumerate(self._buckets) if bucket.items]
 
     def arrive(self, chunk: Chunk[In]) -> None:
-        """These items are the next to be taken."""
-        self._arrived = _UpstreamChunk(self._next, self._behind, chunk.states)
-        self._behind = chunk.behind
+        """Make these items the next to be taken."""
+        self._current = _UpstreamChunk(self._next, self._upstream_end, chunk.states)
+        self._upstream_end = chunk.behind
 
     def take(self, items: Sequence[In], start: int) -> tuple[int, int | None, BaseException | None]:
         """Take items from `start` on, until a bucket is full.
 
         Returns:
-          Where to go on, the bucket that is full, if one is, and what is wrong with the last item taken.
+          Where to go on; the number of the full bucket, if any; the error of the last item taken, if any.
         """
         boundaries, sizes, measured = self._boundaries, self._sizes, self._measured
         for at in range(start, len(items)):
             position = self._next
             self._next += 1
-            if position < self._again and position not in self._waiting:
+            if position < self._replay_end and position not in self._waiting:
                 continue
             try:
                 number = bisect_left(boundaries, measured(items[at]))
@@ -340,7 +330,7 @@ class Buckets(Generic[In]):
                 return at + 1, None, error
             bucket = self._buckets[number]
             if not bucket.items:
-                bucket.came = self._arrived
+                bucket.chunk = self._current
             bucket.items.append(items[at])
             bucket.positions.append(position)
             self.count += 1
@@ -349,50 +339,57 @@ class Buckets(Generic[In]):
         return len(items), None, None
 
     def empty(self, number: int) -> list[In]:
-        """Return the items of a bucket, which are in a batch now."""
+        """Empty a bucket, and return its items."""
         items = self._buckets[number].items
         self._buckets[number] = _Bucket()
         self.count -= len(items)
         return items
 
     def states(self, now: Reference) -> _BucketState:
-        """Return the state behind what was taken so far; `now` is the upstream's."""
-        held = [(bucket.positions, bucket.came) for bucket in self._buckets if bucket.came is not None]
-        return _BucketState(self._name, held, self._next, self._again, self._due, now)
+        """Return the state after what was taken so far; `now` is the upstream's."""
+        held = [(bucket.positions, bucket.chunk) for bucket in self._buckets if bucket.chunk is not None]
+        return _BucketState(self._name, held, self._next, self._replay_end, self._due, now)
 
     def check_end(self, stage: str) -> None:
-        """Insist that what had been read has been read again; `stage` as printed.
+        """Check that all items that had been read before a resume were read again.
 
         Raises:
-          ResumeError: there is less now.
+          ResumeError: there are fewer now.
         """
-        if self._next < self._again:
+        if self._next < self._replay_end:
             raise ResumeError(
-                f"{stage} had read {self._again:,} items from the oldest one that was in no batch, and only "
+                f"{stage} had read {self._replay_end:,} items from the oldest one that was in no batch, and only "
                 f"{self._next:,} of them are left to be read again: what is before it gives fewer than it did"
             )
 
 
 class _BucketState:
-    """The state behind a batch: the items before `end` that are left in the buckets.
+    """The states after a batch: the items before `end` that are left in the buckets.
 
     Args:
-      held: the numbers of the items in each bucket, to which later ones may be added, and the list of its first one.
-      again: items before this one had been read before a resume; those of `due` were in no batch then.
+      held: for each bucket, the numbers of its items (later ones may be added) and the list with the first of them.
+      replay_end: items before this one had been read before a resume; those of `due` were in no batch then.
     """
 
-    __slots__ = ("_again", "_due", "_end", "_held", "_name", "_now")
+    __slots__ = ("_due", "_end", "_held", "_name", "_now", "_replay_end")
 
     def __init__(
         self,
         name: str,
         held: list[tuple[list[int], _UpstreamChunk]],
         end: int,
-        again: int,
+        replay_end: int,
         due: tuple[int, ...],
         now: Reference,
     ) -> None:
-        self._name, self._held, self._end, self._again, self._due, self._now = name, held, end, again, due, now
+        self._name, self._held, self._end, self._replay_end, self._due, self._now = (
+            name,
+            held,
+            end,
+            replay_end,
+            due,
+            now,
+        )
 
     def __getitem__(self, index: int, /) -> State:
         end, now = self._end, self._now.get()
@@ -402,4 +399,4 @@ class _BucketState:
         if self._held:
             low, came = min((held[0], number) for number, (held, _) in enumerate(self._held))
             upstream = Since(self._held[came][1].state_before(low), now)
-        return Over(self._name, own_part(max(end, self._again) - low, ranges(positions, low)), upstream)
+        return Over(self._name, own_part(max(end, self._replay_end) - low, ranges(positions, low)), upstream)

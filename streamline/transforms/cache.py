@@ -1,12 +1,12 @@
-"""Keeping one pass of the upstream, for the passes behind it: `.cache().repeat(3)` reads it once.
+"""`.cache`: keeps one pass of the upstream for later passes, so that `.cache().repeat(3)` reads it once.
 
-In memory, what was drawn belongs to the running (`Session.shares`), one for each shard, and the next pass finds it
-there. A pass that was left before its end is drawn again, as it was. A running that is opened anew draws anew. On disk
-(`streamline.transforms.cache_disk`), it belongs to the folder.
+One read of the upstream that is kept is a *drawing*. In memory, it belongs to one shard of the run (`Session.shares`),
+and the next pass finds it there; a pass that was left before its end is drawn again, from the same state. A new run
+draws anew. On disk (`streamline.transforms.cache_disk`), the drawing belongs to the folder.
 
-State: the upstream's at the start of that pass (a mark, `Since`), its epoch, and how many items were served
-of this pass; which drawing it is of, see `cache_course`. A resume has nothing in memory: it draws again what was
-served, and keeps it.
+State: the upstream's at the start of the drawing's pass (a mark, `Since`), its epoch, the drawing's number
+(`streamline.transforms.pass_history`), and how many items of this pass were served. A resume in memory draws again what
+was served, and keeps it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from streamline.transforms.pass_history import CacheState, PassHistory, PassPlac
 
 __all__ = ["Cache"]
 
-
 T = TypeVar("T")
-
 
 Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
 """As `Site.epoch`, in a saved state."""
@@ -57,14 +55,14 @@ class Cache(Stage[T, T]):
     """Serves one pass of the upstream again and again.
 
     Attributes:
-      max_bytes: of it that are kept, in each worker; None: no bound.
-      path: of a folder to keep it in; None: in memory.
-      of: what is before it, as a digest: files are of this only. Of a plan that is opened, see `bound`.
-      chosen: whether what is before it chooses an order that another run would choose differently; likewise.
+      max_bytes: kept in each worker; None: no bound.
+      path: of the folder to keep it in; None: in memory.
+      of: digest of the stages upstream, to which files belong; set when the plan is opened.
+      chosen: whether a stage upstream chooses an order that another run would choose differently; likewise.
     """
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
-        "added": "the items from here on are kept, and come again in the passes behind this one",
+        "added": "the items from here on are kept, and come again in the passes after this one",
         "removed": "the items from here on are read anew in each pass",
     }
     state_type: ClassVar[Any] = Passing
@@ -99,29 +97,29 @@ class Cache(Stage[T, T]):
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)
         site = upstream.site
-        course = PassHistory.of(self.name, site, own)
+        history = PassHistory.of(self.name, site, own)
         if self.path is not None:
-            keeping = DiskCacheSpec(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
+            spec = DiskCacheSpec(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
             run_over = partial(self.run_over, site=site, state=state, own=own)
-            return open_on_disk(keeping, run_over, course, upstream, state)
+            return open_on_disk(spec, run_over, history, upstream, state)
         if own is not None and own.get("kept"):
             raise ResumeError(
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
             )
-        before: _CachedPass[T] | None = course.kept if state is None else None
-        if before is not None and before.drawing < course.wanted(site.epoch):
+        before: _CachedPass[T] | None = history.kept if state is None else None
+        if before is not None and before.drawing < history.wanted(site.epoch):
             before = None  # it was reset
         if before is not None and before.ended:
             kept = before
-        elif before is not None:  # that pass was left before its end
+        elif before is not None:  # left before its end
             kept = _CachedPass(self, before.opener, before.mark, before.drawing)
         else:
             epoch = site.epoch if own is None else tuple(own["epoch"])
-            drawing = course.wanted(site.epoch) if own is None else own["drawing"] or 0
+            drawing = history.wanted(site.epoch) if own is None else own["drawing"] or 0
             kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
-        course.kept, course.let_go = kept, kept.items.clear
-        course.begin(site.epoch, kept.drawing)
-        place = course.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
+        history.kept, history.clear = kept, kept.items.clear
+        history.begin(site.epoch, kept.drawing)
+        place = history.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
         served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
         run = self.run_over(reading, site, state, own)
         begin = CacheState(place, served, Since(kept.begin, kept.begin))
@@ -133,7 +131,7 @@ class Cache(Stage[T, T]):
             if await run.upstream.pull(served - len(kept.items)) is None:
                 raise ResumeError(gives_fewer(str(self), served, len(kept.items)))
             await pace.breathe()
-        if served:  # there may be no item behind these to say what was left out among them
+        if served:  # no later item may come to report what was skipped among these
             yield Chunk((), (), CacheState(place, served, Since(kept.begin, kept.now)))
         while True:
             if served < len(kept.items):
@@ -141,8 +139,9 @@ class Cache(Stage[T, T]):
                 chunk = Chunk(items, ServedStates(place, served, Since(kept.begin, kept.now)))
             elif (drawn := await run.upstream.pull(run.want)) is not None:
                 items = drawn.items
-                behind = None if drawn.after is None else Since(kept.begin, drawn.after)
-                after = None if behind is None else CacheState(place, served + len(items), behind)
+                after = None
+                if drawn.after is not None:
+                    after = CacheState(place, served + len(items), Since(kept.begin, drawn.after))
                 chunk = Chunk(items, ServedStates(place, served, kept.begin, drawn.states), after)
             else:
                 return
@@ -152,16 +151,16 @@ class Cache(Stage[T, T]):
 
 
 class _CachedPass(Generic[T]):
-    """What was drawn of one pass, and where more of it comes from.
+    """A drawing in memory, and the flow that the rest of it comes from.
 
     Attributes:
       opener: of the upstream, in that pass.
       mark: where it is opened; None: at the beginning.
       drawing: its number.
-      begin: the upstream's state there; `now`: behind what was drawn.
+      begin: the upstream's state there; `now`: after what was drawn.
       flow: the upstream, until it has been closed.
-      ended: it is all here.
-      rest: what was drawn and not kept, as there is no room for it.
+      ended: the drawing is complete.
+      rest: drawn, but not kept for lack of room.
     """
 
     def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None, drawing: int) -> None:
@@ -177,10 +176,10 @@ class _CachedPass(Generic[T]):
         self._bytes = 0
 
     def keep(self, chunk: Chunk[T]) -> Chunk[T]:
-        """Add what was drawn, as far as there is room for it, and return that; `rest` is what there is none for.
+        """Keep what was drawn as far as there is room, and return that; the others become `rest`.
 
         Raises:
-          CacheFull: there is none for the first item.
+          CacheFull: there is no room for the first item.
         """
         most = self._stage.max_bytes
         if most is not None:
@@ -200,7 +199,7 @@ class _CachedPass(Generic[T]):
         return chunk
 
     def _fitting(self, items: Sequence[T], most: int) -> int:
-        """Return how many of these there is room for, and count their bytes."""
+        """Return how many of these there is room for; counts their bytes."""
         for count, item in enumerate(items):
             if self._bytes + (size := nbytes(item)) > most:
                 return count
@@ -209,7 +208,7 @@ class _CachedPass(Generic[T]):
 
 
 class _CachingFlow(Flow[T]):
-    """What is not kept yet: it is kept as it is read. Closed, it knows no more of what is kept: that may be reset."""
+    """Keeps items as they are read from the upstream. `aclose` releases the drawing, which may be reset then."""
 
     def __init__(self, kept: _CachedPass[T]) -> None:
         super().__init__(kept.now)

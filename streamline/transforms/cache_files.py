@@ -1,12 +1,12 @@
-"""The files of `.cache(path=)`: blocks of a pass, each whole or not there, with a checksum, under a name of its own.
+"""The files of `.cache(path=)`: blocks of a pass, each written atomically, with a checksum, under a unique name.
 
-A file's name says what it is of (the stage, the shard, a digest of what is before the stage), the drawing, how many
-items of the pass come up to its end, its own random id and that of the block before it, and whether it is the last. So
-the names alone tell which blocks make a pass, none is ever written twice, and two runs that draw the same pass beside
-one another write two chains of blocks, which may begin with the same ones. A chain counts from its first block on, as
-far as it goes: what a kill leaves is sound, and the next run goes on behind it.
+A file's name says what it belongs to (the stage, the shard, a digest of the stages upstream), the drawing, how many
+items of the pass there are up to its end, its own random id and that of the block before it, and whether it is the
+last. So the names alone say which blocks make a pass, none is ever written twice, and two runs that draw the same pass
+at once write two chains of blocks, which may share their first ones. A chain is valid from its first block on, as far
+as it goes: the next run continues where a kill ended it.
 
-A reset is an empty file that says the number of the next drawing.
+A reset is an empty file whose name has the number of the next drawing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,12 @@ from streamline.errors import CacheFull, ReadError
 
 __all__ = ["ROOT", "BlockInfo", "CacheBlock", "CacheFiles", "FoundBlocks", "new_id", "whole"]
 
-
 MAGIC = b"streamline cached block 1\n"
-
 
 WRITER = ".cache(path=)"
 
-
 ROOT = "0" * 16
-"""What the first block has before it."""
-
+"""The id before the first block."""
 
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+\.[0-9a-f]{16})\.drawing-(?P<drawing>\d+)\."
@@ -45,19 +41,19 @@ _NAME = re.compile(
 
 
 def new_id() -> str:
-    """Return the id of another block."""
+    """Return the id of a new block."""
     return os.urandom(8).hex()
 
 
 @dataclass(frozen=True)
 class CacheBlock:
-    """A file, as its name tells.
+    """A file, as its name describes it.
 
     Attributes:
       stop: items of the pass up to its end.
-      end: it is the last one.
+      end: whether it is the last one.
       nbytes: of the file.
-      chosen: whether its order was chosen, so that it is another one if it is drawn again.
+      chosen: whether its order was chosen, so that drawing it again may give another one.
     """
 
     path: Path
@@ -71,11 +67,11 @@ class CacheBlock:
 
 
 class BlockInfo(NamedTuple):
-    """What a block holds.
+    """The content of a block.
 
     Attributes:
       epoch: in which it was drawn.
-      state: of the upstream, behind it.
+      state: the upstream's, after it.
     """
 
     items: list[Any]
@@ -84,7 +80,7 @@ class BlockInfo(NamedTuple):
 
 
 class FoundBlocks:
-    """What was found in a folder, of one stage and shard.
+    """The blocks of one stage and shard that a folder has.
 
     Attributes:
       newest: the number of the newest drawing.
@@ -93,12 +89,12 @@ class FoundBlocks:
     def __init__(self, blocks: Sequence[CacheBlock], newest: int) -> None:
         self.newest = newest
         self.blocks = {block.id: block for block in blocks}
-        self._behind: dict[str, list[CacheBlock]] = {}
+        self._followers: dict[str, list[CacheBlock]] = {}
         for block in blocks:
-            self._behind.setdefault(block.before, []).append(block)
+            self._followers.setdefault(block.before, []).append(block)
 
     def chain(self, tip: str) -> list[CacheBlock] | None:
-        """Return the blocks up to this one; None: one of them isn't there."""
+        """Return the blocks up to this one; None: one of them is missing."""
         found: list[CacheBlock] = []
         while tip != ROOT:
             block = self.blocks.get(tip)
@@ -109,17 +105,17 @@ class FoundBlocks:
         return found[::-1]
 
     def beyond(self, tip: str, drawing: int, *, chosen: bool = True) -> list[CacheBlock]:
-        """Return the blocks behind this one: a whole pass if there is one, else as many as there are.
+        """Return the blocks after this one: a whole pass if there is one, else the longest chain.
 
         Args:
-          chosen: also those whose order was chosen.
+          chosen: include those whose order was chosen.
         """
-        ends, todo = list[CacheBlock](), [block for block in self._behind.get(tip, ()) if block.drawing == drawing]
+        ends, todo = list[CacheBlock](), [block for block in self._followers.get(tip, ()) if block.drawing == drawing]
         while todo:
             block = todo.pop()
             if block.chosen and not chosen:
                 continue
-            todo += self._behind.get(block.id, ())
+            todo += self._followers.get(block.id, ())
             ends.append(block)
         if not ends:
             return []
@@ -127,7 +123,7 @@ class FoundBlocks:
         return self.between(tip, best)
 
     def between(self, tip: str, last: CacheBlock) -> list[CacheBlock]:
-        """Return the blocks behind `tip`, up to this one."""
+        """Return the blocks after `tip`, up to this one."""
         found = [last]
         while found[-1].before != tip:
             found.append(self.blocks[found[-1].before])
@@ -139,7 +135,7 @@ class CacheFiles:
 
     Args:
       stage: as messages call it.
-      of: a digest of what is before it.
+      of: digest of the stages upstream.
       max_bytes: of the files of a pass; None: no bound.
     """
 
@@ -153,7 +149,7 @@ class CacheFiles:
         self._max_bytes = max_bytes
 
     def look(self) -> FoundBlocks:
-        """Return what is there.
+        """Return the blocks in the folder.
 
         Raises:
           ReadError: the folder can't be read.
@@ -182,16 +178,16 @@ class CacheFiles:
         return FoundBlocks(blocks, newest)
 
     def write(self, block: CacheBlock, held: BlockInfo, before_bytes: int) -> CacheBlock:
-        """Write a block, durably, and return it as it is on disk.
+        """Write a block durably, and return it as it is on disk.
 
         Args:
           block: without a path and a size.
           before_bytes: of the blocks before it.
 
         Raises:
-          CacheFull: with those before, it is larger than may be kept.
+          CacheFull: with those before, it exceeds `max_bytes`.
           ReadError: it can't be written.
-          DataError: the items can't be.
+          DataError: an item can't be serialized.
         """
         buffers: list[Buffer] = []
         items = json_list(pack(item, buffers, WRITER) for item in held.items)
@@ -219,7 +215,7 @@ class CacheFiles:
         return "name a folder for .cache(path=) that can be written, with room for a pass of all shards"
 
     def read(self, block: CacheBlock) -> BlockInfo:
-        """Return what a block holds.
+        """Return a block's content.
 
         Raises:
           DamagedError: it isn't as it was written.
@@ -240,7 +236,7 @@ class CacheFiles:
             raise ReadError(f"can't read {block.path} of {self._stage}: {error.strerror or error}") from error
 
     def remove(self, blocks: Sequence[CacheBlock]) -> None:
-        """Remove files; those that can't be stay."""
+        """Remove files; errors are ignored."""
         for block in blocks:
             with suppress(OSError):
                 block.path.unlink(missing_ok=True)
@@ -254,7 +250,7 @@ class CacheFiles:
                     path.unlink(missing_ok=True)
 
     def reset(self, least: int = 0) -> int:
-        """Let passes that begin from now on be of another drawing, and return its number; `least` at least.
+        """Begin a new drawing for the passes that begin from now on; return its number, which is >= `least`.
 
         Raises:
           ReadError: the folder can't be written.
@@ -268,7 +264,7 @@ class CacheFiles:
 
 
 def whole(read: Callable[[], BlockInfo]) -> BlockInfo | str:
-    """Return what is read, or what is wrong with the file."""
+    """Return what `read` does, or a text that says what is wrong with the file."""
     try:
         return read()
     except FileNotFoundError:

@@ -1,14 +1,12 @@
-"""Results as they are completed, with a state from which exactly the others are computed again.
+"""The order in which results of concurrent calls leave: that of the inputs, or that of completion. No I/O, no waiting.
 
-Inputs are numbered from where the flow was opened. The state behind a result: the upstream's at the low-water mark (all
-inputs before it are done), and which inputs beyond it are done too, as ranges. This flow chooses, so a mark on it also
-needs the choices made since: the inputs' numbers, counted from the mark's low-water, in the order of completion. A flow
-opened at such a state completes those first, in that order, and holds the others back meanwhile.
+In order of completion, inputs are numbered from where the flow was opened. The state after a result: the upstream's at
+the low-water mark (all inputs before it are done), and which inputs beyond it are done too, as ranges. This flow
+chooses, so a mark on it also needs the choices made since: the inputs' numbers, counted from the low-water mark, in the
+order of completion. A flow opened at such a state completes those first, in that order, and holds the others meanwhile.
 
-Deliveries are kept in segments that link forward: what no state refers to any more is freed by itself, and a state
+Deliveries are kept in segments that link forward: a segment that no state refers to is garbage collected, and a state
 costs nothing until it is read.
-
-In which order the results of concurrent calls leave: what is admitted, what is due, and what is left out.
 """
 
 from __future__ import annotations
@@ -38,14 +36,11 @@ __all__ = [
     "UnorderedState",
 ]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
 
-
 PENDING: Any = object()
+"""In place of a result that isn't there yet."""
 
 
 class AdmittedInputs(Generic[In]):
@@ -66,7 +61,7 @@ class AdmittedInputs(Generic[In]):
 
 
 class SkippedResult:
-    """In the place of a result: the item failed, and the stream goes on without it."""
+    """In place of a result: the item failed, and is skipped."""
 
     __slots__ = ("failure",)
 
@@ -75,56 +70,56 @@ class SkippedResult:
 
 
 class Delivery(ABC, Generic[In, Out]):
-    """In which order results leave, and with which states. No I/O, no waiting.
+    """The order in which results leave, and their states.
 
     Attributes:
-      left_out: how many results, of those put and not taken yet, are none.
-      on_left_out: called when one of them would have been taken, before the state behind it is.
+      num_skipped: skipped items among the results put and not taken yet.
+      on_skip: called when one of them would have been taken, before the state after it is.
     """
 
-    left_out = 0
-    on_left_out: Callable[[Failure], None]
+    num_skipped = 0
+    on_skip: Callable[[Failure], None]
 
-    def _first_left_out(self, results: list[Any], start: int, stop: int) -> int:
-        """Return the first place among `results[start:stop]` without a result; `stop` if all have one."""
-        if self.left_out:
+    def _first_skipped(self, results: list[Any], start: int, stop: int) -> int:
+        """Return the index of the first skipped item in `results[start:stop]`; `stop` if there is none."""
+        if self.num_skipped:
             for at in range(start, stop):
                 if isinstance(results[at], SkippedResult):
                     return at
         return stop
 
-    def _leave_out(self, result: SkippedResult) -> None:
-        self.left_out -= 1
-        self.on_left_out(result.failure)
+    def _skip_result(self, result: SkippedResult) -> None:
+        self.num_skipped -= 1
+        self.on_skip(result.failure)
 
     def room(self, position: int) -> int:
-        """Return how many inputs from `position` on the order allows to admit; 0: only after further deliveries."""
+        """Return how many inputs from `position` on may be admitted; 0: none before further deliveries."""
         return LIST_ITEMS
 
     @abstractmethod
     def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
-        """Take note of a chunk whose first item has `position`, and return what of it has to run."""
+        """Admit a chunk whose first item has `position`, and return what of it has to run now."""
 
     @abstractmethod
     def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
-        """Take the result of item `index` of `part`; say whether something has become due."""
+        """Put the result of item `index` of `part`; return whether something has become due."""
 
     def released(self) -> list[AdmittedInputs[In]]:
-        """Return what was held back at the admission and has to run now."""
+        """Return what was held back when it was admitted, and has to run now."""
         return []
 
     @property
     def stranded(self) -> bool:
-        """Whether a resume counted on inputs that have not come."""
+        """Whether inputs that the state names have not come."""
         return False
 
     @abstractmethod
     def take(self) -> Chunk[Out] | None:
-        """Return what is due; None if nothing is."""
+        """Return what is due; None: nothing."""
 
     @abstractmethod
     def due(self, part: AdmittedInputs[In], index: int) -> bool:
-        """Say whether a failure of item `index` of `part` may be reported although others still run."""
+        """Return whether a failure of item `index` of `part` may be reported although others still run."""
 
 
 class InOrder(Delivery[In, Out]):
@@ -150,11 +145,11 @@ class InOrder(Delivery[In, Out]):
         results, stop, end = part.results, start, len(part.results)
         while stop < end and results[stop] is not PENDING:
             stop += 1
-        if start < stop != (found := self._first_left_out(results, start, stop)):
+        if start < stop != (found := self._first_skipped(results, start, stop)):
             stop = found
             if start == stop:
-                self._leave_out(results[start])
-                return self._behind(part, start)
+                self._skip_result(results[start])
+                return self._pass_over(part, start)
         self._next = stop
         if stop == end:
             self._parts.popleft()
@@ -163,8 +158,8 @@ class InOrder(Delivery[In, Out]):
             return None
         return Chunk(results[start:stop], Shifted(part.states, start), part.after if stop == end else None)
 
-    def _behind(self, part: AdmittedInputs[In], index: int) -> Chunk[Out]:
-        """Go on behind an item that has no result."""
+    def _pass_over(self, part: AdmittedInputs[In], index: int) -> Chunk[Out]:
+        """Pass over an item that has no result."""
         self._next = index + 1
         if self._next == len(part.results):
             self._parts.popleft()
@@ -178,11 +173,11 @@ class InOrder(Delivery[In, Out]):
 
 
 SEGMENT_ITEMS = 1024
-"""Deliveries between two points from which states are counted: reading a state costs time in proportion."""
+"""Deliveries in a segment: reading a state takes time in proportion."""
 
 
 class CompletionPart(msgspec.Struct):
-    """The stage's part of a saved state: inputs beyond the low-water mark that are done, and those to be first."""
+    """The stage's part of a saved state: inputs beyond the low-water mark that are done, and those to do first."""
 
     done: list[Range]
     replay: list[Count]
@@ -199,7 +194,7 @@ class CompletionPart(msgspec.Struct):
 
 
 class _LowWaterMark:
-    """The low-water mark: every input before `low` is done, and of the others those in `done`."""
+    """Every input before `low` is done, and of the others those in `done`."""
 
     __slots__ = ("done", "low")
 
@@ -207,21 +202,21 @@ class _LowWaterMark:
         self.low = low
         self.done = set(done)
 
-    def rise(self, positions: Iterable[int], come: int) -> None:
-        """Take note that these are done too, of `come` inputs so far.
+    def rise(self, positions: Iterable[int], arrived: int) -> None:
+        """Note that these are done too, of `arrived` inputs so far.
 
-        The water stays below what has come: at a resume, inputs may be known as done whose states are still to come.
+        The mark doesn't pass `arrived`: at a resume, inputs may be known as done whose states are still to arrive.
         """
         done, low = self.done, self.low
         done.update(positions)
-        while low in done and low < come:
+        while low in done and low < arrived:
             done.discard(low)
             low += 1
         self.low = low
 
 
 class DeliverySegment(LogSegment):
-    """A stretch of deliveries, and the inputs that its states may refer to."""
+    """Consecutive deliveries, and the inputs that their states may refer to."""
 
     __slots__ = ("done", "handed_out", "inputs", "low", "planned", "positions", "start", "state")
 
@@ -233,17 +228,13 @@ class DeliverySegment(LogSegment):
         self.low = low  # every input before this one was done when the segment began
         self.done = done  # inputs beyond it that were done too
         self.state = state  # the upstream's right before input `low`
-        self.planned = planned  # the choices given at the opening, outstanding until they are made
+        self.planned = planned  # the choices to repeat, outstanding until they are made
         self.positions: list[int] = []
-        self.inputs: list[tuple[int, int, States, State | None]] = []  # first, stop, states, progress behind
-        self.handed_out = 0  # lists of inputs that states refer to
+        self.inputs: list[tuple[int, int, States, State | None]] = []  # first, stop, states, progress after
+        self.handed_out = 0  # lists of inputs that a state refers to
 
-    def behind(self, position: int, seen: int) -> State:
-        """Return the upstream's state right after input `position`, or the last one that is known of those before it.
-
-        Args:
-          seen: how many lists of inputs are taken into account.
-        """
+    def state_after(self, position: int, seen: int) -> State:
+        """Return the upstream's state after input `position`, or the last one before it in `seen` lists."""
         last = None
         for entry in self.inputs[:seen]:
             if entry[0] > position + (entry[0] == entry[1]):
@@ -257,22 +248,22 @@ class DeliverySegment(LogSegment):
         return states[min(position, stop - 1) - first]
 
     @property
-    def come(self) -> int:
-        """Inputs that have come so far."""
+    def arrived(self) -> int:
+        """Inputs that have arrived so far."""
         return self.inputs[-1][1] if self.inputs else self.low
 
-    def water(self, count: int, seen: int) -> _LowWaterMark:
+    def low_water(self, count: int, seen: int) -> _LowWaterMark:
         """Return the low-water mark after `count` deliveries and `seen` lists of inputs."""
-        water = _LowWaterMark(self.low, self.done)
-        water.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
-        return water
+        mark = _LowWaterMark(self.low, self.done)
+        mark.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
+        return mark
 
-    def news(self, told: tuple[int, int] | None) -> tuple[Any, Any]:
-        positions, inputs = told or (0, 0)
+    def news(self, sent: tuple[int, int] | None) -> tuple[Any, Any]:
+        positions, inputs = sent or (0, 0)
         now = len(self.positions), self.handed_out
-        if now == told:
-            return None, told
-        head = (self.start, self.low, self.done, self.state, self.planned) if told is None else None
+        if now == sent:
+            return None, sent
+        head = (self.start, self.low, self.done, self.state, self.planned) if sent is None else None
         more = [
             (first, stop, trimmed(states, 0, stop - first), after)
             for first, stop, states, after in self.inputs[inputs : now[1]]
@@ -293,7 +284,7 @@ class DeliverySegment(LogSegment):
 
 
 class UnorderedState(State):
-    """Where an unordered map stands: after `count` deliveries of a segment."""
+    """The state of an unordered map after `count` deliveries of a segment."""
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
@@ -305,25 +296,25 @@ class UnorderedState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(UnorderedState, until.latest)
-        water = self._segment.water(self._count, self._seen)
-        low, done = water.low, water.done
+        reached = self._segment.low_water(self._count, self._seen)
+        low, done = reached.low, reached.done
         replay = self._delivered_until(later) + later._outstanding()
-        mark = self._segment.behind(low - 1, self._seen)
-        tree = mark.json(later._behind_all(max([low - 1, *done, *replay])))
+        mark = self._segment.state_after(low - 1, self._seen)
+        tree = mark.json(later._segment.state_after(max([low - 1, *done, *replay]), later._seen))
         own: dict[str, Json] = {"done": ranges(done, low), "replay": [position - low for position in replay]}
         tree[self._name] = own
         return tree
 
     def tally(self, found: Tally) -> None:
-        self._segment.behind(self._segment.water(self._count, self._seen).low - 1, self._seen).tally(found)
+        self._segment.state_after(self._segment.low_water(self._count, self._seen).low - 1, self._seen).tally(found)
 
     def where(self) -> str:
-        return self._segment.behind(self._segment.water(self._count, self._seen).low, self._seen).where()
+        return self._segment.state_after(self._segment.low_water(self._count, self._seen).low, self._seen).where()
 
     def forks(self) -> Iterator[Branch]:
-        low = self._segment.water(self._count, self._seen).low
+        low = self._segment.low_water(self._count, self._seen).low
         yield Branch(self._name, self._segment, self._count, low)
-        yield from self._segment.behind(low - 1, self._seen).forks()
+        yield from self._segment.state_after(low - 1, self._seen).forks()
 
     def _delivered_until(self, later: UnorderedState) -> list[int]:
         found: list[int] = []
@@ -336,10 +327,6 @@ class UnorderedState(State):
 
     def _outstanding(self) -> list[int]:
         return self._segment.planned[self._segment.start + self._count :]
-
-    def _behind_all(self, position: int) -> State:
-        """Return the upstream's state behind `position`, or behind what this state knows of if that is less."""
-        return self._segment.behind(position, self._seen)
 
 
 def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
@@ -354,7 +341,7 @@ def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
 
 
 class _CompletionStates:
-    """The states behind a list of deliveries."""
+    """The states after each of a list of deliveries."""
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
@@ -366,12 +353,12 @@ class _CompletionStates:
 
 
 class AsCompleted(Delivery[In, Out]):
-    """Results leave when they are there; at a resume, first in the order that was chosen before.
+    """Results leave when they are complete; at a resume, first in the order that was chosen before.
 
     Args:
-      name: the stage's name.
+      name: the stage's.
       begin: the upstream's state where it was opened.
-      own: this stage's part of the state that it is opened at.
+      own: this stage's part of that state.
       max_ahead: inputs that may be admitted beyond the oldest one that isn't done.
     """
 
@@ -381,13 +368,13 @@ class AsCompleted(Delivery[In, Out]):
         self._name = name
         self._max_ahead = max_ahead
         self._segment = DeliverySegment(name, 0, 0, frozenset(done), begin, replay)
-        self._water = _LowWaterMark(0, done)  # behind what was taken
+        self._low_water = _LowWaterMark(0, done)  # after what was taken
         self._most_inputs = SEGMENT_ITEMS
         self._skip = done
         self._replay = deque(replay)
         self._planned = set(replay)
-        self._next = deque(replay)  # of the choices, those that have not been begun
-        self._come: dict[int, AdmittedInputs[In]] = {}  # their inputs, as far as they are there
+        self._next = deque(replay)  # choices that have not been started
+        self._arrived: dict[int, AdmittedInputs[In]] = {}  # their inputs that have arrived
         self._parked: list[AdmittedInputs[In]] = []
         self._early: dict[int, Out] = {}
         self._positions: list[int] = []
@@ -401,8 +388,8 @@ class AsCompleted(Delivery[In, Out]):
         return UnorderedState(self._name, self._segment, 0, 0)
 
     def room(self, position: int) -> int:
-        self._water.rise((), self._segment.come)
-        limit = self._water.low + self._max_ahead
+        self._low_water.rise((), self._segment.arrived)
+        limit = self._low_water.low + self._max_ahead
         if self._replay:  # they were within the bound of the run that chose them
             limit = max(limit, max(self._replay) + 1)
         return max(0, limit - position)
@@ -428,7 +415,7 @@ class AsCompleted(Delivery[In, Out]):
         return True
 
     def _put_early(self, position: int, result: Out) -> bool:
-        """While earlier choices are outstanding: deliver those, in their order."""
+        """While logged choices are outstanding: deliver those, in their order."""
         self._early[position] = result
         while self._replay and self._replay[0] in self._early:
             position = self._replay.popleft()
@@ -446,7 +433,7 @@ class AsCompleted(Delivery[In, Out]):
     def take(self) -> Chunk[Out] | None:
         segment = self._segment
         if len(segment.positions) >= SEGMENT_ITEMS or len(segment.inputs) >= self._most_inputs:
-            segment = self._turn()
+            segment = self._next_segment()
         count, seen = len(segment.positions), len(segment.inputs)
         if not self._results:
             if not self._progress or self._running or self._parked:
@@ -454,7 +441,7 @@ class AsCompleted(Delivery[In, Out]):
             self._progress = False
             segment.handed_out = seen
             return Chunk((), (), UnorderedState(self._name, segment, count, seen))
-        ready = self._first_left_out(self._results, 0, len(self._results))
+        ready = self._first_skipped(self._results, 0, len(self._results))
         results, rest = self._results, self._results[max(1, ready) :]
         positions, later = self._positions, self._positions[max(1, ready) :]
         if rest:
@@ -462,9 +449,9 @@ class AsCompleted(Delivery[In, Out]):
         self._results, self._positions = rest, later
         segment.handed_out = seen
         segment.positions += positions
-        self._water.rise(positions, segment.come)
+        self._low_water.rise(positions, segment.arrived)
         if not ready:
-            self._leave_out(cast(SkippedResult, results[0]))
+            self._skip_result(cast(SkippedResult, results[0]))
             return Chunk((), (), UnorderedState(self._name, segment, count + 1, seen))
         return Chunk(results, _CompletionStates(self._name, segment, count, seen))
 
@@ -476,10 +463,10 @@ class AsCompleted(Delivery[In, Out]):
         return bool(self._replay)
 
     def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
-        """Pass over what was done; begin choices in their order, and hold back all others while some are outstanding.
+        """Pass over what was done; start logged choices in their order, and hold all others while some are outstanding.
 
-        A choice that was begun before its turn would wait with its result for the others, and hold a place in the
-        channel, of which there may be fewer now than there were.
+        A choice started early would keep its place in the channel until the others are done, and the channel may be
+        smaller now than it was.
         """
         parts: list[AdmittedInputs[In]] = []
         for index in range(len(chunk.items)):
@@ -489,22 +476,22 @@ class AsCompleted(Delivery[In, Out]):
                 continue
             part = AdmittedInputs(chunk.part(index, 1), at)
             if at in self._planned:
-                self._come[at] = part
+                self._arrived[at] = part
             elif self._replay:
                 self._parked.append(part)
             else:
                 parts.append(part)
-        while self._next and self._next[0] in self._come:
-            parts.append(self._come.pop(self._next.popleft()))
+        while self._next and self._next[0] in self._arrived:
+            parts.append(self._arrived.pop(self._next.popleft()))
         self._running += len(parts)
         return parts
 
-    def _turn(self) -> DeliverySegment:
-        """Begin a new segment, so that states are counted from here, and inputs behind the water are forgotten."""
+    def _next_segment(self) -> DeliverySegment:
+        """Begin a new segment, which keeps no inputs before the low-water mark."""
         old = self._segment
         count, seen = len(old.positions), len(old.inputs)
-        low = self._water.low
-        done, state = frozenset(self._water.done), old.behind(low - 1, seen)
+        low = self._low_water.low
+        done, state = frozenset(self._low_water.done), old.state_after(low - 1, seen)
         new = DeliverySegment(self._name, old.start + count, low, done, state, old.planned)
         new.inputs = [entry for entry in old.inputs if entry[1] > low]
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))

@@ -1,12 +1,12 @@
-"""Calling a function on many items at once: in tasks, or in threads.
+"""Calls a function on many items at once, in tasks or in threads.
 
-A job of k long-lived workers, one task that feeds them and one that delivers. Workers claim inputs in order; the
-deliverer sends on what is due, as one list, whenever it is woken. Nothing is started per item.
+A job has k long-lived workers, one task that feeds them and one that delivers. Workers claim inputs in order; the
+deliverer sends what is due as one list whenever it is notified. No task is started per item.
 
 Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes.
 Failure of an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what
-runs; then the channel fails. An item that is to be left out takes its place in the order all the same, and is counted
-when it would have been delivered. Failure of the upstream: everything admitted is finished and delivered first.
+runs; then the channel fails. A skipped item keeps its place in the order, and is counted when it would have been
+delivered. Failure of the upstream: everything admitted is finished and delivered first.
 Cancellation: the job's task group is cancelled and the upstream closed under a shield. Snapshot: the states travel
 with the results.
 """
@@ -39,12 +39,8 @@ from streamline.transforms.completion_order import AdmittedInputs, Delivery, Ski
 
 __all__ = ["CallPool", "TaskPool", "ThreadedPool"]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
-
 
 LEAST_S = 0.001
 """Seconds of work in a thread from which on a call isn't made longer. One costs the event loop some 0.1 ms; but the
@@ -57,14 +53,14 @@ class CallPool(ABC, Generic[In, Out]):
     Args:
       stage: as printed in notes.
       upstream: opened; closed by this job.
-      channel: where results go. Its capacity bounds everything between the admission of an input and the consumer.
+      channel: of the results. Its capacity bounds everything between the admission of an input and the consumer.
       workers: calls, or threads, at once.
-      skips: what is left out because of errors; None: nothing.
+      skips: items skipped because of errors; None: none are.
       order: in which results leave.
       meter: of this stage; None: nothing is counted.
 
     Attributes:
-      claims_each: for each worker. One is at work, others wait, so that it finds the next when it has done with that.
+      claims_each: calls claimed by each worker: one runs, the others are queued.
     """
 
     claims_each: ClassVar[int] = 1
@@ -88,7 +84,7 @@ class CallPool(ABC, Generic[In, Out]):
         self._workers = workers
         self._order = order
         self._skips = skips
-        order.on_left_out = self._leave_out
+        order.on_skip = self._skip
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
         self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
         self._full = False
@@ -106,7 +102,7 @@ class CallPool(ABC, Generic[In, Out]):
         self._delivered: anyio.Event | None = None
 
     async def run(self) -> None:
-        """Do the job: never raises but for its own cancellation."""
+        """Run the job; raises nothing but its own cancellation."""
         await into(self._channel, self._upstream, self._run)
 
     async def _run(self) -> None:
@@ -150,7 +146,7 @@ class CallPool(ABC, Generic[In, Out]):
                     break
                 self._admit(chunk, position)
                 position += len(chunk.items)
-                del chunk  # inputs are not kept while the next are made
+                del chunk  # release the inputs while the next are made
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as failure:
@@ -176,17 +172,17 @@ class CallPool(ABC, Generic[In, Out]):
             self._idle.pop().set()
 
     def _hold(self) -> None:
-        """Let nothing be claimed."""
+        """Stop all claims."""
         self._stop = 0
 
     def _release(self) -> None:
-        """Let what was held be claimed."""
+        """Resume claims."""
         if self._part is not None:
             self._stop = len(self._part.items)
         self._wake(len(self._idle))
 
     def _next_part(self) -> bool:
-        """Go on with the next part that has items to run; say whether there is one."""
+        """Make the next part with items to run the current one; return whether there is one."""
         if self._site.tasks.gate.holding:
             return False
         while self._parts:
@@ -195,7 +191,7 @@ class CallPool(ABC, Generic[In, Out]):
             if self._part.items:
                 return True
         if self._exhausted:
-            self._part, self._stop = None, 0  # its items are not kept while the next are made
+            self._part, self._stop = None, 0  # release its items while the next are made
         return False
 
     def _notify(self) -> None:
@@ -205,7 +201,7 @@ class CallPool(ABC, Generic[In, Out]):
             self._news.set()
 
     async def _wait_claim(self, slot: int) -> None:
-        """Wait for something to claim; also behind the end, for what was held back until others are done."""
+        """Wait for something to claim; after the end, for what was held back until others are done."""
         if self._fed:
             self._notify()
         event = anyio.Event()
@@ -220,13 +216,13 @@ class CallPool(ABC, Generic[In, Out]):
                 self._meter.wait_ends(slot)
 
     def _fail(self, part: AdmittedInputs[In], index: int, error: BaseException) -> None:
-        """Take note that an item failed: leave it out, or start nothing more. Of several, the first in order counts."""
+        """Skip the failed item, or start nothing more. Of several failures, the first in order is reported."""
         item, position = part.items[index], part.states[index]
         error = blame(error, self._stage, self._site, position, FailedCall(self._fn, item))
         if self._skips is not None:
             verdict = self._skips.judge(error, item, position)
             if isinstance(verdict, Failure):
-                self._order.left_out += 1
+                self._order.num_skipped += 1
                 if self._order.put(part, index, cast("Out", SkippedResult(verdict))):
                     self._notify()
                 return
@@ -240,8 +236,8 @@ class CallPool(ABC, Generic[In, Out]):
         self._wake(len(self._idle))
         self._notify()
 
-    def _leave_out(self, failure: Failure) -> None:
-        """Count an item without a result: its place in the channel is free."""
+    def _skip(self, failure: Failure) -> None:
+        """Count a skipped item, and free its place in the channel."""
         assert self._skips is not None
         self._skips.add(failure)
         self._channel.freed(1, 0)
@@ -289,7 +285,7 @@ class TaskPool(CallPool[In, Out]):
         while True:
             part, index = self._part, self._index
             if part is None or index >= self._stop:
-                del part  # nor kept by who waits
+                del part  # not kept while waiting
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
@@ -317,9 +313,9 @@ class TaskPool(CallPool[In, Out]):
 class ThreadedPool(CallPool[In, Out]):
     """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
 
-    Behind each call another one waits, so that its thread goes on while the results are on their way to the event loop.
-    Items that a call gives back (it took long enough, one was skipped, a pause began) are left to another one. With one
-    thread, the call that waited leaves them the turn, so that calls keep the order of their inputs.
+    After each call another one is queued, so that its thread continues while the results travel to the event loop.
+    Items that a call gives back (it took long enough, one was skipped, a pause began) go to another call. With one
+    thread, the queued call lets them go first, so that calls keep the order of their inputs.
     """
 
     claims_each = 2
@@ -336,7 +332,7 @@ class ThreadedPool(CallPool[In, Out]):
         while True:
             part, start = self._part, self._index
             if part is None or start >= self._stop:
-                del part  # nothing of it is kept by who waits
+                del part  # not kept while waiting
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
@@ -396,11 +392,11 @@ class ThreadedPool(CallPool[In, Out]):
             self._turn = min(self._turn, part.first + index)
 
     def _stops_at(self, part: AdmittedInputs[In], index: int) -> None:
-        """Take note that an item has failed, before the event loop hears of it: the thread is at the next call then."""
+        """Note that an item has failed before the event loop sees it: the thread is in its next call by then."""
         self._end = min(self._end, part.first + index)
 
     def _wanted(self, part: AdmittedInputs[In], index: int) -> bool:
-        """Whether an item that was claimed is to be called: what is behind one that has failed isn't."""
+        """Whether a claimed item is to be called: items after a failed one aren't."""
         return part.first + index < self._end
 
     def _next_limit(self, limit: int, took_s: float) -> int:

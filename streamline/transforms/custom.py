@@ -1,4 +1,4 @@
-"""Stages that users write: any async generator function of one async iterator.
+"""`.through` and `@stage`: stages that users write, as async generator functions of one async iterator.
 
 A generator hides its state in its frame, so its author declares it (`@stage`): what must be remembered is kept in a
 dict. A *safe point* is the moment the generator asks for its next input, not its yield: there, what it will do
@@ -6,7 +6,7 @@ depends only on the dict and on the inputs to come. State: the upstream's at the
 copy of the dict there, and how many inputs were taken and outputs delivered since; a resume replays from it. An
 undeclared stage has one safe point, its start.
 
-The generator runs in a task of its own behind a channel, so that it can be driven by nobody's timeout, and so that
+The generator runs in its own task and sends to a channel, so that no timeout of a consumer cancels it, and so that
 progress can pass it while it yields nothing.
 """
 
@@ -37,22 +37,16 @@ from streamline.transforms.base import Stage
 
 __all__ = ["Declared", "Through", "check_through", "stage"]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
-
-
 P = ParamSpec("P")
 
-
 CAPACITY = 64
-"""Outputs of a custom stage that may wait for their reader."""
+"""Outputs of a custom stage that its channel holds."""
 
 
 class Declared(DeclaredFunction, Generic[P, Out]):
-    """A custom stage whose author has declared its state. Still callable, as the function it was."""
+    """A custom stage with a declared state; callable as the undecorated function."""
 
     def __init__(
         self,
@@ -99,7 +93,7 @@ def stage(
 
 
 def _check_declared(fn: Callable[..., Any], stateful: bool) -> None:
-    """Insist on what `.through` can call."""
+    """Check that `.through` can call the function."""
     name = stage_name(fn)
     if not inspect.isasyncgenfunction(fn):
         raise PlanTypeError(
@@ -119,7 +113,7 @@ def _check_declared(fn: Callable[..., Any], stateful: bool) -> None:
 
 
 class SafePoint(msgspec.Struct):
-    """The stage's part of a saved state: the dict at its last safe point, and what it took and gave since."""
+    """The stage's part of a saved state: the dict at its last safe point, and the inputs and outputs since."""
 
     state: dict[str, Any] | None
     inputs: Count
@@ -176,8 +170,8 @@ class Through(Stage[In, Out]):
         own = self._own(None if state is None else state.get(self.name))
         channel = Channel[Out](Over(self.name, own, flow.state), CAPACITY)
         channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
-        running = _CustomRun(self, flow, channel, own, upstream.site)
-        return run_into(channel, partial(into, channel, flow, running.run), upstream.site, str(self), self.name)
+        job = _CustomRun(self, flow, channel, own, upstream.site)
+        return run_into(channel, partial(into, channel, flow, job.run), upstream.site, str(self), self.name)
 
     def _own(self, own: Json) -> dict[str, Any]:
         """Return the part of the state to begin at, with what `fn` declares today.
@@ -204,18 +198,18 @@ class Through(Stage[In, Out]):
 
 
 class _Clock:
-    """Times a generator: it runs from being asked for an output to giving it, less what its inputs take."""
+    """Times a generator from each request for an output to the output, less the time that its inputs take."""
 
     def __init__(self, meter: StageMeter | None) -> None:
         self._meter = meter
 
     def start(self) -> None:
-        """It runs."""
+        """The generator runs from now on."""
         if self._meter is not None:
             self._meter.slots = [perf_counter()]
 
     def stop(self) -> None:
-        """It has given an output, or asks for inputs."""
+        """The generator has yielded, or asks for an input."""
         meter = self._meter
         if meter is not None and meter.slots:
             (began,), meter.slots = meter.slots, []
@@ -228,7 +222,7 @@ class _Clock:
 
 
 class _TimedReader(FlowReader[In]):
-    """The inputs; the clock stands while they are pulled."""
+    """The inputs; the clock is stopped while they are pulled."""
 
     def __init__(self, flow: Flow[In], clock: _Clock) -> None:
         super().__init__(flow)
@@ -243,7 +237,7 @@ class _TimedReader(FlowReader[In]):
 
 
 class _CustomRun(Generic[In, Out]):
-    """The job of one custom stage; also the async iterator that the user's function reads."""
+    """One run of a custom stage; also the async iterator that the user's function reads."""
 
     def __init__(
         self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site
@@ -294,18 +288,18 @@ class _CustomRun(Generic[In, Out]):
             if error is self._failure or cancellation_requested(error):
                 raise
             raise blame(error, str(self._stage), self._site, self._now)  # noqa: B904 - it is the error, or has its cause
-        self._channel.post(Chunk((), (), self._behind()))  # inputs behind the last output have been dealt with
+        self._channel.post(Chunk((), (), self._output_state()))  # the inputs after the last output are consumed
         if self._failure is not None:
             raise self._failure  # the user's function swallowed it: a failed upstream must not look like a finished one
 
     async def _send(self, item: Out) -> None:
         self._outputs += 1
         if self._outputs > self._skip:
-            await self._channel.send(Chunk((item,), (self._behind(),)))
+            await self._channel.send(Chunk((item,), (self._output_state(),)))
             self._clock.count(item)
 
-    def _behind(self) -> State:
-        """The state behind the outputs so far."""
+    def _output_state(self) -> State:
+        """Return the state after the outputs so far."""
         own = {"state": self._saved, "inputs": self._inputs, "outputs": self._outputs}
         return Over(self._stage.name, own, Since(self._mark, self._now))
 
@@ -313,7 +307,7 @@ class _CustomRun(Generic[In, Out]):
         return self
 
     async def __anext__(self) -> In:
-        if self._site.tasks.gate.holding:  # while a stream is paused, nobody works
+        if self._site.tasks.gate.holding:  # a paused stream does no work
             self._clock.stop()
             await self._site.tasks.gate.passage()
             self._clock.start()
@@ -322,7 +316,7 @@ class _CustomRun(Generic[In, Out]):
         try:
             item = await anext(self._reader)
         except StopAsyncIteration:
-            self._now = self._reader.state  # behind what was dropped at the end
+            self._now = self._reader.state  # after what was dropped at the end
             raise
         except BaseException as failure:
             if not cancellation_requested(failure):
@@ -338,11 +332,11 @@ class _CustomRun(Generic[In, Out]):
             self._saved = jsonable(self._state, str(self._stage))
         self._mark = self._now
         self._inputs = self._outputs = self._skip = 0
-        self._channel.post(Chunk((), (), self._behind()))
+        self._channel.post(Chunk((), (), self._output_state()))
 
 
 def check_through(fn: object) -> None:
-    """Insist on something that may be an async generator function.
+    """Check that `fn` may be an async generator function.
 
     Raises:
       PlanTypeError: it is another kind of function, or a call of one.

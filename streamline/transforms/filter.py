@@ -15,9 +15,7 @@ from streamline.transforms.base import Stage
 
 __all__ = ["Filter"]
 
-
 ASYNC_VERDICT = "it would always be true; await it in a .map before, and filter by what that returns"
-
 
 T = TypeVar("T")
 
@@ -41,16 +39,16 @@ class Filter(Stage[T, T]):
                     raise problem
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]
-                except Exception:  # an array, say, has no truth value; which of them, `_judged` finds out
+                except Exception:  # an array, say, has no truth value: `_judged` finds the first one
                     async for part in self._judged(run, chunk, verdicts):
                         yield part
                 else:
                     yield _kept(chunk, kept)
                     del kept
-                del chunk, verdicts  # the reader has it: items are not kept while the next are made
+                del chunk, verdicts  # release the items while the next are made
 
     async def _judged(self, run: Run[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
-        """Yield what is kept of a chunk, up to the first verdict without a truth value that isn't to be left out."""
+        """Yield what is kept of a chunk, up to the first verdict without a truth value that isn't skipped."""
         kept: list[int] = []
         begin = 0
         for index, verdict in enumerate(verdicts):
@@ -74,7 +72,7 @@ class Filter(Stage[T, T]):
 
 
 class _AsBool(Adapter):
-    """The truth value of what a function returns: what a replay calls."""
+    """Calls a function for the truth value of its result; a replay calls this."""
 
     def __init__(self, fn: Callable[[Any], object]) -> None:
         self.fn = fn

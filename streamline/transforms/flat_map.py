@@ -1,4 +1,4 @@
-"""One item into many.
+"""`.flat_map` and `.unbatch`: one item into many.
 
 State: the upstream's before the input that is being unfolded (a mark, `Since`), and how many of its outputs were
 delivered; a resume unfolds that input again and passes over them.
@@ -29,7 +29,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, kw_only=True)
 class FlatMap(Stage[In, Out]):
-    """Replaces each item by the items of the iterable that `fn` makes of it, which may be lazy and endless."""
+    """Replaces each item by the items of the iterable that `fn` returns for it, which may be lazy and endless."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
@@ -68,7 +68,7 @@ class FlatMap(Stage[In, Out]):
                     part = unfolding.list(pace)
                     if part.items or part.after is not None:
                         yield part
-                    del part  # the reader has it: outputs are not kept while the next are made
+                    del part  # release the outputs while the next are made
                     if unfolding.failure is not None:
                         run.judge(unfolding.failure, item, now)
                         yield Chunk((), (), Over(self.name, 0, now))
@@ -112,7 +112,7 @@ class _Unfolding(Generic[In, Out]):
         self._item = item
 
     def list(self, pace: Pace) -> Chunk[Out]:
-        """Return the next outputs, and whether they were the last: the state behind those needs no going back."""
+        """Return the next outputs; after the last ones, `finished` is set, and the state needs no mark."""
         out: list[Out] = []
         if self.failure is None:
             try:
@@ -134,7 +134,7 @@ class _Unfolding(Generic[In, Out]):
 
 
 class _Unfolded:
-    """States inside one input's outputs."""
+    """The states after each of some outputs of one input."""
 
     __slots__ = ("_first", "_mark", "_name", "_now")
 

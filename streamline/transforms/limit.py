@@ -1,7 +1,4 @@
-"""The first items of a flow, and all but the first.
-
-One shard of a flow that every worker reads whole: each n-th item. State: items seen.
-"""
+"""`.take`, `.skip`, and the stride of a shard whose worker reads the whole flow. State: items seen."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ from streamline.transforms.base import Stage
 
 __all__ = ["Skip", "Stride", "Take"]
 
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Take(Stage[T, T]):
-    """The first `count` items; asks its upstream for no more. State: items taken."""
+    """The first `count` items; pulls no more from its upstream."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
@@ -53,22 +49,22 @@ class Take(Stage[T, T]):
                 return
             states = NumberedStates(self.name, taken + 1, chunk.states)
             taken += len(chunk.items)
-            last = taken == self.count  # what is behind it was not asked for, and has come or not by chance
+            last = taken == self.count  # progress after the last item is there or not by chance
             after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
             yield Chunk(chunk.items, states, after)
-            del chunk  # the reader has it: items are not kept while the next are made
+            del chunk  # release the items while the next are made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skip(Stage[T, T]):
-    """All but the first `count` items. State: items skipped, so that a resume skips none again."""
+    """All but the first `count` items. A resume skips only those not skipped yet."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "it skips its count from here on",
         "removed": "what it has not skipped yet comes",
     }
     refuses: ClassVar[Mapping[str, str]] = {
-        "count": "what it had to skip is behind this snapshot already: for another beginning, begin anew"
+        "count": "what it had to skip is before this snapshot already: for another beginning, begin anew"
     }
     state_type: ClassVar[Any] = Count
 
@@ -102,13 +98,13 @@ class Skip(Stage[T, T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Stride(Stage[T, T]):
-    """The items i with i mod num_shards = shard of where it runs."""
+    """The items i with i mod num_shards = shard."""
 
     state_type: ClassVar[Any] = Count
 
     @property
     def kind(self) -> str:
-        """What users wrote that made it."""
+        """The method that makes it."""
         return "shard"
 
     def begin(self, upstream: State, own: Any) -> State:
@@ -123,4 +119,4 @@ class Stride(Stage[T, T]):
             states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)
             seen += len(chunk.items)
             yield Chunk(chunk.items[first::num_shards], states, Over(self.name, seen, chunk.end))
-            del chunk  # items are not kept while the next are made
+            del chunk  # likewise

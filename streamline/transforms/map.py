@@ -1,4 +1,4 @@
-"""A function of each item: inline, in tasks, or in threads; with a random generator of its own if asked for."""
+"""`.map`: calls a function on each item, inline, in tasks or in threads; `seed=` adds a random generator."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ the claims waited; 5: none)."""
 AHEAD = 64
 """Unordered: inputs admitted beyond the oldest unfinished one, per call in flight (DESIGN, "Unordered work")."""
 
-
 SYNC_AT_ONCE = (
     ".map(concurrency=, ordered=) of a sync function needs executor='thread': inline, one call follows another. One "
     "that returns an awaitable is written `async def`"
 )
 
 NOT_AFTER_A_CHOICE = (
-    "can't stand behind an unordered map or a best-effort merge, whose order another run would choose differently: "
+    "can't be downstream of an unordered map or a best-effort merge, whose order another run would choose differently: "
     "move it before"
 )
 
@@ -60,7 +59,7 @@ REFUSES = {"ordered": "a state of one says nothing of the order of the other: fi
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Stage[In, Out]):
-    """`fn` of each item, inline: in the task that pulls. For quick sync functions."""
+    """Calls `fn` inline, in the task that pulls: for quick sync functions."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
@@ -82,16 +81,16 @@ class Map(Stage[In, Out]):
                 if (problem := not_awaited(str(self), out, awaiting_way(self.fn))) is not None:
                     raise problem
                 yield Chunk(out, chunk.states, chunk.after)
-                del chunk, out  # the reader has them: large results are not kept while the next are made
+                del chunk, out  # release large results while the next are made
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConcurrentMap(Stage[In, Out]):
-    """`fn` of many items at once, in a job of its own behind a channel.
+    """Calls `fn` on many items at once, in a job of its own that fills a channel.
 
     Attributes:
       concurrency: calls (or threads) at once.
-      ordered: whether results keep the order of their inputs. Otherwise they leave as they are completed; state: the
+      ordered: whether results keep the order of their inputs. Otherwise they leave in order of completion; state: the
         low-water mark and what is done beyond it.
       executor: "task" for async functions, "thread" for sync ones.
     """
@@ -99,7 +98,7 @@ class ConcurrentMap(Stage[In, Out]):
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
-    state_type: ClassVar[Any] = CompletionPart  # of one in order, there is none: see `streamline.plan.stage_kinds`
+    state_type: ClassVar[Any] = CompletionPart  # one in order has none
 
     fn: Callable[[In], Any]
     concurrency: int
@@ -164,7 +163,7 @@ class ConcurrentMap(Stage[In, Out]):
         if skips is not None and skips.count:
             begin = Skipped(self.name, skips.shard, skips.count, begin)
         channel = Channel[Out](begin, self.capacity)
-        channel.filler = flow.meter  # who waits for room is what admits inputs; idle calls are counted in the pool
+        channel.filler = flow.meter  # admitting inputs waits for room; the pool counts idle calls
         meter = upstream.site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:
             meter.executor, meter.ordered = self.executor, self.ordered
@@ -177,7 +176,7 @@ class Generators:
     """The random generators of one stage's items in one shard and epoch.
 
     Each depends on (seed, stage name, epoch, shard, ordinal of the item) alone: the same after a resume, and under any
-    concurrency. Philox is counter-based, so that each item has a stretch of 2^128 numbers of its own.
+    concurrency. Philox is counter-based, so each item has a range of 2^128 numbers of its own.
     """
 
     def __init__(self, seed: int, stage: str, site: Site) -> None:
@@ -219,7 +218,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
 
     @classmethod
     def argument(cls, name: str, what: str) -> str:
-        """As of the map that it belongs to: the user has written no other."""
+        """Name the change as one of the map that this stage belongs to."""
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
 
     def begin(self, upstream: State, own: Any) -> State:
@@ -249,7 +248,6 @@ class Seeded(Adapter):
         self.seed_globals = seed_globals
         self.takes = _generators_of(fn, seed_globals)
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
-
         self.is_async = is_async(fn)
 
     def __call__(self, pair: tuple[Any, np.random.Generator]) -> Any:
@@ -274,7 +272,7 @@ class Seeded(Adapter):
 
 
 def _generators_of(fn: Callable[..., Any], seed_globals: bool) -> tuple[str, ...]:
-    """Return which generators a function takes by name; where nobody can tell, `rng`."""
+    """Return which generators a function takes by name; `rng` where its signature is unknown."""
     try:
         parameters = set(inspect.signature(fn).parameters)
     except (TypeError, ValueError):
@@ -289,7 +287,7 @@ def _generators_of(fn: Callable[..., Any], seed_globals: bool) -> tuple[str, ...
 
 
 class Awaiting(Adapter):
-    """Awaits what a function returns that isn't written with `async def`: a lambda around one, say."""
+    """Awaits what a function without `async def` returns: a lambda around an async one, say."""
 
     is_async = True
 
@@ -315,7 +313,7 @@ class Awaiting(Adapter):
 
 
 def may_await(fn: Callable[..., Any]) -> bool:
-    """Whether a function that isn't async may be one around an async one: a lambda, or a decorated one."""
+    """Whether a function that isn't async may wrap an async one: a lambda, or a decorated one."""
     while isinstance(fn, Seeded | partial):
         fn = fn.fn if isinstance(fn, Seeded) else fn.func
     inner = getattr(fn, "__wrapped__", None)
@@ -323,7 +321,7 @@ def may_await(fn: Callable[..., Any]) -> bool:
 
 
 def awaiting_way(fn: Callable[..., Any]) -> str:
-    """Return what to write where a coroutine is not awaited."""
+    """Return the way out where a coroutine is not awaited."""
     at_once = ", or .map(fn, concurrency=16), which awaits what a lambda returns" if may_await(fn) else ""
     return f"give .map the `async def` itself, functools.partial(fetch, client) of it{at_once}"
 

@@ -1,9 +1,9 @@
-"""Documents of tokens, one behind the other, cut into blocks of one length.
+"""`.pack`: concatenates documents of tokens, and cuts them into blocks of one length.
 
 State: the upstream's before the document that a block's end has cut (a mark, `Since`), and how many of its tokens were
-delivered; behind a block that ends with a document, the upstream's behind that. A resume reads the one document again.
-A block is made of arrays: documents are concatenated a list at a time, and where they begin is worked out for all of
-its blocks at once.
+delivered; after a block that ends with a document, the upstream's after that. A resume rereads the one document.
+
+Documents are concatenated a list at a time; the segments and positions of its blocks are computed at once.
 """
 
 from __future__ import annotations
@@ -30,24 +30,20 @@ from streamline.transforms.base import Stage
 
 __all__ = ["Block", "Pack", "pack_of"]
 
-
 Tokens: TypeAlias = npt.NDArray[Any]
-
 
 Block: TypeAlias = "dict[str, Tokens]"
 """One block: "tokens", "segment_ids" and "positions", of one length."""
 
-
 ITEM_TOKENS = 512
-"""Tokens in a block that takes no more room than other items do: channels hold 4 MiB of blocks at the most."""
-
+"""Tokens in a block that counts as one item of a channel: channels hold at most 4 MiB of blocks."""
 
 TOGETHER_TOKENS = 65536
 """Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
 
 
 class PackPart(msgspec.Struct):
-    """The stage's part of a saved state: tokens of the next document that were delivered, and what all are."""
+    """The stage's part of a saved state: tokens of the next document that were delivered, and the dtype of all."""
 
     token: Count
     dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"] | None
@@ -55,7 +51,7 @@ class PackPart(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class Pack(Stage[Any, Block]):
-    """Cuts documents, each with `eos` behind it, into blocks of `length` tokens; see `Pipeline.pack`."""
+    """Cuts documents, each followed by `eos`, into blocks of `length` tokens; see `Pipeline.pack`."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "length": "the blocks from here on have the new length, from the first token that was in no block delivered",
@@ -122,14 +118,14 @@ class Pack(Stage[Any, Block]):
             mark = mark if chunk.after is None else Reference.to(chunk.after)
             if not held.tokens:
                 yield Chunk((), (), held.state(mark.get()))
-            del chunk  # documents are not kept while the next are made
+            del chunk  # release the documents while the next are made
         if held.tokens and not self.drop_remainder:
             yield held.rest(run.upstream.state)
         elif held.tokens:
             yield Chunk((), (), held.dropped(run.upstream.state))
 
     def tokens(self, item: Any) -> Tokens | None:
-        """Return the tokens of an item; None if there are none, and no array that would tell their type.
+        """Return the tokens of an item; None: it is empty, and no array that has a dtype.
 
         Raises:
           PlanTypeError: it is no sequence of ints.
@@ -181,16 +177,16 @@ def _shown(value: object) -> str:
 
 
 _Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
-"""A document, of which at least a token was not delivered: its tokens, how many they are with the one that says that it
-ends, and the upstream's state before it and behind it."""
+"""A document with tokens not delivered yet: its tokens, their number with `eos`, the upstream's states before and after
+it."""
 
 
 class _OpenDocuments:
-    """The documents at hand.
+    """The documents with tokens not delivered yet.
 
     Attributes:
-      tokens: that were not delivered.
-      together: blocks that are cut at once, at the most.
+      tokens: of them that were not delivered.
+      together: the most blocks that are cut at once.
     """
 
     def __init__(self, stage: Pack, own: Any) -> None:
@@ -212,27 +208,27 @@ class _OpenDocuments:
         return self.tokens // self._stage.length
 
     def documents_wanted(self, blocks: int) -> int:
-        """Return how many documents give about so many blocks, if the next ones are as long as those before."""
+        """Return how many documents give about so many blocks, by their mean length so far."""
         wanted = min(blocks, self.together) * self._stage.length - self.tokens
         likely = 1 + wanted * self._count // max(1, self._size) if self._count else 1
         return max(1, min(LIST_ITEMS, likely, self._stage.length - self.tokens))
 
     def take(self, chunk: Chunk[Any], start: int, before: Reference) -> tuple[int, BaseException | None]:
-        """Take the items of a list from `start` on; return how many, and what is wrong with the next one."""
+        """Take the items of a list from `start` on; return how many, and the error of the next one."""
         items, states, key = chunk.items, chunk.states, self._stage.key
         for at in range(start, len(items)):
-            item, behind = items[at], Reference(states, at)
+            item, after = items[at], Reference(states, at)
             try:
                 if key is None and type(item) is np.ndarray and item.dtype is self._seen and item.ndim == 1:
-                    self._add(item, before, behind)
+                    self._add(item, before, after)
                 else:
-                    self._add(self._checked(item), before, behind)
+                    self._add(self._checked(item), before, after)
             except BaseException as error:
                 return at - start, error
-            before = behind
+            before = after
         return len(items) - start, None
 
-    def _add(self, tokens: Tokens | None, before: Reference, behind: Reference) -> None:
+    def _add(self, tokens: Tokens | None, before: Reference, after: Reference) -> None:
         self._count += 1
         size = 0 if tokens is None else len(tokens)
         if size:
@@ -249,10 +245,10 @@ class _OpenDocuments:
         self._size += size
         if size and tokens is not None:
             self.tokens += size - (0 if self._documents else self._start)
-            self._documents.append((tokens, size, before, behind))
+            self._documents.append((tokens, size, before, after))
 
     def _checked(self, item: Any) -> Tokens | None:
-        """Return the tokens of an item, if they are of one dtype with those before them."""
+        """Return the tokens of an item; checks that they have the dtype of those before."""
         tokens = self._stage.tokens(item)
         if tokens is None or tokens.dtype == self._seen:
             return tokens
@@ -270,7 +266,7 @@ class _OpenDocuments:
         return tokens
 
     def pass_over(self) -> None:
-        """The next document is left out: if it was the one that had been cut, what follows begins with a new one."""
+        """Skip the next document; if it was the one that had been cut, the next block begins with a new one."""
         if not self._documents:
             self._start, self._resumed = 0, False
 
@@ -279,15 +275,15 @@ class _OpenDocuments:
         return self._cut(count, count * self._stage.length, None)
 
     def rest(self, end: State) -> Chunk[Block]:
-        """Return the last block, filled up; `end` is the upstream's state behind everything."""
+        """Return the last block, padded; `end` is the upstream's state at the end."""
         return self._cut(1, self.tokens, end)
 
     def state(self, upstream: State, token: int = 0) -> State:
-        """Return the state that says that so many tokens of the next document were delivered."""
+        """Return the state after so many tokens of the next document."""
         return Over(self._stage.name, _own(self._start if self._resumed else token, self._dtype), upstream)
 
     def dropped(self, upstream: State) -> State:
-        """Return the state behind the end, where what is here is left out; it says how much."""
+        """Return the state at the end, with the number of tokens dropped."""
         return Over(self._stage.name, {**_own(0, self._dtype), "dropped": self.tokens}, upstream)
 
     def _cut(self, count: int, size: int, end: State | None) -> Chunk[Block]:
@@ -314,7 +310,7 @@ class _OpenDocuments:
 
 
 def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> list[Block]:
-    """Return blocks of pieces end to end; what is missing in the last one is 0.
+    """Return blocks of concatenated pieces; the last one is padded with 0.
 
     Args:
       sizes: of the segments, which may have two pieces each.
@@ -340,7 +336,7 @@ def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> 
 
 
 class _PackStates:
-    """The states behind some blocks.
+    """The states after some blocks.
 
     Args:
       ends: where the documents' parts end, in tokens of these blocks.
@@ -358,8 +354,8 @@ class _PackStates:
     def __getitem__(self, index: int, /) -> State:
         end = (index + 1) * self._length
         at = bisect_left(self._ends, end)
-        size, before, behind = self._documents[at]
+        size, before, after = self._documents[at]
         token = end - self._ends[at - 1] if at else end + self._first
         if token == size:
-            return Over(self._name, _own(0, self._dtype), behind.get())
-        return Over(self._name, _own(token, self._dtype), Since(before.get(), behind.get()))
+            return Over(self._name, _own(0, self._dtype), after.get())
+        return Over(self._name, _own(token, self._dtype), Since(before.get(), after.get()))

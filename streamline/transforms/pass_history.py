@@ -1,10 +1,10 @@
-"""How the passes of one cache follow one another: which drawing each is of, and the states that say so.
+"""Which drawing each pass of a cache serves, and the states of its items.
 
-What is kept is a *drawing*, and has a number. A reset is a line in a log: behind pass F, drawings from number d on are
-served. States carry the log, from the pass on that a resume goes back to: so a stage that reads again what was served
-before a reset finds the old drawing there, and the new one behind it, as the first time.
+What a cache keeps is a *drawing*, with a number. A reset is an entry (F, d) in a log: passes later than F serve
+drawings from number d on. States carry the log from the pass on that a resume goes back to, so a stage that
+rereads what was served before a reset finds the old drawing there, and the new one after it, as the first time.
 
-Passes are told apart by their epoch (`Site.epoch`), which only grows in a running.
+A pass is identified by its epoch (`Site.epoch`), which only grows in a run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from streamline.core.state import Json, Over, Since, State, States, Tree
 
 __all__ = ["CacheState", "PassHistory", "PassPlace", "ServedStates", "gives_fewer", "reset"]
 
-
 Pass = tuple[int, ...]
-
 
 Log = tuple[tuple[Pass, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassPlace:
-    """What the states of a pass have in common; all but `name` is written down.
+    """What the states of a pass have in common; all but `name` is saved.
 
     Attributes:
       epoch: in which the items were drawn.
-      number: of the pass, its epoch; `known`, the last pass that was read before, or this one: passes up to there are
-        of the drawings that the log says.
+      number: of the pass: its epoch.
+      known: the last pass up to which the log says which drawing is served.
       log: of resets, up to this pass.
-      drawing: None: not settled yet, as nothing was read; `base` is that of the first pass of the running.
-      files: of a cache on disk: the last block that is written, or None in a pass that isn't kept; the items up to
-        where the upstream's state is; and the block that is being drawn. None: of a cache in memory.
-      reached: items that were handed out before a resume: a stage behind went back from there.
-      chosen: of a cache on disk: whether the order of the pass was chosen, by this run or by one that it goes on with.
+      drawing: None: not known yet, as nothing was read.
+      base: the drawing of the run's first pass.
+      files: of a cache on disk: the id of the last block written (None in a pass that isn't kept), the items up to
+        its end, and the id of the block that is being drawn. None: of a cache in memory.
+      reached: items handed out before a resume, from where a stage downstream went back.
+      chosen: of a cache on disk: whether the order of the pass was chosen, by this run or the one that it resumes.
     """
 
     name: str
@@ -55,7 +54,7 @@ class PassPlace:
 
 
 class CacheState(Over):
-    """Behind some items of a pass, over the upstream's state."""
+    """After some items of a pass, over the upstream's state."""
 
     __slots__ = ("_place", "_served")
 
@@ -68,13 +67,13 @@ class CacheState(Over):
         end = last._place
         drawing = end.base if place.drawing is None else place.drawing
         same = drawing == end.drawing
-        if same and end.files is not None and end.files[0] is not None:  # more is in files by then
+        if same and end.files is not None and end.files[0] is not None:  # more is in files by now
             place, tree = end, last.upstream.json()
         else:
             tree = self.upstream.json(last.upstream if same and until is not None else None)
         own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
         own["pass"] = list(end.known)
-        if log := [[list(behind), number] for behind, number in end.log if behind >= self._place.number]:
+        if log := [[list(last), number] for last, number in end.log if last >= self._place.number]:
             own["resets"] = log
         if place.files is not None:
             own["tip"], own["kept"], own["next"] = place.files
@@ -87,7 +86,7 @@ class CacheState(Over):
 
 
 class ServedStates:
-    """The states of a list: of items that were kept before, all over `now`; or over a mark, and as they were drawn."""
+    """The states of a list: of items that were kept before, all over `now`; of items just drawn, over a mark."""
 
     __slots__ = ("_first", "_now", "_place", "_states")
 
@@ -100,7 +99,7 @@ class ServedStates:
 
 
 def gives_fewer(stage: str, served: int, drawn: int) -> str:
-    """Say that what is before a cache has changed."""
+    """Return the message for an upstream with fewer items than were served."""
     return (
         f"{stage} had served {served:,} items of a pass, and only {drawn:,} of them can be drawn again: what is before "
         "it gives fewer than it did"
@@ -109,15 +108,15 @@ def gives_fewer(stage: str, served: int, drawn: int) -> str:
 
 @dataclass
 class PassHistory:
-    """One cache of one shard in a running.
+    """One cache of one shard in a run.
 
     Attributes:
-      base: the drawing that its first pass was of.
+      base: the drawing of its first pass.
       log: of resets.
-      known: the last pass of which the log tells; behind it, a folder may know better.
+      known: the last pass that the log covers; for a later one, a folder may have a newer drawing.
       drawn: the drawing that is kept, and the epoch that it was drawn in.
-      kept: what there is of it: its own business.
-      let_go: empties it: who keeps a stream that has ended, or what it failed with, is to keep no pass.
+      kept: the cache's own record of it.
+      clear: releases it when the run ends: a stream that has ended, or its error, must not keep a pass in memory.
     """
 
     base: int | None = None
@@ -125,15 +124,15 @@ class PassHistory:
     known: Pass | None = None
     drawn: tuple[int, Pass] | None = None
     kept: Any = field(default=None, repr=False)
-    let_go: Callable[[], None] = field(default=lambda: None, repr=False)
+    clear: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> PassHistory:
-        """Return the course of this running, or, where a state is given, the one that this goes on with."""
+        """Return the history in this run; where a state is given, as it was there."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
         first = key not in shares
         if own is not None:
-            log = tuple((tuple(behind), number) for behind, number in own.get("resets", ()))
+            log = tuple((tuple(last), number) for last, number in own.get("resets", ()))
             known = None if own["drawing"] is None else tuple(own["pass"])
             shares[key] = cls(own["drawing"], log, known)
         found: PassHistory = shares.setdefault(key, cls())
@@ -143,10 +142,10 @@ class PassHistory:
 
     def wanted(self, number: Pass) -> int:
         """Return the oldest drawing that may be served in a pass."""
-        return max([self.base or 0, *(drawing for behind, drawing in self.log if behind < number)])
+        return max([self.base or 0, *(drawing for last, drawing in self.log if last < number)])
 
     def begin(self, number: Pass, drawing: int) -> None:
-        """A pass is of this drawing."""
+        """Note that a pass serves this drawing."""
         if self.base is None:
             self.base = drawing
         elif drawing > self.wanted(number) and self.known is not None and self.known < number:
@@ -154,7 +153,7 @@ class PassHistory:
         self.known = number if self.known is None else max(self.known, number)
 
     def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> PassPlace:
-        """Return what the states of a pass have in common."""
+        """Return the place of a pass, for its states."""
         known = number if self.known is None else max(number, self.known)
         return PassPlace(
             name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base
@@ -162,16 +161,16 @@ class PassHistory:
 
 
 def _end(shares: dict[str, Any], key: str) -> None:
-    course: PassHistory = shares.pop(key)
-    course.let_go()
+    history: PassHistory = shares.pop(key)
+    history.clear()
 
 
 def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:
-    """Return a state in which the passes of these caches that have not begun, in any shard, are of another drawing.
+    """Return a state in which all passes of these caches that have not begun, in any shard, serve a new drawing.
 
     Args:
-      least: the number of that drawing, at least.
-      begun: whether anything was delivered: the pass in which the state is has begun.
+      least: the lowest number of that drawing.
+      begun: whether the state's own pass has begun: an item was delivered.
     """
     owns = [(name, own) for name, own in _owns(tree, names) if own["drawing"] is not None]  # else nothing was read
     last: dict[str, Json] = {}
@@ -192,7 +191,7 @@ def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Jso
 
 
 def _owns(tree: Json, names: Collection[str]) -> Iterator[tuple[str, Tree]]:
-    """Yield the parts of the stages of these names, wherever in a state they are."""
+    """Yield the parts of the stages with these names, anywhere in a state."""
     for name, part in tree.items() if isinstance(tree, dict) else (("", part) for part in tree):
         if name in names and isinstance(part, dict):
             yield name, part

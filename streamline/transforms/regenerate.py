@@ -1,10 +1,8 @@
-"""Drawing the cycles of a `.regenerate`, one behind the other: from its upstream, or from their files.
-
-Serving a cache that is drawn anew, cycle by cycle: exactly `size` items of the upstream, shuffled, then dropped.
+"""`.regenerate`: a cache that is drawn anew, cycle by cycle: `size` items of the upstream, shuffled, then dropped.
 
 The next cycle is drawn when the last item of one has been served, never by a clock, so that ranks which have served as
-many items stand at the same one. State: the upstream's at the cycle's start (a mark, `Since`), the cycle, and how much
-of it was served: a resume draws it again. With `spill`, the upstream's behind the cycle, and the file that has it.
+many items are in the same cycle. State: the upstream's at the cycle's start (a mark, `Since`), the cycle, and how much
+of it was served: a resume draws it again. With `spill`, the upstream's after the cycle, and the file that has it.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Recipe:
 
 
 class CycleCounts:
-    """What is counted of the cycles of one opening.
+    """Counters of one run.
 
     Attributes:
       cycle: that is served, from 0; `served` of its `of` outputs were, `each` in one serving.
@@ -72,11 +70,11 @@ class CycleCounts:
         self.generating_s = self.waited_s = 0.0
 
     def serves(self, place: CyclePlace, served: int) -> None:
-        """So many outputs of a cycle were served."""
+        """Count the outputs served of a cycle."""
         self.cycle, self.served, self.of, self.each = place.number, served, place.total, place.outputs
 
     def details(self) -> Details:
-        """Tell the stage's meter."""
+        """Return the counters for the stage's meter."""
         return (
             Detail("cycle", self.cycle, how="now"),
             Detail("served", self.served, how="total"),
@@ -89,7 +87,7 @@ class CycleCounts:
 
 
 class CycleFlow(Flow[Cycle]):
-    """A flow of cycles. A cycle that was begun before a failure isn't handed out: a part of one has no order.
+    """A flow of cycles. A cycle that a failure cut short isn't handed out: a part of one has no order.
 
     Args:
       own: the stage's part of the state to begin at; None: at the beginning.
@@ -99,7 +97,7 @@ class CycleFlow(Flow[Cycle]):
     Attributes:
       begin: the stage's state before the first output.
       served: outputs of the first cycle that were served before.
-      turns: what is counted.
+      counts: what is counted.
     """
 
     def __init__(self, recipe: Recipe, own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
@@ -110,12 +108,12 @@ class CycleFlow(Flow[Cycle]):
         self._number: int = own["cycle"]
         self._mark: State = here
         self._skip: int = own.get("skip", 0)
-        self._left: Any = None  # the last block, if the cycle before had no room for all of it
+        self._last_block: Any = None  # the last block, if the cycle before had no room for all of it
         self._spare: list[RowStore] = []
         self._dry = False
         self.served: int = own["served"]
-        self.turns = CycleCounts(self._number, self.served)
-        self._again = own if self.served and not own.get("files") else None
+        self.counts = CycleCounts(self._number, self.served)
+        self._replay = own if self.served and not own.get("files") else None
         given = tuple(own.get("files") or ())
         self._names = None if spill is None else spill.names(site.epoch, self._number, given)
         self._files = self._places_of(given)
@@ -140,14 +138,14 @@ class CycleFlow(Flow[Cycle]):
         return [self._place(self._number + at, file=file) for at, file in enumerate(files)]
 
     @property
-    def behind(self) -> State:
-        """The stage's state behind everything, once the upstream has ended."""
+    def end_state(self) -> State:
+        """The stage's state at the end, once the upstream has ended."""
         if self._spill is None:
             return Over(self._recipe.name, drawn_own(self._number), self._upstream.state)
         return CycleFileState(self._recipe.name, self._place(self._number - 1), 0)
 
-    def done_with(self, cycle: Cycle) -> None:
-        """Take back the memory of a cycle that was served to its end."""
+    def recycle(self, cycle: Cycle) -> None:
+        """Reuse the memory of a cycle that was served to its end."""
         rows = cycle.held
         if isinstance(rows, RowStore) and rows.size == self._recipe.size:
             rows.clear()
@@ -155,7 +153,7 @@ class CycleFlow(Flow[Cycle]):
 
     async def aclose(self) -> None:
         await super().aclose()
-        self._left = None
+        self._last_block = None
         self._spare.clear()
         await self._upstream.aclose()
 
@@ -177,13 +175,13 @@ class CycleFlow(Flow[Cycle]):
         held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
         place.outputs = found.of if isinstance(held, list) else held.outputs
-        self._left, self._skip, self._number = found.rest, 0, place.number + 1
+        self._last_block, self._skip, self._number = found.rest, 0, place.number + 1
         place.used = 0 if found.rest is None else 1
         return Cycle(place, held)
 
     async def _drawn(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
-        recipe, again, begin, skip = self._recipe, self._again, self._mark, self._skip
+        recipe, again, begin, skip = self._recipe, self._replay, self._mark, self._skip
         size = recipe.size if again is None else again["of"]
         held: Held
         if recipe.block is None:
@@ -204,10 +202,10 @@ class CycleFlow(Flow[Cycle]):
         )  # fmt: skip
         if not count:
             return Cycle(place, held)
-        self._again, self._number = None, self._number + 1
-        self.turns.drawn += 1
+        self._replay, self._number = None, self._number + 1
+        self.counts.drawn += 1
         if self._spill is not None:
-            rest = None if self._left is None else part(self._left, used)
+            rest = None if self._last_block is None else part(self._last_block, used)
             kept = SpilledCycle(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
             assert self._names is not None
             file = self._names.of(place.number)
@@ -221,7 +219,7 @@ class CycleFlow(Flow[Cycle]):
         try:
             return await self._upstream.pull(limit)
         finally:
-            self.turns.generating_s += perf_counter() - began
+            self.counts.generating_s += perf_counter() - began
 
     async def _items(self, size: int) -> list[Any]:
         items: list[Any] = []
@@ -235,7 +233,7 @@ class CycleFlow(Flow[Cycle]):
                 del chunk
                 await pace.breathe()
         except BaseException:
-            items.clear()  # a failure's frames are kept with it
+            items.clear()  # the failure's traceback keeps this frame
             raise
         self._mark = self._upstream.state
         return items
@@ -252,22 +250,22 @@ class CycleFlow(Flow[Cycle]):
     async def _fill(self, rows: RowStore) -> int:
         pace, before = Pace(), self._mark
         while rows.missing:
-            if self._left is None:
+            if self._last_block is None:
                 before = self._upstream.state
                 if self._dry or (chunk := await self._pulled(1)) is None:
                     self._dry = True
                     break
                 if chunk.items:
-                    self._left = chunk.items[0]
+                    self._last_block = chunk.items[0]
                 del chunk
-            if self._left is not None:
+            if self._last_block is not None:
                 room = rows.missing
-                has = rows.add(self._left, self._skip)
+                has = rows.add(self._last_block, self._skip)
                 if has - self._skip > room:
                     self._skip += room
                     self._mark = before
                     return self._skip
-                self._left, self._skip = None, 0
+                self._last_block, self._skip = None, 0
             await pace.breathe()
         self._mark = self._upstream.state
         return 0
@@ -275,10 +273,8 @@ class CycleFlow(Flow[Cycle]):
 
 T = TypeVar("T")
 
-
 TOGETHER_ROWS = 4096
 """Rows that are gathered together at the most, if a block is no larger: the consumer may want only one block."""
-
 
 ROWS_AN_ITEM = 8
 """Rows that count as one item in a channel: where one holds 512 items, that is as many as are gathered together."""
@@ -382,7 +378,7 @@ class Regenerate(Stage[T, T]):
         run = Run(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
-    async def _cycle(self, run: Run[Cycle], turns: CycleCounts) -> Chunk[Cycle] | None:
+    async def _cycle(self, run: Run[Cycle], counts: CycleCounts) -> Chunk[Cycle] | None:
         """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
         meter = None if self.overlap else run.meter
         if meter is not None:
@@ -391,27 +387,27 @@ class Regenerate(Stage[T, T]):
         try:
             return await run.upstream.pull(1)
         finally:
-            turns.waited_s += perf_counter() - began
+            counts.waited_s += perf_counter() - began
             if meter is not None:
                 meter.wait_ends()
 
     async def _serve(self, run: Run[Cycle], drawing: CycleFlow) -> Lists[T]:
-        served, turns, pace = drawing.served, drawing.turns, Pace()
+        served, counts, pace = drawing.served, drawing.counts, Pace()
         if run.meter is not None:
-            run.meter.tells(turns.details)
+            run.meter.tells(counts.details)
         most = 2**31 if self.block is None else max(1, TOGETHER_ROWS // self.block)
-        while (chunk := await self._cycle(run, turns)) is not None:
+        while (chunk := await self._cycle(run, counts)) is not None:
             (cycle,) = chunk.items
             del chunk
             run.upstream.release()  # so that the next one may be drawn
             while served < cycle.place.total:
                 items = cycle.outputs(served, min(run.want, most), run.site)
                 first, served = served, served + len(items)
-                turns.serves(cycle.place, served)
+                counts.serves(cycle.place, served)
                 yield Chunk(items, CycleStates(self.name, cycle.place, first))
                 del items
                 await pace.breathe()
-            drawing.done_with(cycle)
+            drawing.recycle(cycle)
             del cycle  # before the next one is drawn
             served = 0
-        yield Chunk((), (), drawing.behind)  # what was dropped at the end
+        yield Chunk((), (), drawing.end_state)  # what was dropped at the end

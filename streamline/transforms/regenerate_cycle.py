@@ -1,11 +1,10 @@
-"""One cycle of a `.regenerate`: what was drawn, in which order it is served, and the states of what was served.
+"""One cycle of a `.regenerate`: its items, the order in which they are served, and the states of the outputs.
 
-A `Cycle` has the items, or the rows of a block form; a `Place` is what the states need to know of it, and holds none of
-them, so that a state which somebody keeps never keeps a cycle in memory. Both cross to other processes.
+A `Cycle` has the items, or the rows of blocks; a `CyclePlace` is what the states need to know of it, without items, so
+that a state never keeps a cycle in memory. Both cross to other processes.
 
-Blocks: arrays, or dicts and tuples of arrays, whose first axis are rows. Many rows in few arrays.
-
-What is handed out is always a copy, so that the arrays which hold a cycle can hold the next one.
+Blocks are arrays, or dicts and tuples of arrays, whose first axis is rows. Outputs are copies, so that the
+arrays of one cycle can be reused for the next.
 """
 
 from __future__ import annotations
@@ -36,15 +35,12 @@ __all__ = [
     "part",
 ]
 
-
 Order: TypeAlias = "npt.NDArray[np.intp]"
-
 
 Held: TypeAlias = "list[Any] | RowStore"
 
-
 KIND = 0x7E6E
-"""Apart from a shuffle's: one behind the other, with the same seed, they must not undo one another."""
+"""Unlike a shuffle's: with the same seed, the two in sequence must not undo one another."""
 
 
 def order_of(length: int, seed: int | None, site: Site, cycle: int, serving: int) -> Order:
@@ -57,13 +53,13 @@ def order_of(length: int, seed: int | None, site: Site, cycle: int, serving: int
 
 @dataclass(frozen=True)
 class CycleFileNames:
-    """How the files of one drawing are called, so that a state can tell those between two cycles.
+    """The names of the files of one drawing, so that a state can name those between two cycles.
 
     Attributes:
       whose: how they begin.
       token: random: another drawing overwrites nothing.
-      first: the cycle that `given[0]` holds; cycles behind the given ones were written by this drawing.
-      given: files that the state had at which it began. What is known of the upstream is its state behind the last.
+      first: the cycle that `given[0]` holds; later cycles than the given ones were written by this drawing.
+      given: files that the state had at which it began. What is known of the upstream is its state after the last.
     """
 
     whose: str
@@ -92,9 +88,9 @@ class CyclePlace:
     Attributes:
       number: of the cycle, from 0.
       begin: the upstream's state at its beginning, a mark; `skip` rows of what comes then were the cycle's before.
-      end: the upstream's state behind it; where the last block wasn't used up, the one before that block, of which
+      end: the upstream's state after it; where the last block wasn't used up, the one before that block, of which
         `used` rows are its own.
-      now: the upstream's state behind all that was read for it.
+      now: the upstream's state after all that was read for it.
       of: items of the cycle, or rows; 0: there is no cycle yet, or its file wasn't read yet.
       outputs: of one serving.
       seed: None: in the order in which they came.
@@ -124,12 +120,12 @@ class CyclePlace:
         return self.outputs * self.reuse
 
     def state(self, name: str, served: int) -> State:
-        """Return the state of the stage called `name` behind so many outputs of this cycle."""
+        """Return the state of the stage called `name` after so many outputs of this cycle."""
         if self.file is not None:
             return CycleFileState(name, self, served)
         if served == self.total:
-            behind = self.end if not self.used else _CycleState(self.end, self.now)
-            return Over(name, drawn_own(self.number + 1, skip=self.used), behind)
+            end = self.end if not self.used else _CycleState(self.end, self.now)
+            return Over(name, drawn_own(self.number + 1, skip=self.used), end)
         own = drawn_own(self.number, served, self.of, self.seed, self.reuse, self.skip)
         return Over(name, own, _CycleState(self.begin, self.now))
 
@@ -152,7 +148,7 @@ class _CycleState(Since):
 
 
 class CycleFileState(Over):
-    """Behind some outputs of a cycle that is in a file: the upstream's part is its state behind what is in files.
+    """After some outputs of a cycle that is in a file: the upstream's part is its state after what is in files.
 
     A flow that goes back to here from a later cycle finds the files of all that lie between.
     """
@@ -224,10 +220,8 @@ class CycleStates:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-
 Form: TypeAlias = "tuple[Any, ...]"
-"""What blocks of one stream have in common: structure, types, and shapes behind the first axis."""
-
+"""What blocks of one stream have in common: structure, types, and shapes after the first axis."""
 
 WAY_OUT = "make blocks of NumPy arrays in a .map before .regenerate(block=), or leave out block="
 
@@ -294,11 +288,11 @@ class RowStore:
         return _joined(self._form or (), iter([column[: self.filled] for column in self._columns]))
 
     def clear(self) -> None:
-        """Forget the rows; the room stays."""
+        """Drop the rows; keep the memory."""
         self.filled = 0
 
     def drop(self) -> None:
-        """Forget the rows and their room."""
+        """Drop the rows and their memory."""
         self._columns, self.filled = [], 0
 
 

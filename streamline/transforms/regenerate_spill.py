@@ -1,4 +1,4 @@
-"""The files of `.regenerate(spill=)`: one cycle each, whole or not there, with a checksum.
+"""The files of `.regenerate(spill=)`: one cycle each, written atomically, with a checksum.
 
 A cycle is written, synced and named before the first of its items is handed out, so the file that a state refers to is
 there whenever the process dies. Its name is random in part: a run that goes back to an older snapshot, and draws other
@@ -28,12 +28,9 @@ from streamline.transforms.regenerate_cycle import CycleFileNames
 
 __all__ = ["Spill", "SpillKeeper", "SpilledCycle"]
 
-
 MAGIC = b"streamline cycle 1\n"
 
-
 WRITER = ".regenerate(spill=)"
-
 
 _NAME = re.compile(
     r"(?P<whose>.+\.shard-\d+-of-\d+)\.epoch-(?P<epoch>[\d-]+)\.cycle-(?P<cycle>\d+)\.[0-9a-f]{16}\.cycle"
@@ -64,7 +61,7 @@ class Spill:
         self._whose = whose(name, site.shard, site.num_shards)
 
     def names(self, epoch: tuple[int, ...], first: int, given: tuple[str, ...]) -> CycleFileNames:
-        """Return how a drawing calls its files, which begins at cycle `first` with the files that it is given."""
+        """Return the names of the files of a drawing that begins at cycle `first` with the `given` files."""
         return CycleFileNames(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
 
     async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
@@ -112,8 +109,8 @@ def _read(path: Path) -> SpilledCycle:
         ) from error.__cause__
     except OSError as error:
         raise ResumeError(
-            f"the snapshot's cycle can't be read from {path}: {error.strerror or error}. It is there until a snapshot "
-            "behind it is saved, and another one behind that: resume a later one"
+            f"the snapshot's cycle can't be read from {path}: {error.strerror or error}. It is there until two later "
+            "snapshots are saved: resume a later one"
         ) from error
 
 

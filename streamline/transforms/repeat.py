@@ -1,4 +1,4 @@
-"""A flow again and again: each pass opens the upstream anew, in a pass of its own.
+"""`.repeat`: pass after pass over the upstream, which is opened anew for each.
 
 State: the pass, whether it has yielded anything yet, and the upstream's state in it.
 """
@@ -21,7 +21,6 @@ from streamline.sharding.index import Index, Repeated
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
-
 
 T = TypeVar("T")
 
@@ -82,7 +81,7 @@ class Repeat(Stage[T, T]):
                 while (chunk := await flow.pull(run.want)) is not None:
                     yielded = yielded or bool(chunk.items)
                     yield self._in_pass(chunk, number, yielded, seen)
-                    del chunk  # the reader has it: items are not kept while the next are made
+                    del chunk  # release the items while the next are made
             if not yielded:
                 return
             tally = Tally()

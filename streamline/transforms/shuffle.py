@@ -1,9 +1,9 @@
-"""Permuting a flow, window by window.
+"""`.shuffle` of a flow, window by window; of an index, or of a list of files, as a whole.
 
 While one window is served, the next is drawn, one for one, so that the trainer never waits for a window to fill
 (after the first). State: the upstream's at the served window's start (a mark, `Since`), the window's number, how much
-of it was served, of how many items, and by which seed: a resume reads that window again, and the one behind it while it
-serves. Since a window is as long and as shuffled as it was begun, the next ones may have another length or seed.
+of it was served, of how many items, and by which seed: a resume reads that window again, and the next one while it
+serves. A window keeps the length and the seed that it was begun with; the next ones may have others.
 
 The idea of "start state + position" is grain's WindowShuffle.
 """
@@ -25,7 +25,6 @@ from streamline.sharding.index import Index, Shuffled
 from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
-
 
 T = TypeVar("T")
 
@@ -98,13 +97,13 @@ class Shuffle(Stage[T, T]):
             serving, drawing = drawing, _DrawnWindow[T](self.window, self.seed, drawing.now)
             order = permutation(len(serving.items), serving.seed, run.site, number)
             while served < len(order):
-                # One for one; behind a resume two for one, until the next window is as full as it would have been.
+                # One for one; after a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
                 picked = order[served : served + run.want]
                 states = _WindowStates(self.name, number, served, len(order), serving)
                 served += len(picked)
                 yield Chunk([serving.items[index] for index in picked], states)
-            await drawing.fill(run)  # a failure comes behind the last whole window: a part of one has no order yet
+            await drawing.fill(run)  # a failure comes after the last whole window: a part of one has no order yet
             number, served = number + 1, 0
         yield Chunk((), (), Over(self.name, _own(number, 0, 0, self.seed), drawing.now))  # what was dropped at the end
 
@@ -132,7 +131,7 @@ def _own(window: int, served: int, of: int, seed: int) -> dict[str, int]:
 
 
 class _DrawnWindow(Generic[T]):
-    """The items of one window, and where the upstream stood before and behind them."""
+    """The items of one window, and the upstream's states before and after them."""
 
     def __init__(self, size: int, seed: int, mark: State) -> None:
         self._size = size
@@ -188,7 +187,7 @@ class _WindowState(Since):
 
 
 class _WindowStates:
-    """The states of a served list: behind a window's last item, nothing is left to go back to."""
+    """The states of a served list: after a window's last item, there is nothing to go back to."""
 
     __slots__ = ("_length", "_name", "_number", "_seed", "_served", "_window")
 

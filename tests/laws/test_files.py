@@ -112,7 +112,7 @@ def unturned(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, index: int) -> Any:
         full, last = divmod(index + self._start, len(self._columns))
-        states = [column.behind(full + (slot <= last)) for slot, column in enumerate(self._columns)]
+        states = [column.state_after(full + (slot <= last)) for slot, column in enumerate(self._columns)]
         return interleave._InterleavedState(self._name, states, self._following, states[last])
 
     patch.setattr(interleave._InterleavedStates, "__getitem__", wrong)

@@ -58,7 +58,7 @@ def test_produced_counts_the_items_consumed_from_each_worker(kind: Any) -> None:
     assert counts == UNEVEN
 
 
-def test_the_next_worker_is_the_one_behind_the_last() -> None:
+def test_the_next_worker_is_the_one_after_the_last() -> None:
     for (worker, _), snapshot in states(uneven(UNEVEN).merge("best_effort", max_skips_per_round=1)):
         assert snapshot.next_worker == (worker + 1) % len(UNEVEN)
 
@@ -69,7 +69,7 @@ def test_there_is_nothing_to_repeat_where_nobody_goes_back(kind: Any) -> None:
         assert snapshot.state["merge"]["replay"] == []
 
 
-def test_a_strict_merge_has_no_choices_to_repeat_behind_a_rewinding_stage_either() -> None:
+def test_a_strict_merge_has_no_choices_to_repeat_after_a_rewinding_stage_either() -> None:
     for _, snapshot in states(uneven(UNEVEN).merge().shuffle(window=5)):
         assert snapshot.state["merge"]["replay"] == []
 

@@ -208,9 +208,7 @@ SELECTIVE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("shape", SELECTIVE)
-def test_a_snapshot_taken_while_the_consumer_waits_behind_a_selective_filter_reads_almost_nothing_again(
-    shape: str, run: Run
-) -> None:
+def test_a_snapshot_while_the_consumer_waits_after_a_selective_filter_rereads_little(shape: str, run: Run) -> None:
     source = Counting(4 * RARE)
     pipe = SELECTIVE[shape](sl.from_items(source))
 
@@ -239,7 +237,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_behind_a_selective_filter_rea
 
 
 @pytest.mark.parametrize("shape", SELECTIVE)
-def test_a_snapshot_behind_an_item_of_a_selective_filter_reads_almost_nothing_again(shape: str) -> None:
+def test_a_snapshot_after_an_item_of_a_selective_filter_reads_almost_nothing_again(shape: str) -> None:
     source = Counting(4 * RARE)
     pipe = SELECTIVE[shape](sl.from_items(source))
     with pipe.open() as stream:

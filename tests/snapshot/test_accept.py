@@ -215,7 +215,7 @@ ROWS: dict[str, Row] = {
     "take before the shard: another count": plain(
         items().take(5).shard(2), items().take(7).shard(2), 3, [3, 4, 5, 6], "take.count"
     ),
-    "skip: another count": refused(items().shard(1).skip(2), items().shard(1).skip(3), "behind this snapshot already"),
+    "skip: another count": refused(items().shard(1).skip(2), items().shard(1).skip(3), "before this snapshot already"),
     "repeat: another number of passes": plain(
         items(3).shard(1).repeat(1), items(3).shard(1).repeat(2), 2, [2, 0, 1, 2], "repeat.times"
     ),

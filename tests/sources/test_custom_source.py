@@ -88,7 +88,7 @@ def test_each_pass_of_a_repeat_begins_with_a_fresh_state() -> None:
     assert sorted(rows(length=3).repeat(2).shard(2)) == [0, 0, 1, 1, 2, 2]
 
 
-def test_the_kit_catches_a_state_that_is_updated_behind_its_yield() -> None:
+def test_the_kit_catches_a_state_that_is_updated_after_its_yield() -> None:
     """What is wrong in docs/custom.md, and how it is seen."""
 
     @sl.source(state=dict)
@@ -175,7 +175,7 @@ def failing(error: BaseException | None, sync: bool) -> sl.Pipeline[int]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-def test_what_comes_before_a_failure_is_delivered_and_a_resume_goes_on_behind_a_fix(sync: bool, loop: str) -> None:
+def test_what_comes_before_a_failure_is_delivered_and_a_resume_goes_on_after_a_fix(sync: bool, loop: str) -> None:
     error = ValueError("line 5")
     check_failure(failing(error, sync), error, mended=failing(None, sync), loop=loop)
 
@@ -208,7 +208,7 @@ def test_what_looks_like_an_end_is_none(kind: type[BaseException], sync: bool) -
     [(1, 2), {1}, object(), {3: 4}, float("nan")],
     ids=["tuple", "set", "object", "key", "nan"],
 )
-def test_a_dict_that_does_not_survive_json_is_an_error_behind_the_items_before(value: Any) -> None:
+def test_a_dict_that_does_not_survive_json_is_an_error_after_the_items_before(value: Any) -> None:
     @sl.source(state=dict)
     def remembers(*, state: dict[str, Any], shard: int, num_shards: int) -> Iterator[int]:
         yield 0

@@ -414,7 +414,7 @@ def test_a_copy_for_another_process_begins_at_the_start() -> None:
 
 @pytest.mark.parametrize("taken", range(6))
 @pytest.mark.parametrize("make", [lambda: iter(range(9)), lambda: Placed(9)], ids=["iterated", "loaded"])
-def test_a_state_goes_on_behind_the_last_item_taken(make: Any, taken: int) -> None:
+def test_a_state_goes_on_after_the_last_item_taken(make: Any, taken: int) -> None:
     dataset = sl.StreamDataset(make, 0, 2)
     first = list(islice(dataset, taken))
     again = sl.StreamDataset(make, 0, 2)

@@ -171,7 +171,7 @@ async def test_empty_files_have_no_items(put: Any, read: Read) -> None:
 
 
 @pytest.mark.parametrize("line", range(6))
-async def test_a_line_that_is_not_utf8_fails_behind_those_before(put: Any, read: Read, slices: None, line: int) -> None:
+async def test_a_line_that_is_not_utf8_fails_after_those_before(put: Any, read: Read, slices: None, line: int) -> None:
     texts = [b"eins", "zwö".encode(), b"", b"vier", b"f\xc3\xbcnf", b"sechs"]
     texts[line] += b"\xff"
     path, byte = put("x", b"\n".join(texts)), len(b"".join(text + b"\n" for text in texts[:line]))
@@ -184,7 +184,7 @@ async def test_a_line_that_is_not_utf8_fails_behind_those_before(put: Any, read:
 
 
 @pytest.mark.parametrize("line", range(6))
-async def test_a_malformed_record_fails_behind_those_before_and_a_resume_goes_on_behind_a_fix(
+async def test_a_malformed_record_fails_after_those_before_and_a_fix_lets_a_resume_go_on(
     put: Any, read: Read, slices: None, line: int
 ) -> None:
     texts = [b"1", b"", b'{"a": 2}', b" ", b"[3]", b"4"]
@@ -203,14 +203,14 @@ async def test_a_malformed_record_fails_behind_those_before_and_a_resume_goes_on
     assert good + rest.items == [1, {"a": 2}, [3], 4]
 
 
-async def test_a_line_that_is_too_long_fails_behind_those_before(put: Any, read: Read, slices: None) -> None:
+async def test_a_line_that_is_too_long_fails_after_those_before(put: Any, read: Read, slices: None) -> None:
     path = put("x", b"ok\n12345\n")
     whole = await read(read_lines(path, max_line_bytes=4), mode="file")
     assert whole.items == ["ok"]
     assert str(whole.failure).startswith(f"{path} line 2 (byte 3): expected a line of at most 4 bytes")
 
 
-async def test_gzip_that_is_cut_at_any_byte_fails_behind_its_lines(tmp_path: Path, read: Read) -> None:
+async def test_gzip_that_is_cut_at_any_byte_fails_after_its_lines(tmp_path: Path, read: Read) -> None:
     text = "".join(f"line {number}\n" for number in range(40))
     data, path = gzip.compress(text.encode()), tmp_path / "x.gz"
     for cut in range(len(data)):
@@ -241,7 +241,7 @@ async def test_gzip_over_a_connection_that_breaks_goes_on(server: Any, read: Rea
         assert (await read(read_lines(server.url("x.gz")))).items == text.splitlines()
 
 
-async def test_a_server_that_gives_up_fails_behind_what_has_come(server: Any, read: Read) -> None:
+async def test_a_server_that_gives_up_fails_after_what_has_come(server: Any, read: Read) -> None:
     server.objects["x.txt"] = b"one\ntwo\nthree\n"
     server.script = [server.faulty(cut=9)] + [server.faulty("status", code="503 Busy")] * 9
     source = read_lines(server.url("x.txt"), http=HttpOptions(retries=2))

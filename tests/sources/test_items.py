@@ -61,7 +61,7 @@ def test_it_resumes_exactly(shards: int) -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1, 17, 39])
-def test_what_is_before_an_item_that_fails_is_delivered_and_a_resume_goes_on_behind_a_fix(broken: int) -> None:
+def test_items_before_a_failing_one_are_delivered_and_a_resume_goes_on_after_a_fix(broken: int) -> None:
     error = LookupError("row is gone")
     check_failure(sl.from_items(Table(broken=broken, error=error)), error, mended=sl.from_items(Table()))
 

@@ -236,7 +236,7 @@ def test_a_state_that_stops_moving_is_not_believed() -> None:
 
     first, snapshot = generation(None, 60)
     with pytest.warns(
-        RuntimeWarning, match="the state of FrozenDataset is the same behind items 34 and 50, so it can't"
+        RuntimeWarning, match="the state of FrozenDataset is the same after items 34 and 50, so it can't"
     ):
         second, snapshot = generation(snapshot, 60)
     with pytest.warns(RuntimeWarning, match="a resume iterates on from item 33"):
@@ -278,7 +278,7 @@ def test_half_a_protocol_is_none() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 16, 17, 30, 40])
-def test_it_fails_as_others_and_is_resumed_behind_a_fix(at: int) -> None:
+def test_it_fails_as_others_and_is_resumed_after_a_fix(at: int) -> None:
     error = ValueError("scripted")
 
     class Breaks(GrainIterator):

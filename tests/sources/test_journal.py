@@ -57,7 +57,7 @@ async def test_a_crash_before_the_first_save_feeds_everything_again(tmp_path: Pa
     assert tape.at == 30
 
 
-async def test_a_crash_behind_a_snapshot_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_a_crash_after_a_snapshot_loses_and_doubles_nothing(tmp_path: Path) -> None:
     tape = Tape(60, hold_at=40)
     pipe = pipe_over(tape, tmp_path / "journal", 3).map(lambda x: x)
     async with pipe.open() as stream:
@@ -135,7 +135,7 @@ async def test_an_item_is_on_disk_before_the_feed_is_asked_for_the_next_one(tmp_
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_a_save_removes_the_files_that_it_has_passed_and_an_earlier_snapshot_is_refused(tmp_path: Path) -> None:
+async def test_a_save_removes_the_files_it_has_passed_and_an_earlier_snapshot_is_refused(tmp_path: Path) -> None:
     tape = Tape(200, hold_at=100)
     journal = tmp_path / "journal"
     pipe = pipe_over(tape, journal)
@@ -152,13 +152,13 @@ async def test_a_save_removes_the_files_that_it_has_passed_and_an_earlier_snapsh
     tape.hold_at = None
     with pytest.raises(sl.errors.JournalError, match=r"item 0 of shard \d any more.*late\.json.*resume from that one"):
         await rest(pipe, early)
-    with pytest.raises(sl.errors.JournalError, match=r"begins behind item \d+: .*late\.json.*Resume from that one"):
+    with pytest.raises(sl.errors.JournalError, match=r"begins after item \d+: .*late\.json.*Resume from that one"):
         await rest(pipe, None)
     assert await rest(pipe, sl.Snapshot.load(tmp_path / "late.json")) == list(range(80, 200))
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_a_save_behind_the_loop_trims_too_and_so_does_a_place_of_the_users_own(tmp_path: Path) -> None:
+async def test_a_save_after_the_loop_trims_too_and_so_does_a_place_of_the_users_own(tmp_path: Path) -> None:
     tape = Tape(100)
     pipe = pipe_over(tape, tmp_path)
     async with pipe.open() as stream:
@@ -353,7 +353,7 @@ async def test_cut_at_every_byte_it_has_every_whole_item_before_the_cut(tmp_path
         shutil.rmtree(copy)
 
 
-async def test_zeros_behind_the_last_item_are_a_power_cuts_tail(tmp_path: Path) -> None:
+async def test_zeros_after_the_last_item_are_a_power_cuts_tail(tmp_path: Path) -> None:
     await rest(pipe_over(Tape(5), tmp_path), None)
     (path,) = segments(tmp_path)
     with path.open("ab") as file:
@@ -411,7 +411,7 @@ async def test_damage_is_an_error_that_names_the_file(
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_all_files_gone_behind_a_trim_is_an_error(tmp_path: Path) -> None:
+async def test_all_files_gone_after_a_trim_is_an_error(tmp_path: Path) -> None:
     pipe = pipe_over(Tape(60), tmp_path)
     async with pipe.open() as stream:
         _ = [await anext(stream) for _ in range(40)]
@@ -468,7 +468,7 @@ def layout(path: Path, files: dict[str, bytes]) -> None:
         (path / name).write_bytes(content)
 
 
-async def test_cut_at_every_byte_a_journal_has_what_a_snapshot_needs_or_says_what_is_missing(
+async def test_cut_at_every_byte_a_journal_suffices_or_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

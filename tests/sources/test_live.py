@@ -117,7 +117,7 @@ async def test_interrupted_at_every_point_a_strict_merge_goes_on_in_the_order_of
             assert head + await rest(pipe, snapshot) == whole
 
 
-def test_a_plain_loop_is_resumed_from_the_snapshot_behind_it() -> None:
+def test_a_plain_loop_is_resumed_from_the_snapshot_after_it() -> None:
     tape = Tape(100)
     pipe = sl.from_stream(tape).shard(3).filter(lambda x: x % 2).merge().batch(3, collate=None)
     seen: list[list[int]] = []
@@ -144,7 +144,7 @@ async def test_a_snapshot_inside_the_loop_has_all_that_was_read_so_far() -> None
     assert seen + await rest(pipe, snapshot) == list(range(40))
 
 
-async def test_a_snapshot_resumed_twice_has_its_journal_both_times_and_the_feed_what_it_still_has() -> None:
+async def test_a_snapshot_resumed_twice_has_its_journal_both_times() -> None:
     tape = Tape(40, hold_at=20)
     pipe = sl.from_stream(tape).shard(2).merge()
     async with pipe.open() as stream:
@@ -231,7 +231,7 @@ async def test_a_resume_hands_nothing_to_a_worker_that_had_ended() -> None:
     assert fresh
 
 
-async def test_a_reader_behind_a_consumer_that_stops_stops_too() -> None:
+async def test_a_reader_whose_consumer_stops_stops_too() -> None:
     tape = Tape(100_000)
     async with sl.from_stream(tape).shard(2).map(lambda x: x).merge().open() as stream:
         assert await anext(stream) == 0
@@ -435,7 +435,7 @@ class MineError(Exception):
     pass
 
 
-async def test_a_failure_of_the_feed_comes_behind_all_items_before_it_and_a_resume_goes_on() -> None:
+async def test_a_failure_of_the_feed_comes_after_all_items_before_it_and_a_resume_goes_on() -> None:
     tape = Tape(30)
 
     async def failing() -> AsyncIterator[int]:
@@ -696,7 +696,7 @@ async def test_inspect_says_what_is_in_the_journal() -> None:
 # Pauses ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_quiet_feed_holds_no_pause_up_and_what_comes_meanwhile_is_kept_and_handed_out_behind_it() -> None:
+async def test_a_quiet_feed_delays_no_pause_and_items_meanwhile_are_handed_out_after_it() -> None:
     tape = Tape(30, hold_at=10)
     async with sl.from_stream(tape).shard(2).merge().open() as stream:
         seen = [await anext(stream) for _ in range(10)]

@@ -120,7 +120,7 @@ class Stateful:
         self.at = state["at"]
 
 
-def test_a_stateful_object_in_use_is_refused_with_a_way_out_that_works_in_every_thread() -> None:
+def test_a_stateful_object_in_use_is_refused_with_a_way_out_in_every_thread() -> None:
     shared = Stateful()
     pipe = sl.from_iterable(lambda: shared)
     assert list(pipe) == list(pipe) == list(range(LENGTH))

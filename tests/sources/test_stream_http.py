@@ -260,10 +260,10 @@ async def test_an_empty_answer_ends_events_and_nothing_else(server: Server) -> N
     assert await rest(stream(server), None) == []
 
 
-async def test_what_is_no_item_fails_behind_the_items_before_it(server: Server) -> None:
+async def test_what_is_no_item_fails_after_the_items_before_it(server: Server) -> None:
     server.script = [answer(b'{"a": 1}\n{"b": \n')]
     seen: list[Any] = []
-    with pytest.raises(DataError, match=r"feed, behind byte 0 .*line 2 .*expected one JSON value.*framing=\"lines\""):
+    with pytest.raises(DataError, match=r"feed, after byte 0 .*line 2 .*expected one JSON value.*framing=\"lines\""):
         await gather(stream(server, "jsonl"), seen)
     assert seen == [{"a": 1}]
     server.script = [answer(b"data: " + b"x" * 200)]
@@ -425,7 +425,7 @@ def test_another_framing_is_another_plan() -> None:
     assert pipes[0] != pipes[1]
 
 
-async def test_through_nginx_that_is_cut_off_by_the_server_behind_it(server: Server, nginx: Nginx) -> None:
+async def test_through_nginx_that_is_cut_off_by_its_server(server: Server, nginx: Nginx) -> None:
     port = server.base.rpartition(":")[2]
     body = sse(0, 6)
     always(server, served(6))

@@ -55,7 +55,7 @@ WHOLE = {"a": (6, 6, 0, 2, 1), "b": (12, 12, 3, 2, 2), "c": (10, 10, 1, 2, 0.5)}
 
 
 @on_each([sl.Inline(), sl.Threads(2), Copying(2), sl.Processes(2)])
-def test_behind_the_end_each_component_has_what_it_gave_wherever_it_ran(backend: Backend) -> None:
+def test_after_the_end_each_component_has_what_it_gave_wherever_it_ran(backend: Backend) -> None:
     with PIPE.open(backend=backend) as stream:
         list(stream)
         assert told(mixed(stream)) == WHOLE
@@ -69,7 +69,7 @@ def test_behind_the_end_each_component_has_what_it_gave_wherever_it_ran(backend:
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, 20, 27])
-def test_behind_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: int) -> None:
+def test_after_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: int) -> None:
     with PIPE.open() as stream:
         before = [next(stream) for _ in range(at)]
         snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
@@ -82,7 +82,7 @@ def test_behind_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: i
     assert len(before) + len(behind) == 28
 
 
-def test_behind_the_death_of_a_host_what_was_taken_counts_once() -> None:
+def test_after_the_death_of_a_host_what_was_taken_counts_once() -> None:
     with PIPE.open(backend=Copying(1, (HostDeath(0, received=8),), max_restarts=3)) as stream:
         assert len(list(stream)) == 28
         found = told(mixed(stream))
@@ -107,7 +107,7 @@ def test_a_component_that_is_gone_is_not_told_of_and_a_new_one_is() -> None:
     assert found == {"a": (4 - taken, 4, 0, 1, 1), "new": (2, 2, 0, 1, 1)}
 
 
-def test_passes_behind_a_mixture_add_up_what_was_served() -> None:
+def test_passes_after_a_mixture_add_up_what_was_served() -> None:
     with sl.mix({"a": numbers(3), "b": numbers(2, 100).repeat(2)}).shard(1).prefetch(4).repeat(3).open() as stream:
         assert len(list(stream)) == 21
         assert told(mixed(stream)) == {"a": (9, 3, 0, 1, 1), "b": (12, 4, 1, 1, 1)}

@@ -142,7 +142,7 @@ def test_a_failure_comes_at_its_batch_and_spoils_no_other(
     assert not device.buffers
 
 
-def test_a_buffer_of_which_nobody_knows_when_it_is_read_is_kept_until_the_close() -> None:
+def test_a_buffer_with_unknown_reads_is_kept_until_the_close() -> None:
     """The device reads it, though the point behind its copy couldn't be made: freed, it might be another batch's."""
     device = FakeDevice(copy_s=10, failing={"mark": 0})
     mover = RingMover(device, 2)
@@ -158,7 +158,7 @@ def test_a_buffer_of_which_nobody_knows_when_it_is_read_is_kept_until_the_close(
     assert device.buffers == 0
 
 
-def test_a_close_waits_for_copies_behind_which_no_point_could_be_made() -> None:
+def test_a_close_waits_for_copies_after_which_no_point_could_be_made() -> None:
     device = FakeDevice(copy_s=10, failing={"mark": 0})
     mover = RingMover(device, 2)
     with pytest.raises(MemoryError, match="mark"):
@@ -168,7 +168,7 @@ def test_a_close_waits_for_copies_behind_which_no_point_could_be_made() -> None:
     assert device.buffers == 0
 
 
-def test_what_began_of_a_batch_that_failed_is_waited_for_and_let_go() -> None:
+def test_copies_begun_of_a_batch_that_failed_are_waited_for_and_released() -> None:
     """Its buffer isn't written to before, nor freed; what was copied is gone, though the failure is remembered."""
     device = FakeDevice(copy_s=10, failing={"copy": 3})
     mover = RingMover(device, 2)
@@ -186,7 +186,7 @@ def test_what_began_of_a_batch_that_failed_is_waited_for_and_let_go() -> None:
     device.until(1e9)
 
 
-def test_the_failure_that_came_first_is_told() -> None:
+def test_the_first_failure_is_raised() -> None:
     mover = RingMover(FakeDevice(failing={"copy": 0, "mark": 0}), 2)
     with pytest.raises(MemoryError, match="copy"):
         mover.move(np.zeros(8))

@@ -21,7 +21,7 @@ from streamline.pipeline import Pipeline
 from streamline.transfer.cuda import Cuda, CudaCopier
 from streamline.transfer.pinned_ring import RingMover
 from streamline.transfer.stage import Transfer
-from streamline.transfer.torch_memory import tell
+from streamline.transfer.torch_memory import _log_once
 from tests.transfer.fake_torch import FakeTorch, Tensor
 
 
@@ -32,7 +32,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 def install(monkeypatch: pytest.MonkeyPatch, module: FakeTorch) -> FakeTorch:
     monkeypatch.setitem(sys.modules, "torch", module)
-    tell.cache_clear()
+    _log_once.cache_clear()
     return module
 
 
@@ -377,7 +377,7 @@ async def test_depth_batches_are_on_their_way_while_an_async_loop_has_one(
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
-def test_it_stands_behind_a_merge_and_nothing_behind_it() -> None:
+def test_it_must_be_the_last_stage_after_a_merge() -> None:
     pipe = numbers()
     assert pipe.transfer("host") == pipe.merge().transfer("host")
     merged = numbers().merge("best_effort").transfer("host")

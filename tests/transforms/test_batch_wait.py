@@ -106,7 +106,7 @@ def test_the_clock_starts_with_the_first_item_and_there_is_no_empty_batch() -> N
     assert times == pytest.approx((6.0, 7.2, 13.4))
 
 
-def test_without_drop_remainder_nothing_is_left_out_and_with_it_only_the_rest_at_the_end() -> None:
+def test_drop_remainder_drops_only_the_rest_at_the_end() -> None:
     for drop, expected in ((False, [[0, 1], [2, 3, 4], [5]]), (True, [[0, 1], [2, 3, 4]])):
         pipe, script = waiting([0, 1, PAUSE, 2, 3, 4, 5], drop_remainder=drop)
 
@@ -175,7 +175,7 @@ def test_a_plain_loop_gets_it_too() -> None:
 # Failure, leaving ----------------------------------------------------------------------------------------------------
 
 
-def test_timed_batches_come_before_a_failure_and_the_items_behind_them_are_read_again() -> None:
+def test_timed_batches_come_before_a_failure_and_the_items_after_them_are_read_again() -> None:
     error = ValueError("the feed broke")
     pipe, script = waiting([0, 1, PAUSE, 2, Abort(error), 3])
 
@@ -238,7 +238,7 @@ def test_a_cancelled_pull_loses_nothing() -> None:
     assert run(work) == [[0, 1], [2, 3]]
 
 
-def test_what_was_dropped_behind_a_late_batch_is_in_its_state() -> None:
+def test_what_was_dropped_after_a_late_batch_is_in_its_state() -> None:
     async def rows() -> AsyncIterator[int]:
         for item in (1, 2, 0):
             yield item
@@ -314,14 +314,14 @@ async def gappy() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("name", BEHIND)
-def test_a_resume_is_exact_behind_batches_that_time_has_made(name: str) -> None:
+def test_a_resume_is_exact_after_batches_that_time_has_made(name: str) -> None:
     pipe = BEHIND[name](batched(sl.from_iterable(gappy)))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(1))
     run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
 
 @pytest.mark.parametrize("name", ["nothing", "flat_map", "many"])
-def test_a_resume_is_exact_behind_choices_upon_choices(name: str) -> None:
+def test_a_resume_is_exact_after_choices_upon_choices(name: str) -> None:
     pipe = sl.from_iterable(gappy).shard(2).map(late, concurrency=2, ordered=False).merge("best_effort")
     pipe = BEHIND[name](batched(pipe))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(2))
@@ -462,7 +462,7 @@ def test_only_with_a_wait_does_it_choose() -> None:
     assert "max_wait_s" not in repr(numbers.batch(2))
 
 
-def test_what_numbers_its_inputs_is_refused_behind_it() -> None:
+def test_what_numbers_its_inputs_is_refused_after_it() -> None:
     with pytest.raises(PlanError, match=r"\.map\(seed=\)"):
         sl.from_items(range(3)).batch(2, max_wait_s=1).map(lambda batch, rng: batch, seed=0)
     with pytest.raises(PlanError, match=r"\.repeat goes through what batch has chosen"):
@@ -505,7 +505,7 @@ def test_any_number_of_seconds_will_do() -> None:
     assert stage.max_wait_s == 2
 
 
-def test_choices_that_nobody_needs_any_more_are_let_go_of() -> None:
+def test_choices_that_are_no_longer_needed_are_released() -> None:
     with sl.from_items(range(3000)).merge().batch(2, collate=None, max_wait_s=60).open() as stream:
         for _ in range(1200):
             next(stream)

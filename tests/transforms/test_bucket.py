@@ -71,7 +71,7 @@ def test_batches_are_those_of_each_bucket_also_resumed_at_each_several_times_in_
 
 @examples(10)
 @given(lengths, edges, st.integers(1, 4), st.integers(0, 1000))
-def test_a_resume_is_exact_behind_a_merge_that_chooses(
+def test_a_resume_is_exact_after_a_merge_that_chooses(
     found: list[int], bounds: list[int], size: int, seed: int
 ) -> None:
     shards = tuple(tuple(enumerate(found[shard::3], 100 * shard)) for shard in range(3))
@@ -90,7 +90,7 @@ def test_a_resume_is_exact_behind_a_merge_that_chooses(
 
 @examples(5)
 @given(lengths, edges)
-def test_behind_an_unordered_map_and_before_stages_that_rewind(found: list[int], bounds: list[int]) -> None:
+def test_after_an_unordered_map_and_before_stages_that_rewind(found: list[int], bounds: list[int]) -> None:
     items = sl.from_items(list(enumerate(found))).shard(2).map(late, concurrency=3, ordered=False).merge()
     check_resume(items.bucket_by_length(bounds, 3, length=size_of, collate=None).unbatch())
 
@@ -126,7 +126,7 @@ def test_a_state_is_as_small_as_the_buckets_however_long_one_item_waits() -> Non
     assert len(batches) + len(stopped(pipe, 1000, snapshot)[0]) == 20_000 // 64 + 2
 
 
-def test_at_the_end_the_rests_come_bucket_by_bucket_and_nothing_is_read_again_behind_the_last() -> None:
+def test_at_the_end_the_rests_come_by_bucket_and_nothing_is_reread_after_the_last() -> None:
     pipe = sl.from_items(["aaa", "b", "cc", "d", "eeee"]).bucket_by_length([1, 3], 9, collate=None)
     batches, snapshot = stopped(pipe, 9)
     assert batches == [["b", "d"], ["aaa", "cc"], ["eeee"]]
@@ -168,7 +168,7 @@ def failing(item: Any) -> Any:
         (np.zeros(()), None, PlanTypeError, "an item with a length, got a ndarray"),
     ],
 )
-def test_what_has_no_length_fails_behind_the_batches_before_it_and_can_be_left_out(
+def test_what_has_no_length_fails_after_the_batches_before_it_and_can_be_left_out(
     bad: Any, length: Callable[[Any], int] | None, error: type[Exception], words: str
 ) -> None:
     pipe = sl.from_items(["a", "a", "a", bad, "a"]).bucket_by_length([4], 2, length=length, collate=None)

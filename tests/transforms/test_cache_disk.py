@@ -258,7 +258,7 @@ def test_damage_is_drawn_again(tmp_path_factory: pytest.TempPathFactory, data: s
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["map", "merge"])
-def test_behind_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(
+def test_after_what_chooses_a_pass_whose_files_are_gone_is_an_error_that_names_them(
     merge: bool, tmp_path: Path
 ) -> None:
     numbers = sl.from_items(range(20))
@@ -318,7 +318,7 @@ def test_damage_is_drawn_again_once_and_named(tmp_path: Path, caplog: pytest.Log
     (damaged,) = tmp_path.glob("*.000000000008.*")
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert list(pipe) == list(range(40))
-    assert f"{damaged} is cut short: drawing it again, and what is behind it" in caplog.text
+    assert f"{damaged} is cut short: drawing it again, and all later ones" in caplog.text
     assert read == Counter([*range(40), *range(4, 40)])
     for _ in range(3):
         assert list(pipe) == list(range(40))

@@ -31,7 +31,7 @@ def block(id: str, before: str, stop: int, *, end: bool = False, drawing: int = 
     return CacheBlock(Path(id), drawing, stop, before, id, end, 100)
 
 
-def test_a_pass_is_the_whole_one_else_the_longest_in_whatever_order_a_folder_lists_them() -> None:
+def test_a_pass_is_the_whole_one_else_the_longest_in_any_order_of_the_listing() -> None:
     whole = [block("a", ROOT, 4), block("c", "a", 8, end=True)]
     as_long = [block("d", "a", 8)]
     longer = [*as_long, block("e", "d", 12)]

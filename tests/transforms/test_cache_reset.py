@@ -32,7 +32,7 @@ def text_of(stream: Any) -> sl.Snapshot:
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["inline", "threads", "processes"])
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
-def test_the_pass_that_was_begun_is_finished_and_those_behind_are_drawn_anew(
+def test_the_pass_that_was_begun_is_finished_and_those_after_are_drawn_anew(
     disk: bool, backend: Any, tmp_path: Path
 ) -> None:
     pipe = shuffled(tmp_path / "cache" if disk else None)
@@ -132,7 +132,7 @@ def test_the_first_pass_of_a_stream_that_gave_nothing_is_drawn_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["inline", "threads", "processes"])
-def test_a_loader_draws_anew_in_the_epoch_behind_a_reset(backend: Any, tmp_path: Path) -> None:
+def test_a_loader_draws_anew_in_the_epoch_after_a_reset(backend: Any, tmp_path: Path) -> None:
     pipe = sl.from_items(range(12)).shard(2).shuffle(window=20).cache(path=tmp_path).merge()
     with pipe.loader(backend=backend) as loader:
         found = []
@@ -152,7 +152,7 @@ def test_a_loader_draws_anew_in_the_epoch_behind_a_reset(backend: Any, tmp_path:
         assert list(loader) == found[-12:]
 
 
-def test_a_loader_of_steps_goes_on_behind_a_reset() -> None:
+def test_a_loader_of_steps_goes_on_after_a_reset() -> None:
     with shuffled(None, None).loader(steps_per_epoch=8) as loader:
         items = [item for _ in range(2) for item in loader]
         loader.reset_cache()
@@ -200,7 +200,7 @@ def test_a_reset_is_refused_where_it_means_nothing() -> None:
         stream.reset_cache()  # it has ended: there is nothing to let go of
 
 
-def test_ranks_that_know_their_lengths_end_together_behind_a_reset() -> None:
+def test_ranks_that_know_their_lengths_end_together_after_a_reset() -> None:
     pipe = sl.from_items(range(13)).shard(2).shuffle(window=20).cache().repeat(3).merge()
     for rank in (0, 1):
         with pipe.open(rank=rank, world_size=2, ends="drop") as stream:

@@ -105,7 +105,7 @@ def test_what_a_resume_draws_again_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "gone"])
-def test_a_pass_that_was_left_is_the_same_behind_a_resume_at_its_last_item(kind: str, tmp_path: Path) -> None:
+def test_a_pass_that_was_left_is_the_same_after_a_resume_at_its_last_item(kind: str, tmp_path: Path) -> None:
     """Nothing more of it is pulled then: the next pass has to know by itself how it was drawn."""
     source = sl.from_items(range(11)).shuffle(window=4)
     whole = list(source.cache().take(6).repeat(3))
@@ -200,7 +200,7 @@ class Turns:
 
 @pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
 @pytest.mark.parametrize("window", [1, 12])
-def test_a_reset_by_others_holds_for_the_passes_behind_and_their_resumes(
+def test_a_reset_by_others_holds_for_the_passes_after_and_their_resumes(
     window: int, gone: bool, tmp_path: Path
 ) -> None:
     """The window reaches over passes before the reset and behind it, and nothing runs ahead of the consumer."""
@@ -362,7 +362,7 @@ def test_what_is_damaged_while_it_is_served_is_drawn_again_or_an_error(
 
 
 @pytest.mark.parametrize("stop", [1, 6, 19])
-def test_behind_what_chose_a_window_is_not_filled_from_another_order(stop: int, tmp_path: Path) -> None:
+def test_after_what_chose_a_window_is_not_filled_from_another_order(stop: int, tmp_path: Path) -> None:
     chosen = sl.from_items(range(20)).map(erratic, concurrency=4, ordered=False)
     pipe = chosen.cache(path=tmp_path).shuffle(window=20)
     _, snapshot = begun(pipe, stop)

@@ -276,7 +276,7 @@ def test_nor_does_a_plain_loop_or_the_process_of_a_worker(backend: Any) -> None:
 # Caches -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_cache_keeps_no_more_than_its_bound_and_nothing_behind_its_failure() -> None:
+async def test_a_cache_keeps_no_more_than_its_bound_and_nothing_after_its_failure() -> None:
     pipe = numbers(10**6).map(array).cache(max_bytes=64 * SIZE).prefetch(READY)
     async with pipe.open() as stream:
         with pytest.raises(CacheFull):

@@ -37,7 +37,7 @@ def test_a_block_says_which_token_is_of_which_document() -> None:
 
 @examples(10)
 @given(documents, st.integers(1, 8), st.sampled_from([None, 7]), st.booleans())
-def test_blocks_are_those_of_the_oracle_and_a_resume_is_exact_behind_each(
+def test_blocks_are_those_of_the_oracle_and_a_resume_is_exact_after_each(
     docs: list[list[int]], length: int, eos: int | None, drop: bool
 ) -> None:
     check_resume(
@@ -102,7 +102,7 @@ def test_documents_in_a_field_of_dicts() -> None:
         (np.zeros(2, np.int8), None, "expected tokens of int64, as in the documents before, got int8"),
     ],
 )
-def test_what_is_no_document_fails_behind_the_blocks_before_it(item: Any, key: str | None, words: str) -> None:
+def test_what_is_no_document_fails_after_the_blocks_before_it(item: Any, key: str | None, words: str) -> None:
     docs = [[1, 2, 3], item, [4, 5, 6]]
     before = {key: docs[0]} if key else docs[0]
     pipe = sl.from_items([before, *docs[1:]]).pack(2, key)

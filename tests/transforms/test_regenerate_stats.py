@@ -47,7 +47,7 @@ def rows(number: int) -> Any:
 @pytest.mark.parametrize(
     ("kind", "backend"), WHERE, ids=lambda one: one if isinstance(one, str) else type(one).__name__
 )
-def test_behind_the_end_it_is_in_the_last_cycle_wherever_it_ran(kind: str, backend: Backend, tmp_path: Path) -> None:
+def test_after_the_end_it_is_in_the_last_cycle_wherever_it_ran(kind: str, backend: Backend, tmp_path: Path) -> None:
     """Two shards of 11 items, in cycles of 4, 4, 3; in blocks, of 30 rows, in cycles of 12, 12, 6, by 4."""
     pipe: Pipeline[Any] = numbers(22).shard(2)
     if kind == "block":
@@ -69,7 +69,7 @@ def test_behind_the_end_it_is_in_the_last_cycle_wherever_it_ran(kind: str, backe
 
 @pytest.mark.parametrize("spilled", [False, True])
 @pytest.mark.parametrize("at", [0, 3, 8, 13, 19])
-def test_behind_a_resume_the_cycle_goes_on_and_drawn_are_those_that_were_drawn_again(
+def test_after_a_resume_the_cycle_goes_on_and_drawn_are_those_that_were_drawn_again(
     at: int, spilled: bool, tmp_path: Path
 ) -> None:
     pipe = numbers(10).regenerate(4, reuse=2, spill=str(tmp_path) if spilled else None)
@@ -93,7 +93,7 @@ def test_what_a_host_drew_before_its_death_is_drawn_again_and_counts_again() -> 
     assert drawn >= 2
 
 
-def test_passes_behind_it_add_up_what_was_drawn() -> None:
+def test_passes_after_it_add_up_what_was_drawn() -> None:
     with numbers(8).regenerate(4).repeat(3).open() as stream:
         assert len(list(stream)) == 24
         assert told(stage_of(stream)) == (1, 4, 4, 1, 6)

@@ -32,7 +32,7 @@ def test_nothing_that_looks_empty_is_dropped(value: Any) -> None:
     assert list(pipe) == [value] * 5
 
 
-def test_map_of_a_coroutine_function_behind_a_lambda_is_an_error_that_says_so() -> None:
+def test_map_of_a_coroutine_function_in_a_lambda_is_an_error_that_says_so() -> None:
     async def fetch(x: int) -> int:
         return x
 
@@ -280,7 +280,7 @@ def test_an_async_function_that_yields_nothing_is_an_error() -> None:
         list(pipe)
 
 
-def test_what_fails_behind_the_last_item_of_a_take_never_counts() -> None:
+def test_what_fails_after_the_last_item_of_a_take_never_counts() -> None:
     """Whether it has been tried by then is an accident of timing."""
     pipe = sl.from_items([3, 4, 5, 0]).shard(1).map(lambda item: 60 // item).merge().take(3)
     for _ in range(20):
