@@ -112,9 +112,9 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
             enough = source.asked + 100_000
             while source.asked < enough:
                 time.sleep(0.001)  # noqa: ASYNC251 - nobody takes in anything meanwhile
-            for lane in lanes(stream):
-                assert isinstance(lane._link, PipeLink)
-                assert sum(type(message) is ProgressMessage for message in list(lane._link._messages)) <= 1
+            for connection in lanes(stream):
+                assert isinstance(connection._link, PipeLink)
+                assert sum(type(message) is ProgressMessage for message in list(connection._link._messages)) <= 1
             group.cancel_scope.cancel()
 
     anyio.run(test)

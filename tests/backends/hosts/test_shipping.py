@@ -308,7 +308,7 @@ OF_THIS_PROCESS: dict[str, Callable[[], Any]] = {
     "ThreadPoolExecutor": lambda: ThreadPoolExecutor(1),
     "generator": lambda: (n for n in range(3)),
     "OwnLocal": lambda: OwnLocal(3),
-    "Pool": lambda: sl.Threads(1).pool(),
+    "HostPool": lambda: sl.Threads(1).pool(),
     "Loader": lambda: sl.from_items([1]).loader(),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamline.backends.hosts.stdio_relay import asker
-from tests.backends.hosts.echo_near import Echo
+from tests.backends.hosts.echo_client import Echo
 
 NewEcho = Callable[..., Any]
 

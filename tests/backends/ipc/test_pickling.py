@@ -253,7 +253,7 @@ def test_once_it_is_needed_cloudpickle_stays_for_that_link() -> None:
     one.dumps([1])
     assert not one.fresh()
     one.dumps([lambda: 1])
-    assert type(one._told).__name__ == "Told"
+    assert type(one._sent_classes).__name__ == "SentClasses"
     assert there([1, np.ones(3), "a"], one)[2] == "a"
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from streamline.backends.ipc import shared_socket
 from streamline.backends.ipc.link import LinkClosed
-from streamline.backends.ipc.messages import Close, Credit, Hold, ItemsMessage, Message
+from streamline.backends.ipc.messages import CloseWorker, Credit, ItemsMessage, Message, PauseHost
 from streamline.backends.ipc.socket_link import SLAB_BYTES, SocketLink
 
 LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,9 +95,9 @@ def test_messages_arrive_in_order_both_ways(run: Run) -> None:
             sent: list[Message] = [Credit(1, n, 2 * n) for n in range(500)]
             for message in sent:
                 near.send(message)
-            far.send(Hold(1))
+            far.send(PauseHost(1))
             assert await received(far, 500) == sent
-            assert await received(near, 1) == [Hold(1)]
+            assert await received(near, 1) == [PauseHost(1)]
 
     run(test)
 
@@ -290,8 +290,8 @@ def test_closing_wakes_whoever_waits_on_either_side(run: Run) -> None:
                     group.start_soon(link.flush)
                 await anyio.wait_all_tasks_blocked()
                 near.close()
-                far.send(Hold(1))
-                near.send(Hold(1))
+                far.send(PauseHost(1))
+                near.send(PauseHost(1))
                 await near.drain()
                 near.close()
 
@@ -323,7 +323,7 @@ def test_a_sender_that_is_stuck_notices_that_the_other_end_is_gone(run: Run) -> 
                 group.start_soon(near.drain)
                 await anyio.wait_all_tasks_blocked()
                 far.close()
-            near.send(Hold(1))
+            near.send(PauseHost(1))
             assert not near._unsent
 
     run(test)
@@ -333,10 +333,10 @@ def test_what_was_sent_before_hanging_up_is_received(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             put(near, np.zeros(LARGE))
-            near.send(Close(1))
-            far.send(Hold(1))  # never read: Linux tells the other end of a reset
+            near.send(CloseWorker(1))
+            far.send(PauseHost(1))  # never read: Linux tells the other end of a reset
             near.close()
-            assert [type(message) for message in await closed(far)] == [ItemsMessage, Close]
+            assert [type(message) for message in await closed(far)] == [ItemsMessage, CloseWorker]
 
     run(test)
 
@@ -395,7 +395,7 @@ from streamline.backends.ipc.messages import ItemsMessage
 from streamline.backends.ipc.socket_link import SocketLink
 link = SocketLink(socket.socket(fileno=int(sys.argv[1])))
 for n in range(20):
-    link.send(Items(n, link.pack([n, np.full(1 << 20, n, np.uint8)]), b""))
+    link.send(ItemsMessage(n, link.pack([n, np.full(1 << 20, n, np.uint8)]), b""))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -447,8 +447,8 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
 
     async def test() -> None:
         with linked() as (near, far):
-            near.send(Hold(1))
-            assert await received(far, 1) == [Hold(1)]
+            near.send(PauseHost(1))
+            assert await received(far, 1) == [PauseHost(1)]
             put(near, np.zeros(LARGE))
             with pytest.raises(LinkClosed, match="as many open as it may"):
                 await far.receive()
@@ -462,9 +462,9 @@ def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_whi
     near, far = SocketLink(ours), SocketLink(theirs)
     sent = 0
     while not far._unsent:
-        far.send(Hold(sent))
+        far.send(PauseHost(sent))
         sent += 1
-    thread = threading.Thread(target=far.tell, args=(Hold(sent),))
+    thread = threading.Thread(target=far.send_threadsafe, args=(PauseHost(sent),))
     thread.start()
     thread.join()
 
@@ -472,7 +472,7 @@ def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_whi
         found: list[int] = []
         while len(found) <= sent:
             with anyio.move_on_after(0.05) as patience:
-                found += [message.number for message in await near.receive() if isinstance(message, Hold)]
+                found += [message.number for message in await near.receive() if isinstance(message, PauseHost)]
             if patience.cancelled_caught:
                 pushing = threading.Thread(target=far.push)
                 pushing.start()
