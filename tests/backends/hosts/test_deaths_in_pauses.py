@@ -94,7 +94,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: list[Any], found: 
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_behind_each_item(name: str) -> None:
+def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_after_each_item(name: str) -> None:
     make = PIPES[name]
 
     async def test() -> None:
@@ -130,7 +130,7 @@ def test_a_host_may_die_inside_any_pause(name: str) -> None:
 
 
 @pytest.mark.parametrize("dying", [False, True])
-def test_workers_that_nobody_reads_any_more_are_forgotten(dying: bool) -> None:
+def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
     """Passes of a repeat behind the merge bring new ones each time; where hosts die, some of them are over by then."""
     cuts = (
         tuple(HostDeath(link, received=received) for link, received in enumerate([7, 11, 5, 9, 13] * 8))

@@ -129,7 +129,7 @@ def test_closing_lets_what_runs_end_and_kills_what_does_not(new_echo: NewEcho) -
         echo.host.close()
 
 
-def test_a_host_that_nobody_holds_leaves_nothing(echo_importable: None) -> None:
+def test_a_host_that_is_garbage_collected_leaks_nothing(echo_importable: None) -> None:
     host = HostProcess(0, entry_point="echo_host:serve_socket")
     host.start()
     pid = host.pid

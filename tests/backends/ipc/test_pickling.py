@@ -109,7 +109,7 @@ def test_what_arrives_is_what_was_sent(sent: list[Any]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(arrays())
-def test_arrays_arrive_writable_in_the_same_memory_order_and_one_does_not_change_the_other(array: Any) -> None:
+def test_arrays_arrive_writable_in_the_same_memory_order_and_independent(array: Any) -> None:
     before = array.tobytes()
     (got,) = there([array])
     assert got.flags.writeable

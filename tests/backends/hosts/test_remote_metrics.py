@@ -75,14 +75,14 @@ def counted(stats: sl.Stats) -> list[tuple[Any, ...]]:
 
 @on_each(BACKENDS)
 @pytest.mark.parametrize("pipe", PIPES)
-def test_counts_behind_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
+def test_counts_after_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
     stats = after(PIPES[pipe], backend)
     assert counted(stats) == counted(after(PIPES[pipe], sl.Inline()))
     assert {stage.hosts for stage in stats.stages} == {0, 2}
 
 
 @on_each(BACKENDS)
-def test_channels_at_the_border_are_told_apart_from_those_in_hosts(backend: Backend) -> None:
+def test_channels_to_the_consumer_are_distinct_from_those_in_hosts(backend: Backend) -> None:
     stats = after(PIPES["calls"], backend)
     channels = {channel.name: channel for channel in stats.channels}
     border, inside = channels["double (border)"], channels["double"]
@@ -140,7 +140,7 @@ def test_clocks_of_processes_are_this_ones() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("received", [4, 7, 12])
-async def test_what_is_done_again_behind_a_death_counts_again_and_errors_do_not(received: int) -> None:
+async def test_work_repeated_after_a_death_counts_again_and_errors_do_not(received: int) -> None:
     def even(item: int) -> int:
         if item % 10 == 3:
             raise ValueError(item)
@@ -209,7 +209,7 @@ def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() ->
     assert str(shown.host) == "process 0, pid 4711"
 
 
-def test_nothing_is_said_twice_and_nobody_looks_while_nothing_is_at_work() -> None:
+def test_nothing_is_reported_twice_or_checked_while_nothing_is_at_work() -> None:
     link, session = Wires(), Session()
     reporter = MetricsReporter(link, session)
     session.meters.stage("decode", "map", 3).count([1, 2])

@@ -40,7 +40,7 @@ def test_the_third_death_in_a_row_is_the_last() -> None:
     assert [dies(inquest, worker) for _ in range(3)] == [[], [], [worker]]
 
 
-def test_whoever_gives_something_starts_at_none_again() -> None:
+def test_an_item_resets_the_count_of_deaths() -> None:
     inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
     for _ in range(5):
         assert dies(inquest, worker) == []
@@ -58,7 +58,7 @@ def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> 
 
 
 @pytest.mark.parametrize(("given", "track_calls"), [(TRACKED_ITEMS - 1, True), (TRACKED_ITEMS, False)])
-def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given: int, track_calls: bool) -> None:
+def test_calls_are_tracked_after_two_deaths_in_quick_succession(given: int, track_calls: bool) -> None:
     inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
     dies(inquest, worker)
     assert not worker.restart_policy.track_calls
@@ -67,7 +67,7 @@ def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given
     assert worker.restart_policy.track_calls is track_calls
 
 
-def test_a_worker_is_careful_behind_a_host_that_was_stuck_and_before_the_last_death() -> None:
+def test_calls_are_tracked_after_a_hang_and_before_the_last_death() -> None:
     stuck, last = Worker(), Worker()
     dies(CrashReport[Worker](CrashTracking(max_restarts=9)), stuck, stuck=True)
     dies(CrashReport[Worker](CrashTracking(max_restarts=2)), last)

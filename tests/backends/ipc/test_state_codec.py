@@ -101,7 +101,7 @@ def test_a_state_that_cannot_be_pickled_is_refused_by_the_name_of_its_stage(with
         dumper.dump_state(state)
 
 
-def test_a_state_of_a_class_that_nobody_can_import_arrives() -> None:
+def test_a_state_of_a_class_that_cannot_be_imported_arrives() -> None:
     class Local(At):
         pass
 
@@ -112,7 +112,7 @@ def test_a_state_of_a_class_that_nobody_can_import_arrives() -> None:
         assert state.own == number
 
 
-def test_lines_leave_their_bytes_behind(tmp_path: Path) -> None:
+def test_states_of_lines_do_not_carry_their_bytes(tmp_path: Path) -> None:
     lines = [b"x" * 4000 + b"\r" * (number % 3) + b"\n" for number in range(300)]
     (tmp_path / "a.txt").write_bytes(b"".join(lines))
     plan = sl.read_lines(str(tmp_path / "a.txt")).shard(1).plan
@@ -222,7 +222,7 @@ class Hidden(State):
         self.upstream.tally(found)
 
 
-def test_a_restart_behind_a_state_that_hides_choices_is_refused() -> None:
+def test_a_restart_at_a_state_that_hides_choices_is_refused() -> None:
     def begin() -> State:
         return Hidden(UnorderedState("load", DeliverySegment("load", 0, 0, frozenset(), At("items", 0), []), 0, 0))
 

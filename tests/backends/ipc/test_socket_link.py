@@ -168,7 +168,7 @@ def test_a_sender_never_waits_and_what_the_socket_does_not_take_is_written_later
     run(test)
 
 
-def test_drain_writes_by_itself_where_nobody_else_does(run: Run) -> None:
+def test_drain_writes_without_a_flush_task(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             for n in range(20_000):
@@ -281,7 +281,7 @@ def test_local_classes_cross_both_ways() -> None:
 # Ends -----------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_wakes_whoever_waits_on_either_side(run: Run) -> None:
+def test_closing_wakes_waiting_tasks_on_both_sides(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             async with anyio.create_task_group() as group:
@@ -456,7 +456,7 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
     run_on("asyncio", test)
 
 
-def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_while_the_loop_stands_still() -> None:
+def test_push_and_send_threadsafe_write_from_another_thread_while_the_loop_blocks() -> None:
     """Nothing here runs an event loop at the sending end: it is held by a function."""
     ours, theirs = socket.socketpair()
     near, far = SocketLink(ours), SocketLink(theirs)

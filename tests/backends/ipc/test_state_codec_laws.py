@@ -113,7 +113,7 @@ def test_what_has_crossed_says_what_it_said_before(composition: Composition, see
 @pytest.mark.timeout(600)
 @examples(20)
 @given(choosing_workers(), seeds, lists, st.sampled_from([0, 1, 3]))
-def test_choices_are_known_across_the_border_also_when_hosts_die(
+def test_choices_are_known_in_the_consumer_also_when_hosts_die(
     composition: Composition, seed: int, most: int, deaths: int
 ) -> None:
     DICE.seed(seed)

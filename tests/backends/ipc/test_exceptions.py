@@ -187,7 +187,7 @@ def test_methods_that_prevent_its_pickling_do_not_prevent_its_arrival(kind: type
     assert (found.args, vars(found)["more"]) == (("so", 3), [1])
 
 
-def test_what_cannot_be_pickled_is_left_behind_and_named() -> None:
+def test_what_cannot_be_pickled_is_omitted_and_named() -> None:
     error = PickyError(3, "so")
     error.args = ("message", threading.Lock(), 5)
     with socket.socket() as connection:
@@ -348,7 +348,7 @@ def test_other_exceptions_have_no_call() -> None:
         sl.replay(crossed(ValueError("of somebody else")))
 
 
-def test_pickled_by_others_it_leaves_its_item_behind_as_ever() -> None:
+def test_pickled_by_others_it_omits_its_item() -> None:
     found = pickle.loads(pickle.dumps(unpickle_exception(pickle_exception(failure_of(3)))))
     with pytest.raises(PlanError, match="copied or pickled"):
         sl.replay(found)
@@ -392,7 +392,7 @@ class Mute(Item):
 
 
 @pytest.mark.parametrize("item", [Item(), b"ab" * (1 << 20), "\ud800" * (1 << 20), ["x" * (1 << 21)]], ids=type)
-def test_of_an_item_that_stays_behind_a_dead_letter_says_the_same(item: Any) -> None:
+def test_the_dead_letter_of_an_item_that_stays_in_its_host_is_the_same(item: Any) -> None:
     data = pickle_skipped(left(item))
     assert len(data) < 20_000
     assert cut(repr(unpickle_skipped(data).item)) == cut(repr(item))
