@@ -1,4 +1,4 @@
-"""The seam between a stream and where its workers run."""
+"""The interface between a stream and the place where its workers run."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["Backend", "Workers"]
 
 
 class Workers(Protocol):
-    """Opens the workers of one running."""
+    """Opens the workers of one run."""
 
     def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
-        """Return the inbox of the worker of shard `site.shard`, at `state` or at the beginning.
+        """Return the inbox of the worker of shard `site.shard`, at `state` or at the start.
 
         No I/O: the inbox's first pull starts the worker, and its `aclose` ends it. Items, their order and their states
         are those of `Inline`.
 
         Args:
-          feed: what the worker reads of a live source, whose feed is one for all workers; None: it reads by itself.
+          feed: what the worker reads of a shared live source; None: it reads its source itself.
         """
 
 
 class Backend(Protocol):
-    """Runs workers: in this event loop, or where the far end of a channel can be."""
+    """Where workers run."""
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
-        """Return what opens the workers of a running. No I/O; what it starts later on ends with the running.
+        """Return what opens the workers of a run. No I/O; what it starts later ends with the run.
 
         Args:
           site: the rank's.

@@ -1,4 +1,4 @@
-"""Workers as tasks of the stream's own event loop: the reference that every other backend is compared with."""
+"""Workers as tasks of the stream's own event loop: the reference for every other backend."""
 
 from __future__ import annotations
 

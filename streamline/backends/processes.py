@@ -1,6 +1,7 @@
-"""A host that is a process, as runnings see it: started at the first link, and started anew when it has died.
+"""Workers in processes: for Python code that holds the GIL.
 
-Workers in processes: for Python code that holds the GIL, at the speed of memory, and going on when one dies.
+Large items cross in shared memory. A process is started at its first link; one that dies is replaced, and its workers
+continue after the last item that arrived.
 """
 
 from __future__ import annotations
@@ -33,17 +34,16 @@ class Processes(HostingBackend):
     """Worker w runs in process w mod n, in an event loop of its own.
 
     A process is a new interpreter, never a fork, and doesn't import the main module again. One that dies is replaced;
-    its workers go on behind the last item that arrived.
+    its workers continue after the last item that arrived.
 
-    `with sl.Processes(4) as pool:` makes a pool of processes that stay between pipelines, and serve several at once.
+    `with sl.Processes(4) as pool:` makes a pool that is kept between pipelines and serves several at once.
 
     Args:
-      n: processes, at least 1; more than there are workers aren't started. None: as many as this rank has cores for.
-      env: of their environment, what is to be other than here. By default they see no GPU, and BLAS runs one thread.
-      max_restarts: deaths that are borne while a worker gives nothing in between; then `WorkerDied` is raised.
-      worker_timeout: seconds that the consumer waits for a worker that gives nothing before it is reported in the log,
-        with its Python stack; None: for ever.
-      replace_stuck: whether the process of such a worker is then replaced.
+      n: processes, at least 1, at most one per worker; None: one per core of this rank.
+      env: environment variables to change. By default they see no GPU, and BLAS runs one thread.
+      max_restarts: deaths in a row, without an item in between, before `WorkerDied` is raised.
+      worker_timeout: seconds that the consumer waits for a worker before its Python stack is logged; None: no limit.
+      replace_stuck: whether the process of such a worker is then replaced, too.
     """
 
     n: int | None = None
@@ -62,7 +62,7 @@ class Processes(HostingBackend):
         return self.n
 
     @property
-    def care(self) -> CrashTracking:
+    def crash_tracking(self) -> CrashTracking:
         return CrashTracking(
             max_restarts=self.max_restarts, worker_timeout=self.worker_timeout, replace_stuck=self.replace_stuck
         )
@@ -72,24 +72,20 @@ class Processes(HostingBackend):
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
         shipped = ship(Spec.of(plan, session))
-        session.at_close(shipped.close)  # what has ended is a cycle, which the collector may leave alone for long
+        session.at_close(shipped.close)  # an ended run is a reference cycle, which may be collected late
         return shipped
 
 
 DYING_S = 0.3
-"""How long a process may take to be gone behind the end of its links: well under a millisecond, if that is why."""
+"""Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
 
 
 DEATH_S = 5.0
-"""How long to wait for a process that was killed; one that is stuck in a driver may never go."""
+"""Seconds to wait for a killed process; one that is stuck in a driver may never exit."""
 
 
 class ProcessHost(Host):
-    """A process, or the one that has taken its place.
-
-    Args:
-      env: of its environment, what is to be other than here.
-    """
+    """A process, or the one that replaced it."""
 
     kind: ClassVar[HostKind] = "process"
 
@@ -97,10 +93,10 @@ class ProcessHost(Host):
         self.number = number
         self.closed = False
         self._env = env
-        self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
+        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._process: HostProcess | None = None
-        self._used = False  # whether the process was given anything to do
-        self._behind: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
+        self._used = False  # whether the process was given a link
+        self._process_of: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -114,17 +110,17 @@ class ProcessHost(Host):
 
     def start(self) -> None:
         with self._lock:
-            self._running()
+            self._started()
 
     def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
         with self._lock:
-            process = self._running()
+            process = self._started()
             link = SocketLink(process.link(payload, answer))
-            self._behind[link] = process
+            self._process_of[link] = process
             self._used = True
             return link
 
-    def _running(self) -> HostProcess:
+    def _started(self) -> HostProcess:
         """Return the process, started if there is none; under the lock."""
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
@@ -135,23 +131,23 @@ class ProcessHost(Host):
             self._used = False
         return self._process
 
-    def fell(self, link: Link) -> str:
-        process = self._behind[link]
+    def exit_reason(self, link: Link) -> str:
+        process = self._process_of[link]
         hung_up = not process.wait(DYING_S)
         if hung_up:
             process.kill()
             process.wait(DEATH_S)
-        exit_, crash = process.exit or "nothing: it can't be killed", process.crash
+        reason, crash = process.exit or "nothing: it can't be killed", process.crash
         if hung_up:
-            exit_ += ", since it had hung up"
+            reason += ", since it had hung up"
         process.close(0.0)
         with self._lock:
             if self._process is process:
                 self._process = None
-        return f"{exit_}\n{crash}" if crash else exit_
+        return f"{reason}\n{crash}" if crash else reason
 
     def kill(self, link: Link) -> None:
-        self._behind[link].kill()
+        self._process_of[link].kill()
 
     def stacks(self) -> str:
         process = self._process
@@ -167,7 +163,7 @@ class ProcessHost(Host):
             process = self._process
         if process is not None:
             process.leave()
-        for link in list(self._behind):  # else it would wait for its runnings to end by themselves
+        for link in list(self._process_of):  # else it would wait for its runs to end
             link.close()
 
     def close(self) -> None:

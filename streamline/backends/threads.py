@@ -1,7 +1,4 @@
-"""A host that is a thread: with an event loop of its own, in the same process.
-
-Workers in threads, each with an event loop of its own: for functions that let go of the GIL.
-"""
+"""Workers in threads, each with an event loop of its own: for functions that release the GIL."""
 
 from __future__ import annotations
 
@@ -30,18 +27,18 @@ from streamline.plan.plan import Plan
 __all__ = ["ThreadHost", "Threads"]
 
 
-CARE = CrashTracking(max_restarts=1)
-"""A thread doesn't die by itself: when its event loop has ended, something is wrong that would come again."""
+CRASH_TRACKING = CrashTracking(max_restarts=1)
+"""A thread doesn't die by itself: an event loop that ended would end again."""
 
 
 @dataclass(frozen=True)
 class Threads(HostingBackend):
     """Worker w runs in thread w mod n, in an event loop of its own.
 
-    `with sl.Threads(4) as pool:` makes a pool of threads that stay between pipelines, and serve several at once.
+    `with sl.Threads(4) as pool:` makes a pool that is kept between pipelines and serves several at once.
 
     Args:
-      n: threads, at least 1, and no more than there are workers; None: as many as this rank has cores.
+      n: threads, at least 1, at most one per worker; None: one per core of this rank.
     """
 
     n: int | None = None
@@ -55,21 +52,23 @@ class Threads(HostingBackend):
         return self.n
 
     @property
-    def care(self) -> CrashTracking:
-        return CARE
+    def crash_tracking(self) -> CrashTracking:
+        return CRASH_TRACKING
 
     def host(self, number: int) -> ThreadHost:
         return ThreadHost(number)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Spec:
-        return Spec.of(plan, session, memory=max(1, session.budget.most // hosts))  # of one process, all together
+        return Spec.of(
+            plan, session, memory=max(1, session.budget.most // hosts)
+        )  # its threads share the process's memory
 
 
 logger = logging.getLogger("streamline.hosts")
 
 
 EXIT_S = 1.0
-"""How long to wait for a thread that is stuck in user code; it is a daemon, and ends with the interpreter."""
+"""Seconds to wait for a thread that is stuck in user code; it is a daemon."""
 
 
 class ThreadHost(Host):
@@ -78,10 +77,10 @@ class ThreadHost(Host):
     def __init__(self, number: int) -> None:
         self.number = number
         self.closed = False
-        self._lock = threading.RLock()  # the collector may close it, in whatever this thread is at
-        self._waiting: list[tuple[PipeLink, Spec]] = []
+        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
+        self._new_links: list[tuple[PipeLink, Spec]] = []
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self._news: anyio.Event | None = None
+        self._changed: anyio.Event | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -89,20 +88,20 @@ class ThreadHost(Host):
         return f"thread {self.number}"
 
     def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
-        near, far = pipe()
+        consumer_end, host_end = pipe()
         with self._lock:
             if self.closed:
                 raise ClosedError(f"{self.name} is closed, and runs no more workers")
-            self._waiting.append((far, payload))
+            self._new_links.append((host_end, payload))
             if self._thread is None:
                 name = f"streamline host {self.number}"
                 thread = threading.Thread(target=self._main, name=name, daemon=True)
                 start_thread(thread)
                 self._thread = thread
             self._notify()
-        return near
+        return consumer_end
 
-    def fell(self, link: Link) -> str:
+    def exit_reason(self, link: Link) -> str:
         return "its event loop has ended"
 
     def kill(self, link: Link) -> None:
@@ -125,9 +124,9 @@ class ThreadHost(Host):
             thread.join(EXIT_S)
 
     def _notify(self) -> None:
-        if self._news is not None and self._wake is not None:
+        if self._changed is not None and self._wake is not None:
             try:
-                self._wake(self._news.set)
+                self._wake(self._changed.set)
             except RuntimeError:
                 return  # the loop has ended
 
@@ -140,23 +139,23 @@ class ThreadHost(Host):
         async with anyio.create_task_group() as group:
             while True:
                 with self._lock:
-                    self._news = news = anyio.Event()
-                    waiting, self._waiting = self._waiting, []
+                    self._changed = changed = anyio.Event()
+                    new_links, self._new_links = self._new_links, []
                     closed = self.closed
-                for link, spec in waiting:
+                for link, spec in new_links:
                     if closed:
                         link.close()
                     else:
-                        group.start_soon(_serve_safely, link, spec, name="streamline running")
+                        group.start_soon(_serve_safely, link, spec, name="streamline run")
                 if closed:
                     break
-                await news.wait()
+                await changed.wait()
             group.cancel_scope.cancel()
 
 
 async def _serve_safely(link: PipeLink, spec: Spec) -> None:
-    """Serve one running; should that fail, which it must not, then without the others that this thread serves."""
+    """Serve one run; an unexpected failure doesn't reach the other runs of this thread."""
     try:
         await serve(link, spec)
     except Exception:
-        logger.exception("a running in %s has failed", threading.current_thread().name)
+        logger.exception("a run in %s has failed", threading.current_thread().name)

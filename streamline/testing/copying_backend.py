@@ -163,7 +163,7 @@ class _TaskHost(Host):
         counts[number] += 1
         return True
 
-    def fell(self, link: Link) -> str:
+    def exit_reason(self, link: Link) -> str:
         return "a cut"
 
     def kill(self, link: Link) -> None:

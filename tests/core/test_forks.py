@@ -18,7 +18,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.ipc import shared_memory as slabs
-from streamline.backends.ipc.messages import Leave
+from streamline.backends.ipc.messages import Shutdown
 from streamline.backends.ipc.socket_link import SocketLink
 from streamline.errors import ClosedError
 
@@ -179,7 +179,7 @@ def test_a_link_that_is_closed_in_a_fork_goes_on_here() -> None:
     near, far = socket.socketpair()
     link = SocketLink(near)
     in_a_fork(link.close)
-    link.send(Leave())
+    link.send(Shutdown())
     assert far.recv(1 << 10)
     link.close()
     far.close()

@@ -1,20 +1,13 @@
-"""A host that is a process of its own: started, handed links, asked for its stacks, killed, waited for.
+"""A host process, seen from its parent: started, given links, asked for its stacks, killed, waited for.
 
-Success: `start` returns while the child is still importing, and a link may be handed over at once. Failure: a child
-that dies closes its links, so each running reads the end of its own; `exit` says what it died of. Ends: `close` lets it
-finish, then kills it; a host that nobody holds kills its child; when this process dies, however, the kernel kills the
-child.
+Success: `start` returns while the child is still importing, and may be followed by `link` at once. Failure: when a
+child dies its links close, and `exit` says why. End: `close` lets it finish, then kills it; a `HostProcess` that is
+garbage collected kills its child; when this process dies, the kernel kills the child.
 
-How a host process is started: a new interpreter, which inherits its descriptors and nothing else.
-
-It is not a fork (this process has threads, and locks that they hold), and not one of `multiprocessing`'s, which imports
-the user's main module again: scripts without a guard and notebooks would not work.
-
-What a parent keeps of one child process: what joins the two, and the thread that listens.
-
-Four descriptors join them: the control socket, over which links are handed; the socket of what the child says
-(`streamline.backends.hosts.stdio_relay`); the lifeline, a pipe whose other end the child has; and a file, in which the
-child writes its stacks.
+The child is a new interpreter that inherits its descriptors only. Rejected: a fork (this process has threads, and locks
+that they hold), and `multiprocessing`, which imports the user's main module again. Four descriptors join the two: the
+control socket, which passes links; the stdio socket (`streamline.backends.hosts.stdio_relay`); the lifeline, a pipe
+whose other end the parent has; and a file for the child's stacks.
 """
 
 from __future__ import annotations
@@ -36,8 +29,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
-from streamline.backends.hosts.process_env import environment, surroundings
-from streamline.backends.hosts.process_main import HANDED, STACKS_SIGNAL
+from streamline.backends.hosts.process_env import environment, process_env
+from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
 from streamline.backends.hosts.stdio_relay import Answer, ParentStdio
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
@@ -45,10 +38,10 @@ from streamline.errors import HostError
 __all__ = ["ChildProcess", "HostProcess", "start"]
 
 
-def start(number: int, env: Mapping[str, str], attend: str, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def start(number: int, env: Mapping[str, str], entry_point: str, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Start the interpreter of host `number`, which inherits `fds` and nothing else."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    arguments = ", ".join(map(repr, (number, attend, *fds)))
+    arguments = ", ".join(map(repr, (number, entry_point, *fds)))
     program = (
         f"'streamline process {number}'; import sys; sys.path[:] = {path!r}; "
         f"from streamline.backends.hosts.process_main import main; main({arguments})"
@@ -73,56 +66,56 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 EXIT_S = 5.0
-"""How long a process may take to be gone behind a SIGKILL; one that is stuck in a driver may never be."""
+"""Seconds for a process to exit after SIGKILL; one that is stuck in a driver may never."""
 
 
 class ChildProcess:
-    """One child process. The thread holds this, never the `HostProcess`: so one that is dropped is noticed."""
+    """The parent's part of one child. Its thread refers to this, so that the `HostProcess` can be collected."""
 
-    def __init__(self, number: int, env: Mapping[str, str], attend: str) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], entry_point: str) -> None:
         self._number = number
         self._owner = os.getpid()
         self.gone = threading.Event()
         self.crash = ""
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
-        self._nears: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._consumer_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         with ExitStack() as theirs, ExitStack() as ours:
-            self.control, far_control = _pair(ours, theirs)
-            side, far_side = _pair(ours, theirs)
-            far_lifeline, self._lifeline = os.pipe()
-            theirs.callback(os.close, far_lifeline)
+            self.control, child_control = _pair(ours, theirs)
+            parent_stdio, child_stdio = _pair(ours, theirs)
+            child_lifeline, self._lifeline = os.pipe()
+            theirs.callback(os.close, child_lifeline)
             ours.callback(os.close, self._lifeline)
             self.stacks = memory_file(f"streamline stacks {number}")
             ours.callback(os.close, self.stacks)
-            self.talk = ParentStdio(side, number)
-            fds = (far_control.fileno(), far_side.fileno(), far_lifeline, self.stacks)
-            self.popen = start(number, env, attend, fds)
+            self.stdio = ParentStdio(parent_stdio, number)
+            fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline, self.stacks)
+            self.popen = start(number, env, entry_point, fds)
             ours.callback(_reap, self.popen)
             self._pidfd = _pidfd(self.popen.pid)
             if self._pidfd is not None:
                 ours.callback(os.close, self._pidfd)
-            self._ear = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
-            start_thread(self._ear)
+            self._listener = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
+            start_thread(self._listener)
             self._ours = ours.pop_all()
         _children.add(self)
 
-    def hand(self, number: int, near: socket.socket, far: socket.socket, payload: int) -> None:
-        """Send the child one end of a link, with what it serves."""
-        around = pickle.dumps(surroundings())
-        message = memoryview(HANDED.pack(number, len(around)) + around)
+    def send_link(self, number: int, consumer_end: socket.socket, host_end: socket.socket, payload: int) -> None:
+        """Send the child one end of a link, and its payload."""
+        env = pickle.dumps(process_env())
+        message = memoryview(LINK_HEADER.pack(number, len(env)) + env)
         try:
-            sent = socket.send_fds(self.control, [message], [far.fileno(), payload])
+            sent = socket.send_fds(self.control, [message], [host_end.fileno(), payload])
             if sent < len(message):
                 self.control.sendall(message[sent:])
         except (BrokenPipeError, ConnectionResetError):
-            return  # it is dead; `far` is closed, and whoever has `near` reads the end
+            return  # it is dead; the consumer's end reads the end of the link
         except OSError as error:
-            near.close()
+            consumer_end.close()
             closed = self.control.fileno() < 0
             why = "it was closed" if closed else f"{error.strerror or error}"
             raise HostError(f"process {self._number} can't be handed another stream: {why}") from error
-        self._nears.add(near)
+        self._consumer_ends.add(consumer_end)
         if self.gone.is_set():
             self._hang_up()
 
@@ -134,12 +127,12 @@ class ChildProcess:
         call()
 
     def written(self, begin: int) -> str:
-        """Return what the child has written to the file of stacks from there on."""
+        """Return what the child has written to the file of stacks from `begin` on."""
         size = os.fstat(self.stacks).st_size
         return os.pread(self.stacks, size - begin, begin).decode("utf-8", "replace")
 
     def abandon(self) -> None:
-        """Kill the child and leave nothing; a fork of this process leaves it alone."""
+        """Kill the child and close everything; in a fork of this process, do nothing."""
         if os.getpid() == self._owner:
             self.popen.kill()
             self.end()
@@ -149,27 +142,27 @@ class ChildProcess:
         if not self.gone.is_set():
             self.popen.kill()
             self.gone.wait(EXIT_S)
-        if threading.current_thread() is not self._ear:
-            self._ear.join(EXIT_S)
+        if threading.current_thread() is not self._listener:
+            self._listener.join(EXIT_S)
         with self._lock:
             ours, self._ours = self._ours, ExitStack()
         ours.close()
         _children.discard(self)
 
     def forget(self) -> None:
-        """Let go of what a fork of this process has inherited: the lifeline must have one holder only."""
-        for fd in (self.control.detach(), self.talk.sock.detach(), self._lifeline):
+        """Close what a fork of this process inherited: the lifeline must have one holder."""
+        for fd in (self.control.detach(), self.stdio.sock.detach(), self._lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
     def _listen(self) -> None:
-        """Pass on what the child says until it is gone; then tell whoever wants to know."""
+        """Relay the child's output until it has exited, then call the `on_exit` callbacks."""
         try:
             self._until_exit()
             self.popen.wait()
-            while self.talk.read(wait=False):  # what it said last
+            while self.stdio.read(wait=False):  # its last output
                 pass
-            self.talk.end()
+            self.stdio.end()
             self.crash = self._crash()
         finally:
             self._hang_up()
@@ -180,30 +173,30 @@ class ChildProcess:
                 call()
 
     def _until_exit(self) -> None:
-        """Return when the process has ended, or, where that can't be waited for, when nobody talks any more."""
+        """Return when the process has exited; without a pidfd, when its stdio socket closes."""
         if self._pidfd is None:
-            while self.talk.read(wait=True):
+            while self.stdio.read(wait=True):
                 pass
             return
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        poll.register(self.talk.sock, select.POLLIN)
+        poll.register(self.stdio.sock, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll()]
             if self._pidfd in ready:
                 return
-            if not self.talk.read(wait=False):
-                poll.unregister(self.talk.sock)
+            if not self.stdio.read(wait=False):
+                poll.unregister(self.stdio.sock)
 
     def _crash(self) -> str:
         _, fatal, text = self.written(0).rpartition("Fatal Python error")
-        return fatal + text if fatal else ""  # else stacks that somebody has asked for
+        return fatal + text if fatal else ""  # else stacks that were asked for
 
     def _hang_up(self) -> None:
-        """End the links of a process that is gone: one that it has forked may hold their far ends."""
-        for near in list(self._nears):
+        """Close the links of an exited process: a fork of it may hold their other ends."""
+        for consumer_end in list(self._consumer_ends):
             with contextlib.suppress(OSError):  # closed already
-                near.shutdown(socket.SHUT_RDWR)
+                consumer_end.shutdown(socket.SHUT_RDWR)
 
 
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
@@ -218,12 +211,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
-    near, far = socket.socketpair()
-    return ours.enter_context(near), theirs.enter_context(far)
+    consumer_end, host_end = socket.socketpair()
+    return ours.enter_context(consumer_end), theirs.enter_context(host_end)
 
 
 def _pidfd(pid: int) -> int | None:
-    """Return what becomes readable when the process ends; None where there is no such thing."""
+    """Return a descriptor that is readable once the process has exited; None: not supported."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -233,21 +226,21 @@ def _pidfd(pid: int) -> int | None:
 def _reap(process: subprocess.Popen[bytes]) -> None:
     """Kill it if it still runs; leave no zombie."""
     process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel: nobody can help that
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
         process.wait(EXIT_S)
 
 
 STACKS_S = 1.0
-"""How long a child may take to write its stacks. It takes about 1 ms, unless it is stopped."""
+"""Seconds for a child to write its stacks; takes about 1 ms, unless it is stopped."""
 
 
 class HostProcess:
     """One child process.
 
     Args:
-      number: tells it from the others, in messages.
-      env: of its environment, what is to be other than here. By default it sees no GPU, and BLAS runs one thread.
-      attend: what runs a running's workers there, as "module:function"; see `streamline.backends.hosts.host_server`.
+      number: its number in messages.
+      env: environment variables to change.
+      entry_point: serves a link there, as "module:function".
     """
 
     def __init__(
@@ -255,11 +248,11 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        attend: str = "streamline.backends.hosts.host_server:attend",
+        entry_point: str = "streamline.backends.hosts.host_server:serve_socket",
     ) -> None:
         self.number = number
         self._env = dict(env)
-        self._attend = attend
+        self._entry_point = entry_point
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
         self._links = 0
@@ -270,39 +263,37 @@ class HostProcess:
         return f"<process {self.number}, pid {self.pid}, {self.exit or 'running'}>"
 
     def start(self) -> None:
-        """Start it, and return at once. Thread-safe; once.
+        """Start it, once; doesn't wait. Thread-safe.
 
         Raises:
-          HostError: there is no interpreter to start, or no room for another process or its descriptors.
+          HostError: no interpreter, or no room for another process or its descriptors.
         """
         with self._lock:
             if self._child is not None:
                 raise HostError(f"process {self.number} was started already")
             try:
-                self._child = ChildProcess(self.number, self._env, self._attend)
+                self._child = ChildProcess(self.number, self._env, self._entry_point)
             except MemoryError as error:
                 raise HostError(f"process {self.number} can't be started: out of memory (`ulimit -v`)") from error
             except OSError as error:
                 raise HostError(_why_not_started(self.number, error)) from error
-        # Not at the interpreter's exit: whoever still runs there would see it die, and say so; the kernel sees to it.
+        # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
         weakref.finalize(self, ChildProcess.abandon, self._child).atexit = False
 
     def link(self, shipped: Shipped, answer: Answer | None = None) -> socket.socket:
-        """Hand over a new link and what it serves; return its near end. Thread-safe.
-
-        To a process that is dead a link can be handed, too: it is at its end.
+        """Pass a new link and its payload; return the consumer's end. Thread-safe. In a dead process, it is closed.
 
         Args:
-          answer: what the running answers when it is asked, in a thread of this host's; see `talk.asker`.
+          answer: answers the questions of `stdio_relay.asker`, in a thread of this host's.
         """
         child = self._started()
-        near, far = socket.socketpair()
-        with far, self._lock:
+        consumer_end, host_end = socket.socketpair()
+        with host_end, self._lock:
             self._links += 1
             if answer is not None:
-                child.talk.answer(self._links, answer)
-            child.hand(self._links, near, far, shipped.fileno())
-        return near
+                child.stdio.answer(self._links, answer)
+            child.send_link(self._links, consumer_end, host_end, shipped.fileno())
+        return consumer_end
 
     @property
     def pid(self) -> int:
@@ -311,17 +302,17 @@ class HostProcess:
 
     @property
     def exit(self) -> str | None:
-        """What it ended with, "exit code 3" or "signal 9 (SIGKILL)"; None while it runs."""
-        return _told(self._started().popen.poll())
+        """ "exit code 3" or "signal 9 (SIGKILL)"; None while it runs."""
+        return _exit_text(self._started().popen.poll())
 
     @property
     def crash(self) -> str:
-        """What the interpreter wrote when it crashed: the stacks of all threads behind a segmentation fault, say."""
+        """What the interpreter wrote when it crashed, such as the stacks of a segmentation fault."""
         child = self._started()
         return child.crash if child.gone.is_set() else ""
 
     def on_exit(self, call: Callable[[], object]) -> None:
-        """Call this when the process is gone, in a thread of this host's; at once if it is gone already."""
+        """Call `call` when the process has exited, in a thread of this host's; at once if it has already."""
         self._started().on_exit(call)
 
     def kill(self) -> None:
@@ -329,16 +320,16 @@ class HostProcess:
         self._started().popen.kill()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is gone, and all that it said has been passed on; return whether it is."""
+        """Wait until it has exited and its output is relayed; return whether it has."""
         return self._started().gone.wait(timeout)
 
     def leave(self) -> None:
-        """Tell it to go as soon as its runnings have ended; returns at once, and may be called again."""
+        """Ask it to exit once its runs have ended, without waiting. Idempotent."""
         if self._child is not None:
             self._child.control.close()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Let it go; kill it if that takes longer than `timeout` seconds. Idempotent."""
+        """Ask it to exit, and kill it after `timeout` seconds. Idempotent."""
         if self._child is not None:
             self.leave()
             self._child.gone.wait(timeout)
@@ -347,7 +338,7 @@ class HostProcess:
     def stacks(self) -> str:
         """Return the Python stacks of all its threads, also while C code holds the interpreter's lock.
 
-        Empty if it is gone, stopped, or not that far yet.
+        Empty if it has exited, is stopped, or is still starting.
         """
         child = self._started()
         begin = os.fstat(child.stacks).st_size
@@ -356,23 +347,23 @@ class HostProcess:
         child.popen.send_signal(STACKS_SIGNAL)
         deadline = time.monotonic() + STACKS_S
         text, pause_s = "", 0.001
-        while not _whole(text) and time.monotonic() < deadline and not child.gone.is_set():
-            time.sleep(pause_s)  # nothing tells that somebody has written to a file
+        while not _complete(text) and time.monotonic() < deadline and not child.gone.is_set():
+            time.sleep(pause_s)  # a write to a file can't be waited for
             pause_s *= 2
             text = child.written(begin)
         return text
 
     def resident_bytes(self) -> int:
-        """Return its resident memory; 0 when it is gone. Pages that it shares with others count."""
+        """Return its resident memory, shared pages included; 0 once it has exited."""
         child = self._started()
         if child.popen.poll() is not None:
             return 0
         if sys.platform != "linux":
-            told = subprocess.run(["ps", "-o", "rss=", "-p", str(self.pid)], capture_output=True, text=True)
-            return 1024 * int(told.stdout or 0)
+            output = subprocess.run(["ps", "-o", "rss=", "-p", str(self.pid)], capture_output=True, text=True)
+            return 1024 * int(output.stdout or 0)
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):  # it ends just now
+        except (OSError, IndexError):  # it exits just now
             return 0
 
     def _started(self) -> ChildProcess:
@@ -381,12 +372,12 @@ class HostProcess:
         return self._child
 
 
-def _whole(stacks: str) -> bool:
-    """Tell whether faulthandler has come to its end: the main thread comes last, and in it the frame of `-c`."""
+def _complete(stacks: str) -> bool:
+    """Return whether faulthandler has finished: the main thread comes last, and in it the frame of `-c`."""
     return stacks.endswith(("in <module>\n", "...\n"))
 
 
-def _told(code: int | None) -> str | None:
+def _exit_text(code: int | None) -> str | None:
     if code is None or code >= 0:
         return None if code is None else f"exit code {code}"
     try:
@@ -396,7 +387,7 @@ def _told(code: int | None) -> str | None:
 
 
 def _why_not_started(number: int, error: OSError) -> str:
-    said = f"process {number} can't be started: "
+    failed = f"process {number} can't be started: "
     if not sys.executable or not Path(sys.executable).exists():
-        return f"{said}there is no Python at sys.executable = {sys.executable!r}; set it to the interpreter to use"
-    return f"{said}{error.strerror or error} (limits: `ulimit -n` for descriptors, `ulimit -u` for processes)"
+        return f"{failed}there is no Python at sys.executable = {sys.executable!r}; set it to the interpreter to use"
+    return f"{failed}{error.strerror or error} (limits: `ulimit -n` for descriptors, `ulimit -u` for processes)"

@@ -1,4 +1,4 @@
-"""One host's part of a running: the near end of the link between them, and what becomes of it when the host dies."""
+"""The consumer's connection to one host of a run: its workers, their messages, and the host's replacement."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from streamline.backends.hosts.remote_errors import answers
 from streamline.backends.hosts.remote_metrics import RemoteMetrics
 from streamline.backends.hosts.remote_pause import RemotePause
 from streamline.backends.hosts.remote_worker import CLOSE_S, RemoteWorker
-from streamline.backends.hosts.restarts import CrashReport, CrashTracking, at_fault
-from streamline.backends.ipc.codec import failure_in, left_out_in
+from streamline.backends.hosts.restarts import CrashReport, CrashTracking, crash_verdict
+from streamline.backends.ipc.codec import decode_failure, decode_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
-    AtWork,
-    Broken,
     CallProgress,
-    Closed,
-    Counts,
-    Ended,
     Hello,
+    HostFailed,
     ItemsMessage,
-    Leave,
+    LiveCredit,
     Message,
+    MetricsUpdate,
     Observe,
+    PauseStatus,
     ProgressMessage,
+    Shutdown,
     SkippedItem,
-    Taken,
-    WaitingTasks,
+    TaskStacks,
+    WorkerClosed,
+    WorkerEnded,
     WorkerOpened,
 )
 from streamline.core.counters import HostMeter
@@ -50,15 +50,15 @@ logger = logging.getLogger("streamline.hosts")
 
 
 class HostConnection:
-    """The workers of a running that one host runs.
+    """The workers of a run that one host runs.
 
     Args:
-      payload: what a host is given to begin with.
-      care: how long its death, or its silence, is borne.
-      own: whether the host ends with the running.
+      payload: what the host gets of the run.
+      crash_tracking: when the host, or a worker in it, is given up.
+      own: whether the host ends with the run.
     """
 
-    def __init__(self, host: Host, payload: Any, tasks: Tasks, care: CrashTracking, *, own: bool) -> None:
+    def __init__(self, host: Host, payload: Any, tasks: Tasks, crash_tracking: CrashTracking, *, own: bool) -> None:
         self.host = host
         self._payload = payload
         self._tasks = tasks
@@ -67,50 +67,50 @@ class HostConnection:
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
-        self._inquest = CrashReport[RemoteWorker[Any]](care)
-        self._watch = HangDetector(host, care, tasks, self._running)
+        self._crash_report = CrashReport[RemoteWorker[Any]](crash_tracking)
+        self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
         self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
         self._meters.hosts.append(self._meter)
-        self._mirror = RemoteMetrics(self._meters, self._meter)
-        self._holding = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
+        self._remote_metrics = RemoteMetrics(self._meters, self._meter)
+        self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
         self._begun = False
-        self._left = False
+        self._leaving = False
         if own:
             tasks.own(self._abandon)
-        self._news: anyio.Event | None = None
+        self._changed: anyio.Event | None = None
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
-            WorkerOpened: lambda message: self._to(message, RemoteWorker.opened),
-            CallProgress: lambda message: self._to(message, lambda worker, message: worker.deaths.calling(message)),
-            Ended: lambda message: self._to(message, self._ended),
-            Taken: self._taken,
-            Closed: self._closed,
-            SkippedItem: self._left_out,
-            AtWork: self._at_work,
+            WorkerOpened: lambda message: self._forward(message, RemoteWorker.opened),
+            CallProgress: lambda message: self._forward(message, lambda worker, it: worker.restart_policy.calling(it)),
+            WorkerEnded: lambda message: self._forward(message, self._ended),
+            LiveCredit: self._live_credit,
+            WorkerClosed: self._closed,
+            SkippedItem: self._skipped,
+            PauseStatus: self._pause_status,
             Beginning: tasks.session.duplicate_check.compare,
-            Counts: self._mirror.show,
-            Broken: self._broken,
-            WaitingTasks: self._watch.answered,
+            MetricsUpdate: self._remote_metrics.show,
+            HostFailed: self._broken,
+            TaskStacks: self._hang_detector.on_stacks,
         }
 
     def add(self, worker: RemoteWorker[Any]) -> None:
-        """Let a worker run here, once it is started."""
+        """Add a worker; `start` runs it."""
         self._workers[worker.number] = worker
         self._meter.shards.add(worker.site.shard)
 
     def forget(self, worker: RemoteWorker[Any]) -> None:
-        """Nobody reads it any more, and it has ended; idempotent."""
+        """Remove a worker that has ended and isn't read any more. Idempotent."""
         self._wanted.discard(worker.number)
         self._workers.pop(worker.number, None)
 
     def begin(self) -> None:
-        """Start the host, if it doesn't run, and the task that listens to it."""
+        """Start the task that connects to the host, once."""
         if not self._begun:
             self._begun = True
-            name = f"border of {self.host.name}"
+            name = f"connection to {self.host.name}"
             self._tasks.start(partial(self._gate.participate, name, self._serve), name, self._abandon)
-            self._watch.start()
+            self._hang_detector.start()
 
     def start(self, worker: RemoteWorker[Any]) -> None:
         """Start a worker."""
@@ -118,22 +118,22 @@ class HostConnection:
         self.begin()
         if self._failure is not None:
             self._fail_all(self._failure)
-        elif self._left:  # a pass that begins while all ends: nothing will come, and nobody is to wait for its end
+        elif self._leaving:  # the run is ending: nothing will come
             worker.gone()
         elif self._link is not None:
             worker.open(self._link)
-        elif self._news is not None:
-            self._news.set()
+        elif self._changed is not None:
+            self._changed.set()
 
     def end_host(self) -> None:
-        """End a host in which user code doesn't end although its worker was closed."""
+        """Kill the host: user code in it didn't end when its worker was closed."""
         if self._link is not None:
             logger.warning(
                 "user code in %s has not ended %g s after it was asked to: it is killed", self.host.name, CLOSE_S
             )
             self.host.kill(self._link)
 
-    def _running(self) -> Collection[RemoteWorker[Any]]:
+    def _running_workers(self) -> Collection[RemoteWorker[Any]]:
         return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
 
     # The task ---------------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class HostConnection:
                 try:
                     await self._listen()
                 except LinkClosed:
-                    await self._died()
-                    await self._somebody_wanted()
+                    await self._host_died()
+                    await self._wait_until_wanted()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as failure:
@@ -158,33 +158,33 @@ class HostConnection:
                 await self._leave()
 
     async def _connected(self) -> None:
-        """Connect, and open the workers that are wanted; not during a pause."""
+        """Connect, and open the wanted workers; waits for the end of a pause."""
         await self._gate.passage()
         session, meters = self._tasks.session, self._meters
-        link = self._link = self._watch.link = self.host.connect(self._payload, answers(session.errors))
+        link = self._link = self._hang_detector.link = self.host.connect(self._payload, answers(session.errors))
         self._meter.alive = True
-        self._holding.connected(link)
+        self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
         link.send(Hello(self.host.name, counted if meters.on else None, meters.observer is not None, ask))
-        self._tasks.start(link.flush, f"border of {self.host.name}, writing", lambda: None)
+        self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
-            if not worker.over and not self._inquest.waits(worker):
+            if not worker.over and not self._crash_report.waits(worker):
                 worker.open(link)
         self._next_turn()
 
-    async def _somebody_wanted(self) -> None:
-        """Behind a death, wait until there is a worker to go on with: there is none where the running is being left."""
+    async def _wait_until_wanted(self) -> None:
+        """After a host's death, wait for a worker to run: there is none while the run is ending."""
         while all(self._workers[number].over for number in self._wanted if number in self._workers):
-            self._news = anyio.Event()
-            await resting(self._news.wait())
+            self._changed = anyio.Event()
+            await resting(self._changed.wait())
 
     async def _listen(self) -> None:
         link = self._link
         assert link is not None
         while True:
             for message in await resting(link.receive()):
-                self._holding.arrived(link, message)
+                self._remote_pause.arrived(link, message)
                 del message
 
     def _handle(self, link: Link, message: Message) -> None:
@@ -203,19 +203,19 @@ class HostConnection:
         meter.arrival_s += perf_counter() - began
         meter.items += packed.count
         meter.bytes += packed.nbytes
-        self._turn_over(worker)
+        self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             worker.progress(message, link)
-            self._turn_over(worker)
+            self._end_turn(worker)
 
-    async def _died(self) -> None:
-        """Count the death, and let another host take over."""
+    async def _host_died(self) -> None:
+        """Count the host's death; `_connected` starts the next host."""
         link, self._link = self._link, None
         assert link is not None
         link.close()
-        self._gone()
+        self._disconnected()
         if self.host.closed:
             raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
@@ -223,11 +223,11 @@ class HostConnection:
             worker.lost()
             if worker.over:
                 worker.gone()
-        await self._gate.passage()  # behind it, all that has arrived has been dealt with
+        await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
-        fell = await self._tasks.threads.run(partial(self.host.fell, link))
-        ended, _, crash = fell.partition("\n")
-        stuck_s, self._watch.ended_for_s = self._watch.ended_for_s, None
+        exit_text = await self._tasks.threads.run(partial(self.host.exit_reason, link))
+        ended, _, crash = exit_text.partition("\n")
+        stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
         self._meter.restarts += 1
@@ -237,33 +237,33 @@ class HostConnection:
         lost = [worker for worker in lost if not worker.over]
         if lost:
             logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
-        for worker in self._inquest.died(lost, stuck=stuck_s is not None):
-            worker.given_up(at_fault(worker, self.host.number, name, ended))
+        for worker in self._crash_report.died(lost, stuck=stuck_s is not None):
+            worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         for worker in lost:
-            worker.deaths.calls.clear()
+            worker.restart_policy.calls.clear()
 
     def _next_turn(self) -> None:
-        """Open the one of those that take turns whose turn it is, if it isn't."""
-        worker = self._inquest.turn
+        """Open the worker whose turn it is, if workers take turns."""
+        worker = self._crash_report.turn
         if worker is not None and worker.link is None and self._link is not None:
             worker.open(self._link)
 
-    def _turn_over(self, worker: RemoteWorker[Any]) -> None:
-        if self._inquest.turn_over(worker):
+    def _end_turn(self, worker: RemoteWorker[Any]) -> None:
+        if self._crash_report.turn_over(worker):
             self._next_turn()
 
     async def _leave(self) -> None:
-        """Let the host clean up behind this running; one that takes too long is ended."""
+        """Let the host clean up after this run; one that takes too long is killed."""
         link = self._link
-        self._left = True
+        self._leaving = True
         if link is not None:
-            link.send(Leave())
+            link.send(Shutdown())
             with anyio.move_on_after(CLOSE_S) as patience:
-                await link.drain()  # the task that writes has been cancelled
+                await link.drain()  # the writing task was cancelled
                 while True:
                     try:
                         for message in await link.receive():
-                            if type(message) in (Closed, Counts, SkippedItem):
+                            if type(message) in (WorkerClosed, MetricsUpdate, SkippedItem):
                                 self._handlers[type(message)](message)
                     except LinkClosed:
                         break
@@ -272,20 +272,20 @@ class HostConnection:
             link.close()
         for worker in self._workers.values():
             worker.gone()
-        self._gone()
-        self._holding.close()
+        self._disconnected()
+        self._remote_pause.close()
         if self._own:
             await self._tasks.threads.run(self.host.close)
 
-    def _gone(self) -> None:
-        """Take note that there is no host for now."""
+    def _disconnected(self) -> None:
+        """Mark the host as gone."""
         self._meter.gone()
-        self._mirror.lost()
-        self._holding.lost()
-        self._watch.link = None
+        self._remote_metrics.lost()
+        self._remote_pause.lost()
+        self._hang_detector.link = None
 
     def _abandon(self) -> None:
-        """There is no event loop any more to leave in peace."""
+        """End without an event loop."""
         link, self._link = self._link, None
         if link is not None:
             if self._own:
@@ -304,48 +304,48 @@ class HostConnection:
 
     # Messages ---------------------------------------------------------------------------------------------------------
 
-    def _to(self, message: Any, handle: Callable[[RemoteWorker[Any], Any], None]) -> None:
+    def _forward(self, message: Any, handle: Callable[[RemoteWorker[Any], Any], None]) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             handle(worker, message)
 
-    def _ended(self, worker: RemoteWorker[Any], message: Ended) -> None:
+    def _ended(self, worker: RemoteWorker[Any], message: WorkerEnded) -> None:
         worker.ended(message)
-        self._turn_over(worker)
+        self._end_turn(worker)
 
-    def _taken(self, message: Taken) -> None:
+    def _live_credit(self, message: LiveCredit) -> None:
         worker = self._workers.get(message.worker)
-        if worker is not None and worker.feeding is not None:
-            worker.feeding.taken(message)
+        if worker is not None and worker.forwarding is not None:
+            worker.forwarding.on_credit(message)
 
-    def _closed(self, message: Closed) -> None:
+    def _closed(self, message: WorkerClosed) -> None:
         worker = self._workers.get(message.worker)
-        if worker is not None and worker.calm() and self._link is not None:
+        if worker is not None and worker.reopening() and self._link is not None:
             worker.open(self._link)
             return
         if worker is not None:
             self.forget(worker)
             worker.gone()
-            self._turn_over(worker)
+            self._end_turn(worker)
 
-    def _left_out(self, message: SkippedItem) -> None:
-        failure = left_out_in(message.failure)
+    def _skipped(self, message: SkippedItem) -> None:
+        failure = decode_skipped(message.failure)
         self._tasks.session.errors.happened(message.key, failure, message.epoch, message.number)
 
-    def _broken(self, message: Broken) -> None:
-        raise failure_in(message.failure)
+    def _broken(self, message: HostFailed) -> None:
+        raise decode_failure(message.failure)
 
     # Pauses, traces ---------------------------------------------------------------------------------------------------
 
-    def _at_work(self, message: AtWork) -> None:
-        self._holding.at_work(message, self.host.name)
+    def _pause_status(self, message: PauseStatus) -> None:
+        self._remote_pause.at_work(message, self.host.name)
 
     def _busy(self) -> tuple[str, ...]:
-        """Name what seems to be at work there."""
+        """Name what seems to be at work in the host."""
         meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
         busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
         return tuple(f"{name} in {self.host.name}" for name in busy) or (self.host.name,)
 
     def _observe(self) -> None:
-        """Tell the host whether a trace wants to know of all that it does; in the thread of whoever traces."""
+        """Tell the host whether a trace is recorded; called in any thread."""
         if self._link is not None:
-            self._link.tell(Observe(self._meters.observer is not None))
+            self._link.send_threadsafe(Observe(self._meters.observer is not None))

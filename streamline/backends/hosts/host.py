@@ -1,4 +1,4 @@
-"""What runs workers elsewhere: a thread or a process, as a running sees it."""
+"""A host: a thread or process that runs workers, as the consumer side sees it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Host"]
 
 
 class Host(ABC):
-    """One host. It may serve several runnings, in several event loops: its methods may be called from any thread.
+    """One host. It may serve several runs in several event loops; its methods are thread-safe.
 
     Attributes:
-      number: among its backend's, from 0 on.
-      closed: it was asked to end, and connects no more.
+      number: 0-based, among its backend's.
+      closed: it was asked to end; `connect` raises.
     """
 
     kind: ClassVar[HostKind] = "thread"
@@ -27,11 +27,11 @@ class Host(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Of the process that it is, or is in; None: it hasn't been started."""
+        """Its process's id; None before it is started."""
         return os.getpid()
 
     def resident_bytes(self) -> int:
-        """Return how much memory it holds; 0 where it has none of its own, or isn't there."""
+        """Return its resident memory; 0 if it shares this process's, or isn't running."""
         return 0
 
     @property
@@ -40,7 +40,7 @@ class Host(ABC):
         """How messages call it: "process 2, pid 4711"."""
 
     def start(self) -> None:  # noqa: B027 - a thread needs none
-        """Begin to start, if that takes a while and it doesn't run yet; returns at once.
+        """Begin to start if that takes time; returns at once.
 
         Raises:
           HostError: it can't be started.
@@ -49,36 +49,36 @@ class Host(ABC):
 
     @abstractmethod
     def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
-        """Return the near end of a new link; start the host if it doesn't run. Doesn't wait for it.
+        """Return the consumer's end of a new link, starting the host if needed. Doesn't wait for it.
 
         Args:
-          payload: what `streamline.backends.hosts.host_server.serve` is given at the far end.
-          answer: to what a far end in another process asks; called in any thread, one question after the other.
+          payload: what `streamline.backends.hosts.host_server.serve` gets in the host.
+          answer: answers the questions of a host in another process, one at a time, in any thread.
 
         Raises:
           ClosedError: it is closed.
         """
 
     @abstractmethod
-    def fell(self, link: Link) -> str:
-        """Make sure that the host behind a link that is closed has gone; return what it ended with, for a person.
+    def exit_reason(self, link: Link) -> str:
+        """Make sure that the host of a closed link has ended; return why, for a person.
 
-        What it wrote about that, the stacks behind a crash, say, stands in the lines behind the first.
-        May take a moment. The next `connect` starts another one.
+        The first line is the reason; further lines are what it wrote, such as the stacks of a crash. Blocks. The next
+        `connect` starts another one.
         """
 
     @abstractmethod
     def kill(self, link: Link) -> None:
-        """End the host behind a link, whatever it is at; where that can't be done, the link."""
+        """Kill the host of a link; where that can't be done, close the link."""
 
     @abstractmethod
     def stacks(self) -> str:
-        """Return what its threads are at, as Python prints it; or why that can't be told. May take a moment."""
+        """Return the stacks of its threads, or why there are none. Blocks."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Ask the host to end, with all that it runs; don't wait. Idempotent."""
+        """Ask the host to end, with all that it runs, without waiting. Idempotent."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the host, and wait for that. Idempotent; may take a moment."""
+        """End the host and wait for it. Idempotent. Blocks."""

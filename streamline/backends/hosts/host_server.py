@@ -1,11 +1,9 @@
-"""The far end: the workers of one running, in a host.
+"""The host side of a run: opens its workers, and sends their items to the consumer.
 
-Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); what comes out
-goes into an `Outlet` instead of a channel, and crosses the border.
-
-What a host process does with a link that it is handed: takes in what was shipped, and runs the workers of it.
-
-Where a live source's items come into a host: its feed is read at the other end, once for all workers.
+Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); its output
+goes into an `ItemSender` instead of a channel. Items of a live source come in through an `ItemReceiver`: its feed is
+read by the consumer, once for all workers. `serve` is the entry point of a host thread, `serve_socket` of a host
+process.
 """
 
 from __future__ import annotations
@@ -20,29 +18,29 @@ import anyio
 
 from streamline.backends.hosts.item_sender import ItemSender
 from streamline.backends.hosts.plan_shipping import load
-from streamline.backends.hosts.remote_errors import RemoteErrors, far_policy
+from streamline.backends.hosts.remote_errors import RemoteErrors, host_policy
 from streamline.backends.hosts.remote_metrics import MetricsReporter
-from streamline.backends.hosts.restarts import CallLog, careful, one_ahead
-from streamline.backends.ipc.codec import StatesOut, failure_in
-from streamline.backends.ipc.exceptions import carry
+from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
+from streamline.backends.ipc.codec import StatesEncoder, decode_failure
+from streamline.backends.ipc.exceptions import pickle_exception
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
-    AtWork,
-    Broken,
-    Close,
-    Closed,
+    CloseWorker,
     Credit,
     Hello,
-    Hold,
-    Leave,
+    HostFailed,
+    LiveCredit,
     LiveEnd,
     LiveItems,
     Observe,
-    Open,
-    Release,
-    Taken,
-    WaitingTasks,
-    WhatWaits,
+    OpenWorker,
+    PauseHost,
+    PauseStatus,
+    ResumeHost,
+    Shutdown,
+    StacksRequest,
+    TaskStacks,
+    WorkerClosed,
     WorkerOpened,
 )
 from streamline.backends.ipc.socket_link import SocketLink
@@ -58,16 +56,16 @@ from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource
 
-__all__ = ["ItemReceiver", "Spec", "attend", "serve"]
+__all__ = ["ItemReceiver", "Spec", "serve", "serve_socket"]
 
 
-async def attend(sock: socket.socket, payload: int) -> None:
-    """Run the workers of a running; where its plan can't be taken in, tell it why."""
+async def serve_socket(sock: socket.socket, payload: int) -> None:
+    """Serve a run in a host process; if its plan can't be loaded, send the reason."""
     link = SocketLink(sock)
     try:
         spec = load(payload)
     except BaseException as error:  # the import of a user's module may raise anything
-        link.send(Broken(carry(error)))
+        link.send(HostFailed(pickle_exception(error)))
         await link.drain()
         link.close()
         return
@@ -76,11 +74,11 @@ async def attend(sock: socket.socket, payload: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a host is told of a running: its plan, and what its session is like.
+    """What a host needs of a run: its plan and its session's options.
 
     Attributes:
       most_ahead: as in `Session`, like `metered` and `memory`.
-      policy: what is done with items on which user code fails.
+      policy: for items on which user code fails, without the user's handler.
     """
 
     plan: Plan
@@ -91,9 +89,9 @@ class Spec:
 
     @classmethod
     def of(cls, plan: Plan, session: Session, memory: int | None = None) -> Spec:
-        """Return what a host is told of a running that has this session; `memory` is its own, None: the session's."""
-        policy = far_policy(session.errors.policy)
-        plan = replace(plan, after=())  # what stands there may be of any kind: a model on a GPU
+        """Return the spec of a run with this session; `memory`: bytes, None: the session's."""
+        policy = host_policy(session.errors.policy)
+        plan = replace(plan, after=())  # those stages run in the consumer, and may hold anything: a model on a GPU
         return cls(
             plan=plan,
             policy=policy,
@@ -104,30 +102,30 @@ class Spec:
 
 
 async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = None) -> None:
-    """Run workers as the other end of the link says, until it says no more; then leave nothing behind.
+    """Run the workers that the consumer asks for until it hangs up, then clean up.
 
     Args:
-      answer: answers what is asked of the other end; None: as the process was told, see `talk.asker`.
+      answer: answers questions to the consumer; None: `stdio_relay.asker` does.
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.tell = link.send
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
-    telling = MetricsReporter(link, session) if spec.metered and link.copies else None
+    reporter = MetricsReporter(link, session) if spec.metered and link.copies else None
     try:
         stop = anyio.Event()
-        await supervise(lambda tasks: _HostedRun(link, spec, tasks, stop, errors, telling).start(), stop, session)
-        if telling is not None:
-            telling.close()
+        await supervise(lambda tasks: _HostedRun(link, spec, tasks, stop, errors, reporter).start(), stop, session)
+        if reporter is not None:
+            reporter.close()
         with anyio.CancelScope(shield=True):
             await link.drain()
     finally:
-        if telling is not None:
-            telling.close()
+        if reporter is not None:
+            reporter.close()
         link.close()
 
 
 class _HostedRun:
-    """The workers of one running."""
+    """The workers of one run in this host."""
 
     def __init__(
         self,
@@ -136,42 +134,42 @@ class _HostedRun:
         tasks: Tasks,
         stop: anyio.Event,
         errors: RemoteErrors,
-        telling: MetricsReporter | None,
+        reporter: MetricsReporter | None,
     ) -> None:
         self._link = link
         self._tasks = tasks
         self._stop = stop
         self._plan = spec.plan
         self._errors = errors
-        self._telling = telling
+        self._reporter = reporter
         self._workers: dict[int, _Worker] = {}
         self._pause = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             Observe: self._observe,
-            Open: self._open,
+            OpenWorker: self._open,
             Credit: self._credit,
-            Close: self._close,
-            LiveItems: self._feed,
-            LiveEnd: self._feed_end,
-            Hold: self._hold,
-            Release: self._release,
-            Leave: lambda _: stop.set(),
-            WhatWaits: lambda _: link.send(WaitingTasks(waiting_tasks())),
+            CloseWorker: self._close,
+            LiveItems: self._live_items,
+            LiveEnd: self._live_end,
+            PauseHost: self._begin_pause,
+            ResumeHost: self._end_pause,
+            Shutdown: lambda _: stop.set(),
+            StacksRequest: lambda _: link.send(TaskStacks(waiting_tasks())),
         }
 
     def start(self) -> None:
-        """Begin to listen."""
-        self._tasks.start(self._link.flush, "border, writing", lambda: None)
-        self._tasks.start(self._listen, "border, reading", lambda: None)
+        """Start reading and writing."""
+        self._tasks.start(self._link.flush, "link, writing", lambda: None)
+        self._tasks.start(self._listen, "link, reading", lambda: None)
 
     async def _listen(self) -> None:
         try:
             while True:
                 for message in await self._link.receive():
                     self._handlers[type(message)](message)
-                if self._telling is not None:
-                    self._telling.wake()
+                if self._reporter is not None:
+                    self._reporter.wake()
         except LinkClosed:
             self._stop.set()
 
@@ -185,118 +183,120 @@ class _HostedRun:
         self._observe(Observe(message.observed))
 
     def _observe(self, message: Observe) -> None:
-        if self._telling is not None:
-            self._telling.observe(message.observed)
+        if self._reporter is not None:
+            self._reporter.observe(message.observed)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
-    def _open(self, message: Open) -> None:
+    def _open(self, message: OpenWorker) -> None:
         link, tasks = self._link, self._tasks
-        states = StatesOut(link, self._plan.worker_logs)
-        outlet = ItemSender[Any](
-            link, states, message.worker, message.items, message.size, message.held, message.held_size
+        states = StatesEncoder(link, self._plan.worker_logs)
+        sender = ItemSender[Any](
+            link, states, message.worker, message.items, message.size, message.in_flight, message.in_flight_bytes
         )
-        worker = self._workers[message.worker] = _Worker(outlet)
+        worker = self._workers[message.worker] = _Worker(sender)
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
         plan = self._plan
-        if message.fed:
+        if message.live_capacity:
             name = plan.source.name
             done = 0 if message.state is None else message.state[name]
-            worker.inlet = ItemReceiver(link, message.worker, name, done, message.fed)
-            worker.inlet.channel.join(tasks.session)
-            plan = replace(plan, source=FedSource(name=name, inbox=worker.inlet.channel.inbox))
-        if message.careful:
-            plan = careful(plan, CallLog(link, message.worker, message.culprit))
-            site = replace(site, tasks=one_ahead(tasks))
-            outlet.one_by_one = True
+            worker.receiver = ItemReceiver(link, message.worker, name, done, message.live_capacity)
+            worker.receiver.channel.join(tasks.session)
+            plan = replace(plan, source=FedSource(name=name, inbox=worker.receiver.channel.inbox))
+        if message.track_calls:
+            plan = track_calls(plan, CallLog(link, message.worker, message.crashing_call))
+            site = replace(site, tasks=unbuffered(tasks))
+            sender.one_by_one = True
         try:
             flow = worker_flow(plan, site, message.state)
         except Exception as failure:
-            outlet.fail(failure)
+            sender.fail(failure)
             return
-        outlet.filler = flow.meter
-        own = isinstance(flow, Inbox) and not message.careful  # then it is as short as can be
-        own = own and not (message.fed and not plan.worker)  # then it is the feed's end
-        room = outlet.keep(cast("Inbox[Any]", flow)) if own else message.items
+        sender.filler = flow.meter
+        own = (
+            isinstance(flow, Inbox) and not message.track_calls
+        )  # the chain ends in a channel: its bounds hold here, too
+        own = own and not (message.live_capacity and not plan.worker)  # unless that is the feed's own channel
+        room = sender.keep(cast("Inbox[Any]", flow)) if own else message.items
         link.send(WorkerOpened(message.worker, states.state(flow.state), room))
-        if self._telling is not None:
-            outlet.on_edge = self._telling.tell
+        if self._reporter is not None:
+            sender.on_edge = self._reporter.report
         name = f"worker of shard {message.shard}"
-        work = partial(tasks.gate.participate, name, partial(drive, flow, outlet, tasks.gate))
-        worker.job = tasks.start(work, name, outlet.abandon)
+        work = partial(tasks.gate.participate, name, partial(drive, flow, sender, tasks.gate))
+        worker.job = tasks.start(work, name, sender.abandon)
 
     def _credit(self, message: Credit) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
-            worker.outlet.credit(message.items, message.size)
+            worker.sender.credit(message.items, message.size)
 
-    def _close(self, message: Close) -> None:
+    def _close(self, message: CloseWorker) -> None:
         worker, number = self._workers.pop(message.worker, None), message.worker
-        if worker is None:  # it was closed before
-            self._link.send(Closed(number))
+        if worker is None:  # closed already
+            self._link.send(WorkerClosed(number))
             return
 
         async def close() -> None:
             if worker.job is not None:
                 await self._tasks.stop(worker.job)
-            if worker.inlet is not None:
-                worker.inlet.channel.abandon()
-            self._link.send(Closed(number))
+            if worker.receiver is not None:
+                worker.receiver.channel.abandon()
+            self._link.send(WorkerClosed(number))
 
         self._tasks.start(close, "close", lambda: None)
 
-    def _feed(self, message: LiveItems) -> None:
-        inlet = self._inlet(message.worker)
-        if inlet is not None:
-            inlet.put(message)
+    def _live_items(self, message: LiveItems) -> None:
+        receiver = self._receiver(message.worker)
+        if receiver is not None:
+            receiver.put(message)
 
-    def _feed_end(self, message: LiveEnd) -> None:
-        inlet = self._inlet(message.worker)
-        if inlet is not None:
-            inlet.end(None if message.failure is None else failure_in(message.failure))
+    def _live_end(self, message: LiveEnd) -> None:
+        receiver = self._receiver(message.worker)
+        if receiver is not None:
+            receiver.end(None if message.failure is None else decode_failure(message.failure))
 
-    def _inlet(self, number: int) -> ItemReceiver | None:
+    def _receiver(self, number: int) -> ItemReceiver | None:
         worker = self._workers.get(number)
-        return None if worker is None else worker.inlet
+        return None if worker is None else worker.receiver
 
     # Pauses -----------------------------------------------------------------------------------------------------------
 
-    def _hold(self, message: Hold) -> None:
-        """Let nothing move from now on: what is handled next may start a task."""
+    def _begin_pause(self, message: PauseHost) -> None:
+        """Pause before the next message is handled: that may start a task."""
         gate = self._tasks.gate
         self._pause = message.number
-        gate.on_rest = self._some_rest
+        gate.on_rest = self._send_pause_status
         gate.hold()
-        self._some_rest()
+        self._send_pause_status()
 
-    def _some_rest(self) -> None:
-        """Say what doesn't rest yet."""
+    def _send_pause_status(self) -> None:
+        """Report what isn't at rest yet."""
         gate = self._tasks.gate
         names = gate.at_work
         if not names:
             gate.insist()
-        self._link.send(AtWork(self._pause, names))
+        self._link.send(PauseStatus(self._pause, names))
 
-    def _release(self, _: Release) -> None:
+    def _end_pause(self, _: ResumeHost) -> None:
         self._tasks.gate.on_rest = None
         self._tasks.gate.resume()
 
 
 class _Worker:
-    """One worker's ends in the host."""
+    """One worker in the host."""
 
-    def __init__(self, outlet: ItemSender[Any]) -> None:
-        self.outlet = outlet
-        self.inlet: ItemReceiver | None = None
+    def __init__(self, sender: ItemSender[Any]) -> None:
+        self.sender = sender
+        self.receiver: ItemReceiver | None = None
         self.job: Job | None = None
 
 
 class ItemReceiver:
-    """One worker's end of the feed.
+    """The channel in a host that one worker reads a live source from.
 
     Args:
       name: the source's.
-      done: items that the worker's state is behind.
-      capacity: items that may be here.
+      done: items that the worker's state covers.
+      capacity: items that may be held.
     """
 
     def __init__(self, link: Link, worker: int, name: str, done: int, capacity: int) -> None:
@@ -311,7 +311,7 @@ class ItemReceiver:
         self.channel.inbox.on_closed = self._close
 
     def put(self, message: LiveItems) -> None:
-        """Take items in; those that come behind the worker's end are dropped."""
+        """Add items; after the worker's end, drop them."""
         if self._closed:
             return
         try:
@@ -324,7 +324,7 @@ class ItemReceiver:
         self.channel.post(Chunk(items, CountedStates(self._name, message.first + 1)))
 
     def end(self, failure: BaseException | None) -> None:
-        """There is no more."""
+        """End the feed, or fail it."""
         if self._closed or self.channel.finished:
             return
         if failure is None:
@@ -339,4 +339,4 @@ class ItemReceiver:
         taken = self._put - self.channel.held - self._freed_items
         if taken:
             self._freed_items += taken
-            self._link.send(Taken(self._worker, taken))
+            self._link.send(LiveCredit(self._worker, taken))

@@ -1,9 +1,8 @@
-"""Where a worker's items leave its host: the sending end of a channel whose receiving end is at the other end.
+"""The sending end, in a host, of a worker's channel to the consumer.
 
 As with every channel, inputs are throttled and outputs never: there is room while there is credit, in items and bytes.
-How large the next items are is not known, so room is what the last ones' size allows, one for the first, and then twice
-as many as the last time at the most: a small one among large ones says little. So it is with lists of which nothing is
-left, too.
+The size of the next items is unknown, so room is what the last ones' size allows: one for the first, then at most twice
+as many as the last time, since a small item among large ones says little. Lists that leave no items count likewise.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from streamline.backends.ipc.codec import StatesOut, failure_out
+from streamline.backends.ipc.codec import StatesEncoder, encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
-from streamline.backends.ipc.messages import Ended, ItemsMessage, PackedItems, PackingError, ProgressMessage
+from streamline.backends.ipc.messages import ItemsMessage, PackedItems, PackingError, ProgressMessage, WorkerEnded
 from streamline.core.channel import Inbox
 from streamline.core.counters import StageMeter, label
 from streamline.core.flow import LIST_ITEMS, Chunk
@@ -32,28 +31,28 @@ ROOM = -1
 """The slot of a wait for room, as in `streamline.core.channel`."""
 
 
-PARCEL_BYTES = 4 * 2**20
-"""Items that are larger together cross one by one, or a few at a time."""
+MESSAGE_BYTES = 4 * 2**20
+"""Bytes of items in one message; larger lists are split."""
 
 
 class ItemSender(Generic[T]):
-    """What a driver fills.
+    """What a driver sends a worker's items to.
 
     Args:
-      states: how its states cross.
-      worker: its number at this link.
-      items: that may be on their way.
-      size: bytes that may be on their way; one item is always admitted.
-      held: items that are on their way already, of `held_size` bytes.
+      states: encodes its states.
+      worker: its number on the link.
+      items: that may be in flight.
+      size: bytes that may be in flight; one item is always admitted.
+      held: items in flight from an earlier host, of `held_bytes` bytes.
 
     Attributes:
-      filler: the meter of the stage whose items wait for room here; None: nobody is told.
-      one_by_one: each item is sent before the next is asked for, so that a death behind it doesn't take it along.
-      on_edge: called before the first items are sent, and before the end is; None: nobody is.
+      filler: the meter of the stage that waits for room here; None: not metered.
+      one_by_one: each item is sent before the next one is pulled, so that a crash doesn't lose it.
+      on_edge: called before the first items, and before the end; None: nothing is.
     """
 
     def __init__(
-        self, link: Link, states: StatesOut, worker: int, items: int, size: int, held: int = 0, held_size: int = 0
+        self, link: Link, states: StatesEncoder, worker: int, items: int, size: int, held: int = 0, held_bytes: int = 0
     ) -> None:
         self.filler: StageMeter | None = None
         self.longest = LIST_ITEMS
@@ -66,21 +65,21 @@ class ItemSender(Generic[T]):
         self._capacity = items
         self._size = size
         self._held = held
-        self._held_bytes = held_size
+        self._held_bytes = held_bytes
         self._item_bytes = float(size)
         self._most = 1
-        self._freed: anyio.Event | None = None
+        self._credited: anyio.Event | None = None
         self._over = False
         self._kept: Inbox[T] | None = None
-        self._pulled = InFlightBytes()  # from there, and on their way
-        self._foreign = held  # items on their way that aren't from there
-        self._heard = True  # no progress is on its way
-        self._progress: Chunk[T] | None = None  # waits for that; what comes next takes its place
+        self._pulled = InFlightBytes()  # from `_kept`, and in flight
+        self._earlier = held  # items in flight from an earlier host
+        self._progress_acked = True  # no progress is in flight
+        self._progress: Chunk[T] | None = None  # waits for that; the next one replaces it
 
     def keep(self, inbox: Inbox[T]) -> int:
-        """Let what is pulled from `inbox`, the worker's own channel, count there until it has been dealt with.
+        """Let items from `inbox`, the worker's own channel, count there until they are consumed.
 
-        So its bounds hold, in items and bytes, and nothing is added to them. Returns the items that may be under way.
+        So its bounds hold, in items and bytes. Returns the items that may be in flight.
         """
         self._kept = inbox
         self._capacity = min(self._capacity, inbox.keep())
@@ -97,11 +96,11 @@ class ItemSender(Generic[T]):
 
     @property
     def room_at_once(self) -> int:
-        """The room that is there without waiting, or 0."""
+        """Room without waiting, or 0."""
         return max(0, self.room)
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; behind a full border, for a quarter of it: lists are to be long."""
+        """Wait for room and return it; once full, until a quarter is free: lists are to be long."""
         if room := self.room_at_once:
             return room
         while self._held > self._capacity * 3 // 4 or self.room < 1:
@@ -109,14 +108,14 @@ class ItemSender(Generic[T]):
         return self.room
 
     async def send(self, chunk: Chunk[T]) -> None:
-        """Send a chunk, in parcels; waits only where the next one doesn't fit.
+        """Send a chunk, split into messages; waits only for bytes that don't fit.
 
         Raises:
           TransportError: an item can't cross; those before it have been sent.
         """
         start, count = 0, len(chunk.items)
         if not count:
-            self._come(chunk)
+            self._add_progress(chunk)
             return
         self._most = 2 * count
         if self._kept is not None:
@@ -124,7 +123,7 @@ class ItemSender(Generic[T]):
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
         while start < count:
             part = chunk.part(start, count - start) if start else chunk
-            part, packed, failure = self._parcel(part)
+            part, packed, failure = self._pack_part(part)
             if packed is not None:
                 await self._wait_bytes(packed.nbytes)
                 self._post(part, packed)
@@ -137,30 +136,30 @@ class ItemSender(Generic[T]):
         self._end(None)
 
     def fail(self, failure: BaseException) -> None:
-        """Let the other end have what was sent, then the failure."""
+        """Send the failure after what was sent."""
         self._end(failure)
 
     def abandon(self) -> None:
-        """Nobody is going to read: say nothing more."""
+        """Send nothing more: the consumer doesn't read."""
         self._over, self._progress = True, None
 
     def credit(self, items: int, size: int) -> None:
-        """Take note that so many items have been dealt with at the other end; none: that progress has arrived."""
+        """Take credit for consumed items; 0 items: the progress has arrived."""
         if not items:
-            self._heard = True
-            self._go_on()
+            self._progress_acked = True
+            self._send_progress()
             return
         self._held -= items
         self._held_bytes -= size
         if self._kept is not None:
             self._free(self._kept, items)
-        if self._freed is not None and (self._held <= self._capacity * 3 // 4 or not self._held):
-            self._freed.set()
-            self._freed = None
+        if self._credited is not None and (self._held <= self._capacity * 3 // 4 or not self._held):
+            self._credited.set()
+            self._credited = None
 
     def _free(self, inbox: Inbox[T], items: int) -> None:
-        foreign = min(items, self._foreign)
-        self._foreign -= foreign
+        foreign = min(items, self._earlier)
+        self._earlier -= foreign
         if items > foreign:
             inbox.free(items - foreign, self._pulled.take(items - foreign))
 
@@ -176,30 +175,30 @@ class ItemSender(Generic[T]):
                 failure = failure or error
         if self.on_edge is not None:
             self.on_edge()
-        self._link.send(Ended(self._worker, None if failure is None else failure_out(self._link, failure)))
+        self._link.send(WorkerEnded(self._worker, None if failure is None else encode_failure(self._link, failure)))
 
-    def _come(self, chunk: Chunk[T]) -> None:
-        """Tell of progress, or leave it until the last one has arrived."""
+    def _add_progress(self, chunk: Chunk[T]) -> None:
+        """Send progress, or keep it until the last one has arrived."""
         self._item_bytes = max(1.0, self._item_bytes / 2)
         self._most = min(2 * self._most, LIST_ITEMS)
         self._edge()
         self._progress = None if self._over else chunk
-        self._go_on()
+        self._send_progress()
 
-    def _go_on(self) -> None:
+    def _send_progress(self) -> None:
         progress = self._progress
-        if progress is None or not (self._heard or self.one_by_one):
+        if progress is None or not (self._progress_acked or self.one_by_one):
             return
-        self._heard, self._progress = False, None
+        self._progress_acked, self._progress = False, None
         try:
-            carried = self._states.column(progress)
+            encoded = self._states.column(progress)
         except Exception as error:
             self.fail(error)
         else:
-            self._link.send(ProgressMessage(self._worker, carried))
+            self._link.send(ProgressMessage(self._worker, encoded))
 
-    def _parcel(self, chunk: Chunk[T]) -> tuple[Chunk[T], PackedItems | None, BaseException | None]:
-        """Return the first part of a chunk that crosses in one parcel, packed, or why its first item can't cross."""
+    def _pack_part(self, chunk: Chunk[T]) -> tuple[Chunk[T], PackedItems | None, BaseException | None]:
+        """Return the first part of a chunk, packed into one message, or why its first item can't be sent."""
         while True:
             try:
                 packed = self._link.pack(chunk.items)
@@ -209,16 +208,16 @@ class ItemSender(Generic[T]):
                 chunk = chunk.part(0, error.index)
                 continue
             count = len(chunk.items)
-            if packed.nbytes <= PARCEL_BYTES or count <= 1:
+            if packed.nbytes <= MESSAGE_BYTES or count <= 1:
                 return chunk, packed, None
-            chunk = chunk.part(0, max(1, count * PARCEL_BYTES // packed.nbytes))
+            chunk = chunk.part(0, max(1, count * MESSAGE_BYTES // packed.nbytes))
 
     def _post(self, chunk: Chunk[T], packed: PackedItems) -> None:
         count = len(chunk.items)
         self._held += count
         self._held_bytes += packed.nbytes
         self._item_bytes = max(1.0, packed.nbytes / count)
-        self._progress = None  # the states behind these are later
+        self._progress = None  # these items' states are later
         self._edge()
         if not self._over:
             self._link.send(ItemsMessage(self._worker, packed, self._states.column(chunk)))
@@ -234,12 +233,12 @@ class ItemSender(Generic[T]):
             await self._wait_freed()
 
     async def _wait_freed(self) -> None:
-        self._freed = anyio.Event()
+        self._credited = anyio.Event()
         filler = self.filler
         if filler is not None:
             filler.wait_begins("wait_output", ROOM)
         try:
-            await resting(self._freed.wait())
+            await resting(self._credited.wait())
         finally:
             if filler is not None:
                 filler.wait_ends(ROOM)
@@ -249,7 +248,7 @@ class ItemSender(Generic[T]):
         refusal = TransportError(
             f"{by} an item that can't be pickled, so it can't leave the worker's process: {error.kind} "
             f"({error.__cause__}). Give plain data (arrays, numbers, strings, containers of them), or make the object "
-            "behind .merge(); Inline() and Threads() hand over any object"
+            "after .merge(); Inline() and Threads() hand over any object"
         )
         refusal.__cause__ = error.__cause__
         return refusal

@@ -1,7 +1,7 @@
-"""What a worker in a host reads of a live source: sent there as it comes, and kept until the worker's state is past it.
+"""Items of a live source, sent to the host of a worker and kept until the worker's state has passed them.
 
-The feed itself is read in the running's own event loop, once for all workers (`streamline.sources.live_reader`). When a
-host dies, the worker that takes over is sent again what the other had been sent and its state isn't behind.
+The feed is read in the consumer's event loop, once for all workers (`streamline.sources.live_reader`). When a host
+dies, the worker that takes over is sent again what the state doesn't cover.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import anyio
 
-from streamline.backends.ipc.codec import failure_out
+from streamline.backends.ipc.codec import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
-from streamline.backends.ipc.messages import LiveEnd, LiveItems, PackingError, Taken
+from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, PackingError
 from streamline.core.blame import cancellation_requested
 from streamline.core.channel import Inbox
 from streamline.core.flow import LIST_ITEMS
@@ -28,52 +28,52 @@ __all__ = ["LiveForwarding"]
 
 
 TRIM_ITEMS = 1024
-"""Items that are kept before it is worth looking at the worker's state."""
+"""Kept items from which on the worker's state is checked."""
 
 
 class LiveForwarding:
-    """One worker's feed.
+    """Forwards one worker's feed.
 
     Args:
-      worker: its number.
-      inbox: what it is handed.
-      done: tells how many items the worker's state is behind.
+      worker: its number on the link.
+      inbox: its part of the feed.
+      consumed: returns how many items the worker's state covers.
 
     Attributes:
-      capacity: items that may be in the host.
+      capacity: items that may be in the host at a time.
     """
 
-    def __init__(self, worker: int, name: str, inbox: Inbox[Any], done: Callable[[], int], tasks: Tasks) -> None:
+    def __init__(self, worker: int, name: str, inbox: Inbox[Any], consumed: Callable[[], int], tasks: Tasks) -> None:
         self.name = name
         self.capacity = max(2, inbox.capacity)
         self._worker = worker
         self._inbox = inbox
-        self._done = done
+        self._consumed_by_state = consumed
         self._tasks = tasks
         self._link: Link | None = None
         self._kept: deque[Any] = deque()
-        self._first = 0  # the number of the first one kept
-        self._taken = 0  # the number behind the last one that the worker has dealt with
-        self._freed = 0  # likewise, and that the feed was told of
-        self._parcels = InFlightBytes()  # that the feed has not been told of
+        self._first = 0  # index of the first item kept
+        self._consumed = 0  # items that the worker has consumed
+        self._released = 0  # items released to the feed
+        self._unreleased = InFlightBytes()  # not yet released to the feed
         self._trim_at = TRIM_ITEMS
-        self._over: tuple[BaseException | None] | None = None
+        self._ended: tuple[BaseException | None] | None = None
         self._room: anyio.Event | None = None
         self._job: Job | None = None
 
     def open(self, link: Link, state: Tree | None) -> None:
-        """Feed the worker at the other end of `link`, opened at `state`."""
-        done = 0 if state is None else state[self.name]
+        """Forward to the worker at the other end of `link`, opened at `state`."""
+        consumed = 0 if state is None else state[self.name]
         if self._link is None and self._job is None:
-            self._first = self._freed = done
-        while self._first < done:
+            self._first = self._released = consumed
+        while self._first < consumed:
             self._kept.popleft()
             self._first += 1
-        self._taken = self._first
+        self._consumed = self._first
         self._link = link
         if self._kept:
             self._send(list(self._kept), self._first)
-        if self._over is not None:
+        if self._ended is not None:
             self._send_end()
         if self._job is None:
             name = f"feed of worker {self._worker}"
@@ -83,34 +83,34 @@ class LiveForwarding:
 
     @property
     def hungry(self) -> bool:
-        """Whether the worker has dealt with all that came."""
+        """Whether the worker has consumed all that came."""
         return self._inbox.hungry
 
     def lost(self) -> None:
-        """The worker's host is gone."""
+        """Stop sending: the worker's host has ended."""
         self._link = None
 
     def end(self) -> None:
-        """The worker reads no more."""
+        """Stop: the worker reads no more."""
         if self._job is not None:
             self._job.cancel()
         self._kept.clear()
 
-    def taken(self, message: Taken) -> None:
-        """The worker has dealt with some."""
-        self._taken += message.items
-        if (items := self._taken - self._freed) > 0:  # else an earlier host had dealt with them, too
-            self._freed += items
-            self._inbox.free(items, self._parcels.take(items))
+    def on_credit(self, message: LiveCredit) -> None:
+        """Release what the worker has consumed."""
+        self._consumed += message.items
+        if (items := self._consumed - self._released) > 0:  # else an earlier host had consumed them already
+            self._released += items
+            self._inbox.free(items, self._unreleased.take(items))
         if self._room is not None:
             self._room.set()
 
     def trim(self) -> None:
-        """Drop what the worker's state is behind; not each time."""
+        """Drop items that the worker's state covers; amortised."""
         if len(self._kept) < self._trim_at:
             return
-        done = self._done()
-        while self._first < done:
+        consumed = self._consumed_by_state()
+        while self._first < consumed:
             self._kept.popleft()
             self._first += 1
         self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
@@ -119,7 +119,7 @@ class LiveForwarding:
         inbox = self._inbox
         try:
             while True:
-                while (room := self.capacity - (self._first + len(self._kept) - self._taken)) < 1:
+                while (room := self.capacity - (self._first + len(self._kept) - self._consumed)) < 1:
                     self._room = anyio.Event()
                     await resting(self._room.wait())
                 await inbox.passage()
@@ -131,7 +131,7 @@ class LiveForwarding:
                     continue
                 after = inbox.unreleased
                 if chunk.items:
-                    self._parcels.add(after[0] - before[0], after[1] - before[1])
+                    self._unreleased.add(after[0] - before[0], after[1] - before[1])
                 first = self._first + len(self._kept)
                 self._kept.extend(chunk.items)
                 self._send(chunk.items, first)
@@ -139,9 +139,9 @@ class LiveForwarding:
         except BaseException as failure:
             if cancellation_requested(failure):
                 raise
-            self._over = (failure,)
+            self._ended = (failure,)
         else:
-            self._over = (None,)
+            self._ended = (None,)
         finally:
             with anyio.CancelScope(shield=True):
                 await inbox.aclose()
@@ -162,6 +162,6 @@ class LiveForwarding:
         link.send(LiveItems(self._worker, packed, first))
 
     def _send_end(self) -> None:
-        if (link := self._link) is not None and self._over is not None:
-            (failure,) = self._over
-            link.send(LiveEnd(self._worker, None if failure is None else failure_out(link, failure)))
+        if (link := self._link) is not None and self._ended is not None:
+            (failure,) = self._ended
+            link.send(LiveEnd(self._worker, None if failure is None else encode_failure(link, failure)))

@@ -1,12 +1,9 @@
-"""How a plan travels to the hosts: pickled once, into a file in memory that all of them map.
+"""How a plan travels to the host processes: pickled once, into a nameless file that all of them map.
 
 Arrays stand in the file as they are, and a host maps them copy-on-write: a dataset in the plan costs its memory once,
-not once a host. Memory maps of files travel as path and place, at no cost. Functions and classes that a child couldn't
-import (of the main module, a notebook, a test) travel by value.
-
-Memory maps of files travel as a path and a place: the child maps the same pages.
-
-What in a plan can't be pickled, said so that whoever wrote the plan finds it.
+not once per host. Memory maps of files travel as path and offset: the child maps the same pages. Functions and classes
+that a child couldn't import (of the main module, a notebook, a test) travel by value. What can't be pickled is searched
+for, and named in the error.
 """
 
 from __future__ import annotations
@@ -41,10 +38,9 @@ __all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_fil
 
 
 def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Return what makes `array` anew from the file that it maps (as `__reduce__` does); None: it is data.
+    """Return a `__reduce__` value that maps the file of `array` again; None: it maps none.
 
-    Slices, transposes and reshapes of a memory map, and plain arrays that look at one, count too. A map in mode "c" is
-    data: what was written to it stands in no file.
+    Views of a memory map count, too. A map in mode "c" doesn't: what was written to it is in no file.
     """
     root = _root(array)
     if root is None or type(array) not in (np.memmap, np.ndarray) or not array.size or array.dtype.hasobject:
@@ -62,7 +58,7 @@ def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple
 
 
 def _root(array: np.ndarray[Any, Any]) -> Any:
-    """Return the memory map that `array` looks at, as it was opened."""
+    """Return the memory map that `array` is a view of, as it was opened."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) else None
@@ -85,11 +81,11 @@ def _mapped(place: tuple[str, Any, int, int], look: tuple[bool, int, Any, Any, A
 
 
 MOST_BYTES = 64 << 20
-"""What may travel without a word: it takes some 50 ms to write, and nobody has put a dataset there by mistake."""
+"""Bytes of a plan without a warning: they take some 50 ms to write, and are seldom a dataset by mistake."""
 
 
-APART_BYTES = 4096
-"""Buffers of at least a page stand apart from the pickle; they begin at a page's start, so that copies are few."""
+BESIDE_BYTES = 4096
+"""Buffers of at least a page are stored beside the pickle, page-aligned, so that copy-on-write copies little."""
 
 
 NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -102,15 +98,15 @@ ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is
 
 
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
-"""Tells whether a buffer goes into the pickle, and not beside it."""
+"""Returns whether a buffer goes into the pickle, and not beside it."""
 
 
-_registering = threading.RLock()  # what is kept in a plan may be pickled in between, by itself
-"""Which modules go by value is said to cloudpickle for all threads at once."""
+_registering = threading.RLock()  # reentrant: an object's `__reduce__` may pickle a part of the plan
+"""cloudpickle's registry of modules by value is global."""
 
 
 class Shipped:
-    """What hosts are handed: a file without a name. It goes with its last holder; `close` is for those who can't wait.
+    """A payload in a nameless file, freed with its last descriptor; `close` doesn't wait for the garbage collector.
 
     Attributes:
       nbytes: of the file.
@@ -126,7 +122,7 @@ class Shipped:
         return self._fd
 
     def close(self) -> None:
-        """Let go of it; hosts that have it keep it. Idempotent."""
+        """Close its descriptor; hosts that have one keep it. Idempotent."""
         self._closer()
         self._fd = -1
 
@@ -135,8 +131,8 @@ def ship(payload: object) -> Shipped:
     """Pickle `payload` for any number of hosts.
 
     Raises:
-      PlanError: it can't be; the message names what in it, and of which stage.
-      HostError: there is no room for it.
+      PlanError: it can't be pickled; the message names the part and its stage.
+      HostError: no memory or descriptors are left.
     """
     fd = None
     try:
@@ -162,10 +158,10 @@ def ship(payload: object) -> Shipped:
 
 
 def load(fd: int) -> Any:
-    """Return what was shipped, and close `fd`. Its arrays are copy-on-write views of the file.
+    """Return the payload, and close `fd`. Its arrays are copy-on-write views of the file.
 
     Raises:
-      What unpickling raises: the import of a module that isn't there, say.
+      What unpickling raises, such as an ImportError.
     """
     try:
         mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
@@ -180,7 +176,7 @@ def load(fd: int) -> Any:
 
 
 def memory_file(name: str) -> int:
-    """Return a descriptor of a new file without a name."""
+    """Return a descriptor of a new nameless file."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     import tempfile
@@ -190,14 +186,14 @@ def memory_file(name: str) -> int:
 
 
 def dumps(payload: object) -> bytes:
-    """Return `payload` pickled as `ship` does it, all in one."""
+    """Return `payload` pickled as by `ship`, buffers included."""
     file = io.BytesIO()
     _dump(payload, file, lambda _: True, lambda: None)
     return file.getvalue()
 
 
 def sendable(part: object) -> bool:
-    """Tell whether something can be sent to a host."""
+    """Return whether something can be sent to a host."""
     try:
         dumps(part)
     except Exception:
@@ -206,24 +202,24 @@ def sendable(part: object) -> bool:
 
 
 def _write(payload: object, fd: int) -> int:
-    """Write the pickle, then the buffers, then where those are; return how many bytes."""
-    apart: list[memoryview] = []
+    """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
+    beside: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < APART_BYTES:
+        if view.nbytes < BESIDE_BYTES:
             return True
-        apart.append(view)
+        beside.append(view)
         return False
 
     with open(fd, "wb", closefd=False) as file:
         try:
-            _dump(payload, file, in_band, apart.clear)
+            _dump(payload, file, in_band, beside.clear)
         except Exception as error:
             raise PlanError(unsendable(payload, sendable, error)) from error
         size = file.tell()
         entries = []
-        for view in apart:
+        for view in beside:
             begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
             file.seek(begin)
             file.write(view)
@@ -233,14 +229,14 @@ def _write(payload: object, fd: int) -> int:
         return file.tell()
 
 
-def _dump(payload: object, file: IO[bytes], in_band: InBand, again: Callable[[], object]) -> None:
-    """Pickle `payload` into an empty file; `again` is called if that begins anew."""
-    with contextlib.suppress(Exception):  # the second try says what's wrong
+def _dump(payload: object, file: IO[bytes], in_band: InBand, restart: Callable[[], object]) -> None:
+    """Pickle `payload` into an empty file; `restart` is called before a second try."""
+    with contextlib.suppress(Exception):  # the second try raises
         _dump_once(payload, file, in_band, lean=False)
         return
     file.seek(0)
     file.truncate()
-    again()
+    restart()
     _dump_once(payload, file, in_band, lean=True)
 
 
@@ -255,10 +251,10 @@ def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool)
 
 
 class _PlanPickler(RecreatingPickler):
-    """Also sends by value what the children can't import, and memory maps by path.
+    """Pickles what the children can't import by value, and memory maps by path.
 
     Args:
-      lean: leave out what a `cached_property` has kept, if it can't be sent: it's made again there.
+      lean: omit the values of `cached_property` that can't be pickled: they are computed again.
     """
 
     def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:
@@ -270,15 +266,15 @@ class _PlanPickler(RecreatingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            again = mapped_again(obj)
-            return NotImplemented if again is None else again
+            restart = mapped_again(obj)
+            return NotImplemented if restart is None else restart
         if isinstance(obj, types.FunctionType | type):
             self._look_at(sys.modules.get(obj.__module__ or ""))
         elif isinstance(obj, types.ModuleType):
             self._look_at(sys.modules.get(obj.__name__))
         reduced = super().reducer_override(obj)
-        if self._lean and reduced is NotImplemented and (kept := _kept(obj)):
-            return _without(obj, {name for name in kept if not sendable(kept[name])})
+        if self._lean and reduced is NotImplemented and (cached := _cached_values(obj)):
+            return _without(obj, {name for name in cached if not sendable(cached[name])})
         return reduced
 
     def imports(self, module: types.ModuleType) -> bool:
@@ -288,7 +284,7 @@ class _PlanPickler(RecreatingPickler):
         if (found := super().home(obj)) is not None:
             return found
         if self._homes is None:
-            self._homes = {id(thing): where for thing, where in _nameless()}
+            self._homes = {id(thing): where for thing, where in _module_objects()}
         where = self._homes.get(id(obj))
         return where if where is not None and self.imports(where[0]) else None
 
@@ -296,7 +292,7 @@ class _PlanPickler(RecreatingPickler):
         return copyreg.__newobj__, (type(obj),), obj.__getstate__()  # type: ignore[attr-defined]
 
     def _look_at(self, module: types.ModuleType | None) -> bool:
-        """Tell whether children import a module; let one that they can't go by value."""
+        """Return whether children can import a module; register one that they can't by value."""
         if module is None or module.__name__ == "__main__":
             return False
         if module not in self._imported:
@@ -307,8 +303,8 @@ class _PlanPickler(RecreatingPickler):
         return self._imported[module]
 
 
-def _nameless() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
-    """Yield what a module has of what is recreated, and where: what it imports itself must stay the same object."""
+def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
+    """Yield recreated objects that are module attributes, and where: to be imported, not recreated."""
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType) and module.__name__ != "__main__":
             for name, thing in list(vars(module).items()):
@@ -316,8 +312,8 @@ def _nameless() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
                     yield thing, (module, name)
 
 
-def _kept(obj: Any) -> dict[str, Any]:
-    """Return what an object's cached properties have kept."""
+def _cached_values(obj: Any) -> dict[str, Any]:
+    """Return the values of an object's cached properties."""
     kind, values = type(obj), getattr(obj, "__dict__", {})
     return {
         name: value
@@ -327,7 +323,7 @@ def _kept(obj: Any) -> dict[str, Any]:
 
 
 def _without(obj: Any, names: set[str]) -> Any:
-    """Return an object's `__reduce_ex__`, less some of its attributes."""
+    """Return an object's `__reduce_ex__` without some of its attributes."""
     reduced = obj.__reduce_ex__(5)
     state = reduced[2] if len(reduced) > 2 else None
     if not isinstance(state, dict):
@@ -336,7 +332,7 @@ def _without(obj: Any, names: set[str]) -> Any:
 
 
 def importable(module: types.ModuleType) -> bool:
-    """Tell whether a new interpreter with this `sys.path` would find the same module by its name."""
+    """Return whether a new interpreter with this `sys.path` would import the same module by its name."""
     name = module.__name__
     if name.partition(".")[0] in sys.stdlib_module_names or name in sys.builtin_module_names:
         return True
@@ -345,19 +341,19 @@ def importable(module: types.ModuleType) -> bool:
     parent, _, leaf = name.rpartition(".")
     maker = sys.modules.get(parent)
     if maker is not None and not hasattr(maker, "__path__") and getattr(maker, leaf, None) is module:
-        return importable(maker)  # an extension, which makes modules itself
+        return importable(maker)  # a submodule made by an extension
     path, spec, full = None, None, ""
     for part in name.split("."):
         full = f"{full}.{part}" if full else part
-        if (spec := _found(full, path)) is None:
+        if (spec := _find_spec(full, path)) is None:
             return False
         path = spec.submodule_search_locations
     file = getattr(module, "__file__", None)
     return spec is not None and (file is None or spec.origin is None or _same(file, spec.origin))
 
 
-def _found(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
-    """Ask only those finders that a new interpreter has: those of site's .pth files, but not pytest's, say."""
+def _find_spec(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
+    """Ask only the finders that a new interpreter has: those of .pth files, but not pytest's."""
     for finder in sys.meta_path:
         kind = finder if isinstance(finder, type) else type(finder)
         if kind is importlib.machinery.PathFinder or kind.__module__.startswith("__editable__"):
@@ -375,7 +371,7 @@ def _same(file: str, origin: str) -> bool:
 
 
 MOST_TRIED = 300
-"""Parts that are pickled by themselves in search of the culprit."""
+"""Parts that are pickled in search of the culprit."""
 
 
 WAY_OUT = (
@@ -388,21 +384,22 @@ Sendable = Callable[[object], bool]
 
 
 def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
-    """Return the message for a payload that is not `sendable`, but raised `error`."""
-    trail, culprit = _innermost(payload, sendable)
-    steps = dropwhile(lambda step: step.startswith("."), filter(None, trail))  # of ours, up to the stage
+    """Return the message for a payload that isn't `sendable`, and raised `error`."""
+    trail, crashing_call = _innermost(payload, sendable)
+    steps = dropwhile(
+        lambda step: step.startswith("."), filter(None, trail)
+    )  # omit our own attributes before the stage
     where = "".join(f"{step}: " for step in steps)
     return (
-        f"this plan can't be sent to another process: {where}a {_kind(culprit)} can't be pickled "
+        f"this plan can't be sent to another process: {where}a {_kind(crashing_call)} can't be pickled "
         f"({type(error).__name__}: {error}). {WAY_OUT}"
     )
 
 
 def _innermost(payload: object, sendable: Sendable) -> tuple[list[str], object]:
-    """Return the shortest way to a thing that can't be pickled though its parts can, and that thing.
+    """Return the shortest path to an object that can't be pickled though its parts can, and that object.
 
-    Breadth first, each thing once: an object may refer to all of a large program, in circles. After `MOST_TRIED` parts
-    it is the thing that was reached; the payload, if it is only circles that can't be pickled.
+    Breadth first, each object once, at most `MOST_TRIED`; the payload itself if only cycles can't be pickled.
     """
     reached: list[tuple[list[str], object]] = [([], payload)]
     seen, tried = {id(payload)}, 0
@@ -424,7 +421,7 @@ def _innermost(payload: object, sendable: Sendable) -> tuple[list[str], object]:
 
 
 def _parts(whole: Any) -> Iterator[tuple[str, object]]:
-    """Yield what is pickled along with `whole`, each with how a person would name it."""
+    """Yield what is pickled along with `whole`, each with a label."""
     if isinstance(whole, REFUSED) or has_refused_name(type(whole)):
         return
     if isinstance(whole, types.FunctionType):
@@ -478,7 +475,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _name(part: Any) -> str:
-    """Return how a stage or a function calls itself; "" for what has no name of its own."""
+    """Return the label of a stage or function; "" for other objects."""
     if isinstance(part, functools._lru_cache_wrapper):
         part = getattr(part, "__wrapped__", None)
     if isinstance(part, types.FunctionType):

@@ -1,10 +1,8 @@
-"""Hosts that stay: what the backends with hosts have in common, and a pool of their hosts that serves many runnings.
+"""Hosts of a run and of a pool: worker w runs in host w mod n.
 
-Success: the first running that needs k hosts starts those that aren't there yet; they stay when it ends. Failure of a
-host: each running that it served has another one take its place. Close: hosts are asked to end, all at once, then
-waited for; a running that is still open fails with a `ClosedError`.
-
-The workers of a running, dealt to hosts: worker w to host w mod n.
+A backend's hosts end with the run; those of a `HostPool` are kept, and serve several runs. Success: the first run that
+needs k hosts starts those that are missing. Failure of a host: each run that it served has it replaced. Close: hosts
+are asked to end, all at once, then waited for; a run that is still open fails with a `ClosedError`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ __all__ = ["HostPool", "HostedWorkers", "HostingBackend"]
 
 
 BYTES_ON_THE_WAY = 64 * 2**20
-"""Bytes of items that may be between a host and whoever reads them, for all its workers of a running together."""
+"""Bytes of items that may be in flight from one host, for all its workers of a run together."""
 
 
 class HostedWorkers:
@@ -42,10 +40,10 @@ class HostedWorkers:
 
     Args:
       hosts: at most as many as there are workers.
-      payload: what each of them is given.
-      workers: how many there will be at a time.
-      care: what is borne of a host.
-      own: whether the hosts end with the running.
+      payload: what each host gets of the run.
+      workers: how many are open at a time.
+      crash_tracking: when a host is given up.
+      own: whether the hosts end with the run.
     """
 
     def __init__(
@@ -55,31 +53,31 @@ class HostedWorkers:
         hosts: Sequence[Host],
         payload: Any,
         workers: int,
-        care: CrashTracking,
+        crash_tracking: CrashTracking,
         *,
         own: bool,
     ) -> None:
         self._plan = plan
-        self._lanes = [HostConnection(host, payload, site.tasks, care, own=own) for host in hosts]
+        self._connections = [HostConnection(host, payload, site.tasks, crash_tracking, own=own) for host in hosts]
         self._ranks = site.num_shards
         self._size = BYTES_ON_THE_WAY // -(-workers // len(hosts))
         self._opened = 0
 
     def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
-        """Return the inbox of a worker, whose first pull starts all hosts side by side, and then the worker."""
+        """Return the inbox of a worker; its first pull starts all hosts, then the worker."""
         plan = self._plan
         worker = RemoteWorker[Any](self._opened, plan, site, state, self._size, feed)
         self._opened += 1
-        lane = self._lanes[site.shard // self._ranks % len(self._lanes)]
-        lane.add(worker)
+        connection = self._connections[site.shard // self._ranks % len(self._connections)]
+        connection.add(worker)
 
         def start() -> None:
-            for other in self._lanes:
+            for other in self._connections:
                 other.begin()
-            lane.start(worker)
+            connection.start(worker)
 
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
-        return worker.wire(lane, start, filled_by)
+        return worker.connect(connection, start, filled_by)
 
 
 logger = logging.getLogger("streamline.hosts")
@@ -90,46 +88,45 @@ PLENTY = 8
 
 
 _hinted: set[tuple[object, ...]] = set()
-"""What was said already: of a pipeline that is opened for every epoch, once."""
+"""Hints already logged: a pipeline may be opened for every epoch."""
 
 
 @dataclass(frozen=True)
 class HostingBackend(ABC):
-    """A backend whose workers run in hosts. They end with each running; those of the `HostPool` that `with` makes
-    stay."""
+    """A backend whose workers run in hosts: new ones for each run, or those of the `HostPool` that `with` makes."""
 
     _pools: list[HostPool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     @abstractmethod
     def most(self) -> int | None:
-        """Hosts, at the most; None: as many as this rank has cores for."""
+        """Hosts at most; None: one per core of this rank."""
 
     @property
     @abstractmethod
-    def care(self) -> CrashTracking:
-        """What is borne of a host."""
+    def crash_tracking(self) -> CrashTracking:
+        """When a host is given up."""
 
     @abstractmethod
     def host(self, number: int) -> Host:
-        """Return a new host, which starts at its first link."""
+        """Return a new host; it starts at its first link."""
 
     @abstractmethod
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:
-        """Return what each of so many hosts is given of a running."""
+        """Return what each of `hosts` hosts gets of a run."""
 
     def hosts_for(self, workers: int) -> int:
-        """Return how many hosts so many workers run in."""
+        """Return how many hosts run `workers` workers."""
         return min(workers, cpus_here() if self.most is None else self.most)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
-        """Return what opens the workers of a running, in hosts that end with it; see `Backend`."""
+        """Return what opens the workers of a run, in hosts that end with it."""
         self.hint(plan, site, workers)
         hosts = [self.host(number) for number in range(self.hosts_for(workers))]
-        return self.dealt(plan, site, workers, hosts, own=True)
+        return self.assigned(plan, site, workers, hosts, own=True)
 
-    def dealt(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
-        """Return the workers of a running, dealt to hosts; those that take a while to start begin to."""
+    def assigned(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
+        """Return the workers of a run, assigned to hosts, which begin to start."""
         try:
             for host in hosts:
                 host.start()
@@ -138,10 +135,10 @@ class HostingBackend(ABC):
             for host in hosts if own else ():
                 host.close()
             raise
-        return HostedWorkers(plan, site, hosts, payload, workers, self.care, own=own)
+        return HostedWorkers(plan, site, hosts, payload, workers, self.crash_tracking, own=own)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a number of hosts of which all but one would be idle.
+        """Refuse a plan of one worker for several hosts.
 
         Raises:
           PlanError: the plan has no `.shard`.
@@ -154,7 +151,7 @@ class HostingBackend(ABC):
             )
 
     def hint(self, plan: Plan, site: Site, workers: int) -> None:
-        """Say in the log, once of each plan, that there are more hosts than workers, if so."""
+        """Log, once per plan, that there are more hosts than workers."""
         wanted = cpus_here() if self.most is None else self.most
         if wanted <= workers or (self.most is None and plan.sharded):
             return
@@ -177,11 +174,11 @@ class HostingBackend(ABC):
 
     @property
     def short(self) -> str:
-        """How messages call it: "Processes(8)"."""
+        """Its name in messages: "Processes(8)"."""
         return f"{type(self).__name__}({'' if self.most is None else self.most})"
 
     def pool(self, *, hints: bool = False) -> HostPool:
-        """Return a pool of its hosts, to be closed; see `HostPool`."""
+        """Return a pool of its hosts; the caller closes it."""
         return HostPool(self, hints=hints)
 
     def __enter__(self) -> HostPool:
@@ -194,14 +191,13 @@ class HostingBackend(ABC):
 
 
 class HostPool:
-    """Hosts that stay between runnings, and serve several at once, in whatever event loops and threads.
+    """A backend whose hosts are kept between runs and serve several at once, in any event loops and threads.
 
-    Made by `with sl.Threads(4) as pool:`; it is a backend. Dropping it, and the interpreter's exit, close it, too.
+    Made by `with sl.Threads(4) as pool:`. Also closed when it is garbage collected, and at the interpreter's exit.
 
     Args:
-      hosting: the backend that it is made of.
-      hints: one pipeline has it alone: refuse more hosts than it can use, or say so. Where several share a pool, one of
-        them may well have fewer workers.
+      hosting: the backend whose hosts it keeps.
+      hints: only one pipeline uses it: refuse, or log, more hosts than that can use.
     """
 
     def __init__(self, hosting: HostingBackend, *, hints: bool = False) -> None:
@@ -214,7 +210,7 @@ class HostPool:
         self._end = weakref.finalize(self, _end, self._hosts, os.getpid())
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
-        """Return what opens the workers of a running, in hosts of this pool; see `Backend`.
+        """Return what opens the workers of a run, in hosts of this pool.
 
         Raises:
           ClosedError: the pool is closed.
@@ -232,15 +228,15 @@ class HostPool:
             hosts = self._hosts[:count]
         if hints:
             hosting.hint(plan, site, workers)
-        return hosting.dealt(plan, site, workers, hosts, own=False)
+        return hosting.assigned(plan, site, workers, hosts, own=False)
 
     def check(self, plan: Plan) -> None:
-        """As that of its backend, unless several pipelines share this."""
+        """Check as its backend does, unless several pipelines share the pool."""
         if self._own:
             self.hosting.check(plan)
 
     def close(self) -> None:
-        """End all hosts, and wait for that; what is stuck in user code is waited for a while only. Idempotent."""
+        """End all hosts and wait for them, but only seconds for those stuck in user code. Idempotent."""
         with self._lock:
             self._closed = True
             at_close, self._at_close = self._at_close, []
@@ -250,7 +246,7 @@ class HostPool:
         self._end()
 
     def at_close(self, work: Callable[[], None]) -> None:
-        """Do `work`, a method of an object that others keep, before this closes, if that object is still there."""
+        """Call `work`, a method, before this closes; its object is referred to weakly."""
         with self._lock:
             self._at_close = [known for known in self._at_close if known() is not None]
             self._at_close.append(weakref.WeakMethod(work))
@@ -263,7 +259,7 @@ class HostPool:
 
 
 def _end(hosts: Sequence[Host], owner: int) -> None:
-    """End hosts side by side. In a fork of the process that they belong to, they are somebody else's."""
+    """End hosts side by side; in a fork of the process that owns them, do nothing."""
     if os.getpid() != owner:
         return
     for host in hosts:

@@ -1,7 +1,4 @@
-"""What a host process takes over from its parent, beside its environment: paths, directory, levels of logging.
-
-The environment of a host process: what is other than in its parent's.
-"""
+"""What a host process takes over from its parent: environment, paths, directory, log levels."""
 
 from __future__ import annotations
 
@@ -12,42 +9,42 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ProcessEnv", "environment", "surroundings"]
+__all__ = ["ProcessEnv", "environment", "process_env"]
 
 
 GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Empty: a context on a GPU costs half a gigabyte, and none is needed to load data."""
+"""Hidden: a context on a GPU costs half a gigabyte, and loading data needs none."""
 
 
 LIBRARIES = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "BLIS_NUM", "NUMEXPR_NUM", "VECLIB_MAXIMUM")
 
 
 THREADS = tuple(f"{library}_THREADS" for library in LIBRARIES)
-"""1: there are as many processes as there are cores."""
+"""Set to 1: there are as many processes as cores."""
 
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""glibc's: a worker makes arrays of the same sizes again and again. By default each of 128 KiB or more is given back to
-the system, and its pages are faulted in anew: batches of 3 MiB took 1.7 times the CPU."""
+"""glibc's thresholds: by default each array of 128 KiB or more is returned to the system, and the next one faults its
+pages in again: batches of 3 MiB took 1.7 times the CPU."""
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of a host process.
 
     Args:
-      env: what its user has asked for.
+      env: the user's changes.
     """
-    ours = {**dict.fromkeys(GPUS, ""), **dict.fromkeys(THREADS, "1")}
-    return {**ALLOCATOR, **os.environ, **ours, **env}
+    defaults = {**dict.fromkeys(GPUS, ""), **dict.fromkeys(THREADS, "1")}
+    return {**ALLOCATOR, **os.environ, **defaults, **env}
 
 
 class ProcessEnv(NamedTuple):
-    """They are taken over anew with every running.
+    """Taken over again with every run.
 
     Attributes:
       path: `sys.path`.
-      directory: the working directory; None: it is gone.
-      disabled: what `logging.disable` was told.
+      directory: the working directory; None: it was deleted.
+      disabled: the argument of `logging.disable`.
       levels: of the loggers that have one; "" is the root.
     """
 
@@ -57,7 +54,7 @@ class ProcessEnv(NamedTuple):
     levels: dict[str, int]
 
     def adopt(self) -> None:
-        """Make them this process's own."""
+        """Apply them to this process."""
         sys.path[:] = self.path
         if self.directory is not None:
             with contextlib.suppress(OSError):  # then what needs it says so
@@ -67,7 +64,7 @@ class ProcessEnv(NamedTuple):
             logging.getLogger(name).setLevel(level)
 
 
-def surroundings() -> ProcessEnv:
+def process_env() -> ProcessEnv:
     """Return this process's."""
     try:
         directory = os.getcwd()  # noqa: PTH109 - a string is what crosses

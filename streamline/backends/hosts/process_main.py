@@ -1,8 +1,8 @@
-"""The main of a host process: an event loop in which it runs the workers of every running that it is handed.
+"""The main function of a host process: an event loop that serves the links that its parent passes.
 
-A child never outlives its parent: the kernel kills it as soon as the last end of a pipe is closed that the parent alone
-holds, whatever the child does meanwhile. It is told to go by the end of its control socket; then it lets its runnings
-end. It knows nothing of the user's main module. What user code forks from it ends with it (`streamline.core.forks`).
+A child never outlives its parent: the kernel kills it when the lifeline closes, a pipe whose other end only the parent
+has. The end of the control socket asks it to exit once its runs have ended. The user's main module is not imported.
+Forks that user code makes end with the child (`streamline.core.forks`).
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-__all__ = ["HANDED", "STACKS_SIGNAL", "Handed", "main"]
+__all__ = ["LINK_HEADER", "STACKS_SIGNAL", "ReceivedLink", "main"]
 
 
-HANDED = struct.Struct("<QI")  # the link's number, bytes of surroundings that follow
+LINK_HEADER = struct.Struct("<QI")  # the link's number, bytes of the pickled `ProcessEnv` that follows
 
 
 STACKS_SIGNAL = signal.SIGURG
-"""Asks for the stacks: nobody else's, and harmless to a child that doesn't listen yet. Precedent: Go's preemption."""
+"""Asks for the stacks: otherwise unused, and ignored by default. Precedent: Go's preemption."""
 
 
-Attend: TypeAlias = Callable[[socket.socket, int], Awaitable[None]]
-"""Runs a running's workers: given its link's socket and the descriptor of what was shipped; it closes both."""
+EntryPoint: TypeAlias = Callable[[socket.socket, int], Awaitable[None]]
+"""Serves a link, given its socket and the descriptor of the shipped payload; closes both."""
 
 
-class Handed(NamedTuple):
-    """A running's link, handed over."""
+class ReceivedLink(NamedTuple):
+    """A link that the parent passed."""
 
     number: int
     sock: socket.socket
     payload: int
 
 
-def main(number: int, attend: str, control: int, side: int, lifeline: int, stacks: int) -> NoReturn:
-    """Be host process `number`, over descriptors that it inherited; `attend` names a function as "module:function"."""
-    gc.disable()  # imports make next to no garbage, and looking for it takes a tenth of their time
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has blocked it, up to here
+def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: int, stacks: int) -> NoReturn:
+    """Run host process `number` over inherited descriptors; `entry_point` is "module:function"."""
+    gc.disable()  # imports make little garbage, and collecting takes a tenth of their time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked by the parent until now
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _die_with(lifeline)
+    _exit_with_parent(lifeline)
     _show_stacks(stacks)
     from streamline.backends.hosts.stdio_relay import ChildStdio
     from streamline.core import forks
 
-    for fd in (control, side, stacks):
+    for fd in (control, stdio_fd, stacks):
         os.set_inheritable(fd, False)
-    talk = ChildStdio(socket.socket(fileno=side), number)
-    talk.begin()
+    stdio = ChildStdio(socket.socket(fileno=stdio_fd), number)
+    stdio.begin()
     forks.adopt()
     code = 0
     try:
         import anyio
 
-        run, handed = _found(attend), socket.socket(fileno=control)
-        gc.freeze()  # what is there by now stays: the collector need not look at it
+        run, received = _resolve(entry_point), socket.socket(fileno=control)
+        gc.freeze()  # imported modules stay: the collector can skip them
         gc.enable()
-        anyio.run(_work, handed, run, talk, backend_options={"use_uvloop": _has_uvloop()})
+        anyio.run(_serve_links, received, run, stdio, backend_options={"use_uvloop": _has_uvloop()})
     except BaseException:
         traceback.print_exc()
         code = 1
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    talk.end()
-    os._exit(code)  # threads in which user code is stuck don't keep it, and nothing here needs to be taken apart
+    stdio.end()
+    os._exit(code)  # don't wait for threads in which user code is stuck
 
 
 def _has_uvloop() -> bool:
@@ -87,103 +87,103 @@ def _has_uvloop() -> bool:
     return True
 
 
-def _die_with(lifeline: int) -> None:
-    """Die as soon as nobody holds the other end of this pipe.
+def _exit_with_parent(lifeline: int) -> None:
+    """Exit as soon as the other end of this pipe is closed.
 
-    Where there is `F_SETSIG` the kernel sends SIGKILL: it ends a child that is stopped, or stuck in C under the
-    interpreter's lock, too. Elsewhere a thread waits for it, which can't help against the last. Rejected:
-    `PR_SET_PDEATHSIG`, which follows the *thread* that started the child.
+    With `F_SETSIG` the kernel sends SIGKILL, which also ends a child that is stopped, or stuck in C holding the GIL.
+    Elsewhere a thread waits, which needs the GIL. Rejected: `PR_SET_PDEATHSIG`, which follows the *thread* that started
+    the child.
     """
     os.set_inheritable(lifeline, False)
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # it has died before that
+        if select.select([lifeline], [], [], 0)[0]:  # the parent has died already
             os._exit(1)
         return
-    threading.Thread(target=_watch, args=(lifeline,), name="streamline lifeline", daemon=True).start()
+    threading.Thread(target=_await_parent_exit, args=(lifeline,), name="streamline lifeline", daemon=True).start()
 
 
-def _watch(lifeline: int) -> None:
+def _await_parent_exit(lifeline: int) -> None:
     os.read(lifeline, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _show_stacks(file: int) -> None:
-    """Write the Python stacks of all threads to `file` when asked by a signal, and when this process crashes."""
+    """Write the stacks of all threads to `file` on `STACKS_SIGNAL` and on a crash."""
     import faulthandler
 
     faulthandler.enable(file, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
 
 
-async def _work(control: socket.socket, run: Attend, talk: Any) -> None:
-    """Run what is handed over, until the parent hangs up and every running has ended."""
+async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> None:
+    """Serve links until the parent hangs up and every run has ended."""
     import asyncio
 
     import anyio
 
-    asyncio.get_running_loop().slow_callback_duration = math.inf  # in debug mode it would tell of each slow item
-    async with anyio.create_task_group() as runnings:
+    asyncio.get_running_loop().slow_callback_duration = math.inf  # debug mode would log each slow item
+    async with anyio.create_task_group() as runs:
         with control:
-            await _take(control, lambda handed: runnings.start_soon(_attend, run, talk, handed))
+            await _receive_links(control, lambda received: runs.start_soon(_serve_one, run, stdio, received))
 
 
-async def _take(control: socket.socket, start: Callable[[Handed], object]) -> None:
+async def _receive_links(control: socket.socket, start: Callable[[ReceivedLink], object]) -> None:
     import anyio
 
     while True:
         await anyio.wait_readable(control)
         try:
-            handed = receive(control)
+            received = receive_link(control)
         except EOFError:
             return
-        if handed is not None:
-            start(handed)
+        if received is not None:
+            start(received)
 
 
-def _found(attend: str) -> Attend:
-    module, _, name = attend.partition(":")
-    found: Attend = getattr(importlib.import_module(module), name)
-    return found
+def _resolve(entry_point: str) -> EntryPoint:
+    module, _, name = entry_point.partition(":")
+    function: EntryPoint = getattr(importlib.import_module(module), name)
+    return function
 
 
-def receive(control: socket.socket) -> Handed | None:
-    """Return the next link, of which at least the beginning has arrived; None: there was no room for it.
+def receive_link(control: socket.socket) -> ReceivedLink | None:
+    """Return the next link, which has begun to arrive; None: no descriptors are left for it.
 
     Raises:
       EOFError: the parent has hung up.
     """
     try:
-        header, fds, _, _ = socket.recv_fds(control, HANDED.size, 2, socket.MSG_WAITALL)
+        header, fds, _, _ = socket.recv_fds(control, LINK_HEADER.size, 2, socket.MSG_WAITALL)
     except ConnectionError as error:
         raise EOFError from error
-    if len(header) < HANDED.size:
+    if len(header) < LINK_HEADER.size:
         raise EOFError
-    number, size = HANDED.unpack(header)
+    number, size = LINK_HEADER.unpack(header)
     pickle.loads(control.recv(size, socket.MSG_WAITALL)).adopt()
     for fd in fds:
         os.set_inheritable(fd, False)
     if len(fds) == 2:
-        return Handed(number, socket.socket(fileno=fds[0]), fds[1])
+        return ReceivedLink(number, socket.socket(fileno=fds[0]), fds[1])
     for fd in fds:
-        os.close(fd)  # the running reads the end of its link
+        os.close(fd)  # the consumer reads the end of its link
     print("streamline: no descriptors left in this process for another stream (see `ulimit -n`)", file=sys.stderr)
     return None
 
 
-async def _attend(run: Attend, talk: Any, handed: Handed) -> None:
-    """Run the workers of one running. Whatever becomes of it, the others go on."""
+async def _serve_one(run: EntryPoint, stdio: Any, received: ReceivedLink) -> None:
+    """Serve one link; its failure doesn't reach the others."""
     import asyncio
 
-    talk.belongs(handed.number)
+    stdio.bind_task(received.number)
     try:
-        await run(handed.sock, handed.payload)
+        await run(received.sock, received.payload)
     except asyncio.CancelledError:
         raise
-    except BaseException:  # SystemExit too: of user code
+    except BaseException:  # SystemExit of user code, too
         traceback.print_exc()
     finally:
-        handed.sock.close()
-        talk.over(handed.number)
+        received.sock.close()
+        stdio.end_questions(received.number)

@@ -1,7 +1,7 @@
-"""Items that are left out in a host: who decides, and who counts.
+"""Error policy in a host: the consumer decides, and the consumer counts.
 
-Both happen at the running's end: an `on_error` handler is the user's function, which may append to a list; and what is
-left out counts when it would have been consumed.
+An `on_error` handler is the user's function, which may append to a list; and a skipped item counts when it would have
+been consumed.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from streamline.backends.hosts.stdio_relay import asker
-from streamline.backends.ipc.codec import left_out_in, left_out_out
+from streamline.backends.ipc.codec import decode_skipped, encode_skipped
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import SkippedItem
-from streamline.backends.ipc.skipped_items import carry_left_out
+from streamline.backends.ipc.skipped_items import pickle_skipped
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 
-__all__ = ["Ask", "RemoteErrors", "answers", "far_policy"]
+__all__ = ["Ask", "RemoteErrors", "answers", "host_policy"]
 
 
 Ask: TypeAlias = Callable[[Failure], object]
 
 
-def far_policy(policy: Policy) -> Policy:
-    """Return the policy that a host is given: a handler stays where it is, and is asked."""
-    return policy if isinstance(policy.on_error, str) else replace(policy, on_error=_elsewhere)
+def host_policy(policy: Policy) -> Policy:
+    """Return the policy for a host, without the user's handler: the host asks the consumer."""
+    return policy if isinstance(policy.on_error, str) else replace(policy, on_error=_never_called)
 
 
-def _elsewhere(failure: Failure) -> Decision:
-    raise AssertionError("the running decides")
+def _never_called(failure: Failure) -> Decision:
+    raise AssertionError("the consumer decides")
 
 
 def answers(errors: Errors) -> Callable[[object], object]:
-    """Return what answers the questions of a host that is another process."""
-    return lambda question: errors.decide(left_out_in(question))
+    """Return what answers the questions of a host process."""
+    return lambda question: errors.decide(decode_skipped(question))
 
 
 class RemoteErrors(Errors):
-    """What is left out in a host.
+    """Errors of a host's stages, decided and counted by the consumer.
 
     Args:
-      answer: as of `streamline.backends.hosts.host_server.serve`.
+      answer: as in `streamline.backends.hosts.host_server.serve`.
 
     Attributes:
-      ask: decides, where objects are handed over; None: the answer to a question does.
+      ask: decides, where the link doesn't copy; None: a question to the consumer does.
     """
 
     def __init__(self, policy: Policy, link: Link, answer: Callable[[object], object] | None) -> None:
@@ -59,8 +59,8 @@ class RemoteErrors(Errors):
         if self.ask is not None:
             return self.ask(failure)
         answer = self._answer or asker()
-        assert answer is not None, "a handler is the running's, and nobody here can ask it"
-        return answer(carry_left_out(failure))
+        assert answer is not None, "the handler is in the consumer, and there is no connection to ask over"
+        return answer(pickle_skipped(failure))
 
     def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
-        self._link.send(SkippedItem(key, left_out_out(self._link, failure), epoch, number))
+        self._link.send(SkippedItem(key, encode_skipped(self._link, failure), epoch, number))

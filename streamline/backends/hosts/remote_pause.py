@@ -1,4 +1,4 @@
-"""A pause, as it concerns one host: what is asked of it, what it answers, and what of it arrives meanwhile."""
+"""A pause of one host: asks it to pause, reports its status, and defers its messages meanwhile."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ from collections import deque
 from collections.abc import Callable
 
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import AtWork, Broken, Closed, Counts, Hold, Message, Release
+from streamline.backends.ipc.messages import (
+    HostFailed,
+    Message,
+    MetricsUpdate,
+    PauseHost,
+    PauseStatus,
+    ResumeHost,
+    WorkerClosed,
+)
 from streamline.core.gate import Gate
 
 __all__ = ["RemotePause"]
 
 
-AT_ONCE = (AtWork, Broken, Closed, Counts)
-"""Messages that move nothing."""
+AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)
+"""Messages that move no items."""
 
 
 class RemotePause:
-    """Stands at the gate for all workers of a host.
+    """The gate's participant for all workers of a host.
 
-    While items must not move, what arrives is kept, bounded as what is on its way always is, and dealt with when they
-    may again. While there is no host, everything in it is at rest.
+    During a pause, messages that arrive are deferred, bounded by the items in flight, and handled when it ends. Without
+    a host, it is at rest.
 
     Args:
-      busy: names what seems to be at work there, as long as it doesn't say so itself; called in any thread.
-      handle: deals with a message.
-      failed: told what `handle` raised.
+      busy: names what seems to be at work there until the host reports it; called in any thread.
+      handle: handles a message.
+      failed: called with what `handle` raised.
     """
 
     def __init__(
@@ -39,66 +47,66 @@ class RemotePause:
         self._busy = busy
         self._handle = handle
         self._failed = failed
-        self._mover = gate.mover("")
-        self._mover.names = self._names
-        self._said: tuple[str, ...] = ()
+        self._participant = gate.mover("")
+        self._participant.names = self._names
+        self._reported: tuple[str, ...] = ()
         self._link: Link | None = None
         self._number = 0
-        self._kept: deque[tuple[Link, Message]] = deque()
-        gate.on_pause(self._hold, self._release)
+        self._deferred: deque[tuple[Link, Message]] = deque()
+        gate.on_pause(self._pause, self._resume)
 
     def connected(self, link: Link) -> None:
-        """There is a host; items may move, or the gate would have to be passed first."""
+        """A host is connected; the caller has passed the gate."""
         self._link = link
 
     def lost(self) -> None:
-        """It is gone."""
+        """The host has ended."""
         self._link = None
-        self._rests()
+        self._set_resting()
 
     def close(self) -> None:
-        """It is over."""
-        self._gate.forget_pause(self._hold)
-        self._gate.unregister(self._mover)
-        self._kept.clear()
+        """The run is over."""
+        self._gate.forget_pause(self._pause)
+        self._gate.unregister(self._participant)
+        self._deferred.clear()
 
     def arrived(self, link: Link, message: Message) -> None:
-        """Deal with a message, now or when items may move."""
+        """Handle a message, or defer it until the pause ends."""
         if self._gate.holding and not isinstance(message, AT_ONCE):
-            self._kept.append((link, message))
+            self._deferred.append((link, message))
         else:
             self._handle(link, message)
 
-    def at_work(self, message: AtWork, host: str) -> None:
-        """The host says what is at work there."""
+    def at_work(self, message: PauseStatus, host: str) -> None:
+        """The host reports what is at work there."""
         if message.number != self._number or not self._gate.holding:
             return  # of a pause that is over
         if message.names:
-            self._said = tuple(f"{name} in {host}" for name in message.names)
+            self._reported = tuple(f"{name} in {host}" for name in message.names)
         else:
-            self._rests()
+            self._set_resting()
 
     def _names(self) -> tuple[str, ...]:
-        return self._said or self._busy()
+        return self._reported or self._busy()
 
-    def _hold(self) -> None:
+    def _pause(self) -> None:
         if self._link is not None:
             self._number += 1
-            self._said = ()
-            self._link.send(Hold(self._number))
-            if self._mover.rests:
-                self._mover.wake()
+            self._reported = ()
+            self._link.send(PauseHost(self._number))
+            if self._participant.rests:
+                self._participant.wake()
 
-    def _release(self) -> None:
-        self._rests()
+    def _resume(self) -> None:
+        self._set_resting()
         if self._link is not None:
-            self._link.send(Release())
+            self._link.send(ResumeHost())
         try:
-            while self._kept:
-                self._handle(*self._kept.popleft())
+            while self._deferred:
+                self._handle(*self._deferred.popleft())
         except BaseException as failure:
             self._failed(failure)
 
-    def _rests(self) -> None:
-        if not self._mover.rests:
-            self._mover.rest()
+    def _set_resting(self) -> None:
+        if not self._participant.rests:
+            self._participant.rest()

@@ -1,9 +1,7 @@
-"""One worker that runs in a host, as the running sees it: the receiving end of its channel, and how far it has come.
+"""One worker in a host, as the consumer sees it: its channel's receiving end, and its latest state.
 
-Items that have arrived lie in an ordinary channel; what its reader has dealt with goes back to the host as credit. When
-the host dies, the worker is opened anew behind the last item that arrived.
-
-The state of a worker that has given nothing yet, and may not even run.
+Items that arrive are put into an ordinary channel; when its reader has consumed them, the host gets credit. When the
+host dies, the worker is opened again after the last item that arrived.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ import anyio
 
 from streamline.backends.hosts.live_forwarding import LiveForwarding
 from streamline.backends.hosts.restarts import RestartPolicy
-from streamline.backends.ipc.codec import StatesIn, failure_in
+from streamline.backends.ipc.codec import StatesDecoder, decode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import (
-    Close,
+    CloseWorker,
+    CrashingCall,
     Credit,
-    Culprit,
-    Ended,
     ItemsMessage,
-    Open,
+    OpenWorker,
     ProgressMessage,
+    WorkerEnded,
     WorkerOpened,
 )
 from streamline.core.channel import Channel, Inbox
@@ -45,10 +43,10 @@ __all__ = ["CLOSE_S", "BeginState", "RemoteWorker"]
 
 
 class BeginState(State):
-    """What the worker says once it has been opened; until then, what opening it here, unread, would say.
+    """The state of a worker before its first item: the host's once it is opened; until then, computed here.
 
     Attributes:
-      actual: what it has said; None: nothing yet.
+      actual: the host's; None: it hasn't arrived.
     """
 
     __slots__ = ("_plan", "_site", "_state", "actual")
@@ -78,7 +76,7 @@ class BeginState(State):
         return self.actual
 
     def _opened(self) -> State:
-        """Return the state of the worker's flow, opened here and closed again: that does no I/O."""
+        """Return the state of the worker's flow, opened here without I/O and closed again."""
         tasks = Tasks(cast(Any, None), Session(metered=False))
         tasks.session.errors = self._site.tasks.session.errors
         plan, site = self._plan, replace(self._site, tasks=tasks)
@@ -98,37 +96,37 @@ T = TypeVar("T")
 
 
 START_S = 30.0
-"""Seconds that a host may take until it has opened a worker, which is no user code being stuck: imports, mostly."""
+"""Seconds for a host to open a worker, before it counts as stuck: imports, mostly."""
 
 
 CLOSE_S = 5.0
-"""Seconds that user code in a host has to end when it is asked to; then the host is killed."""
+"""Seconds for user code in a host to end when asked to; then the host is killed."""
 
 
 class WorkerConnection(Protocol[T]):
-    """What has to be known here of the host's part of the running."""
+    """The part of a `HostConnection` that a worker uses."""
 
     def forget(self, worker: RemoteWorker[T]) -> None:
-        """The worker was closed."""
+        """Remove a closed worker."""
 
     def end_host(self) -> None:
-        """User code there doesn't end: end the host."""
+        """Kill the host: user code in it doesn't end."""
 
 
 class RemoteWorker(Generic[T]):
-    """One worker.
+    """One worker in a host.
 
     Args:
-      number: by which both ends of its host's links know it.
-      state: where it is opened; None: at the beginning.
-      size: bytes of its items that may be on their way.
-      feed: what it reads of a live source; None: it reads by itself.
+      number: its number on the link.
+      state: where it is opened; None: at the start.
+      size: bytes of its items that may be in flight.
+      feed: what it reads of a shared live source; None: it reads its source itself.
 
     Attributes:
-      link: to its host; None: there is none at the moment.
-      closed: it has ended in the host, with all that it opened.
+      link: to its host; None: it has no host at the moment.
+      closed: set when it has ended in the host, with all that it opened.
       deaths: of its hosts.
-      heard_at: when it last gave something, or was opened in its host; until then, when it should have been.
+      heard_at: `perf_counter` of its last message; before the first one, when that is due.
     """
 
     def __init__(
@@ -138,27 +136,29 @@ class RemoteWorker(Generic[T]):
         self.site = site
         self.link: Link | None = None
         self.closed = anyio.Event()
-        self.deaths = RestartPolicy()
+        self.restart_policy = RestartPolicy()
         self.heard_at = 0.0
         self._state = state
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
         self._begin = BeginState(plan, site, state)
-        self._states = StatesIn(plan.worker_logs)
-        self._behind: Reference | None = None  # the last item that has arrived
-        self.feeding = None if feed is None else LiveForwarding(number, plan.source.name, feed, self._done, site.tasks)
+        self._states = StatesDecoder(plan.worker_logs)
+        self._last: Reference | None = None  # the last item that has arrived
+        self.forwarding = (
+            None if feed is None else LiveForwarding(number, plan.source.name, feed, self._consumed, site.tasks)
+        )
         self.channel = Channel[T](self._begin, self._capacity)
         self.channel.join(site.tasks.session)
         self._capacity = self.channel.capacity
         self.channel.on_freed = self._freed
-        self._parcels = InFlightBytes()  # that have arrived and are not dealt with
-        self._owed = 0  # items that have been dealt with, and for which there was no credit yet
-        self._owed_bytes = 0
+        self._in_flight = InFlightBytes()  # arrived, not consumed
+        self._credit = 0  # items consumed, and not yet credited
+        self._credit_bytes = 0
         self._leaving = False
-        self._patience_ends = 0.0  # for user code to end when it was asked to
-        self._closing = False  # in order to be opened anew
+        self._close_deadline = 0.0  # by when user code must end
+        self._closing = False  # in order to be opened again
 
-    def wire(self, lane: WorkerConnection[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
+    def connect(self, connection: WorkerConnection[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
         """Return the inbox, whose first pull calls `start`.
 
         Args:
@@ -174,32 +174,32 @@ class RemoteWorker(Generic[T]):
             return self
 
         inbox.starter = begin
-        inbox.stopper = lambda _: self._stopped(lane)
+        inbox.stopper = lambda _: self._stopped(connection)
 
         def closed() -> None:
             tasks.disown(channel.abandon)
-            lane.forget(self)
+            connection.forget(self)
 
         inbox.on_closed = closed
         tasks.own(channel.abandon)
         return inbox
 
-    # What the host is told --------------------------------------------------------------------------------------------
+    # Messages to the host ---------------------------------------------------------------------------------------------
 
     def open(self, link: Link) -> None:
-        """Let it run at the other end of `link`, from behind the last item that has arrived."""
+        """Open it at the other end of `link`, after the last item that has arrived."""
         state = self._state
-        if self._behind is not None:
-            behind = self._behind.get()
-            state = behind.json()
-            self._states.restarted(behind)
+        if self._last is not None:
+            last = self._last.get()
+            state = last.json()
+            self._states.restarted(last)
         self.link = link
-        self._owed = self._owed_bytes = 0  # this host is told of what is held, and sends as if the rest had never been
+        self._credit = self._credit_bytes = 0  # this host gets what is in flight with `OpenWorker`
         self.heard_at = perf_counter() + START_S
-        self.deaths.calls.clear()
+        self.restart_policy.calls.clear()
         site = self.site
         link.send(
-            Open(
+            OpenWorker(
                 self.number,
                 site.shard,
                 site.num_shards,
@@ -208,123 +208,123 @@ class RemoteWorker(Generic[T]):
                 state,
                 items=self._capacity,
                 size=self._size,
-                held=self._parcels.items,
-                held_size=self._parcels.size,
-                fed=0 if self.feeding is None else self.feeding.capacity,
-                careful=self.deaths.careful,
-                culprit=self.deaths.culprit,
+                in_flight=self._in_flight.items,
+                in_flight_bytes=self._in_flight.size,
+                live_capacity=0 if self.forwarding is None else self.forwarding.capacity,
+                track_calls=self.restart_policy.track_calls,
+                crashing_call=self.restart_policy.crashing_call,
             )
         )
-        if self.feeding is not None:
-            self.feeding.open(link, state)
+        if self.forwarding is not None:
+            self.forwarding.open(link, state)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is wanted of it, or comes."""
+        """Whether it has finished or is being closed."""
         return self.channel.finished or self._leaving
 
     def cancel(self) -> None:
-        """Ask it to end; do not wait."""
+        """Ask it to end, without waiting."""
         if not self._leaving:
             self._leaving = True
-            self._patience_ends = perf_counter() + CLOSE_S
-            self._end_feed()
+            self._close_deadline = perf_counter() + CLOSE_S
+            self._end_forwarding()
             if self.link is None:
                 self.closed.set()
             else:
-                self.link.send(Close(self.number))
+                self.link.send(CloseWorker(self.number))
 
     def lost(self) -> None:
-        """Its host is gone."""
+        """Note that its host has ended."""
         self.link = None
         self._closing = False
-        if self.feeding is not None:
-            self.feeding.lost()
+        if self.forwarding is not None:
+            self.forwarding.lost()
 
-    def given_up(self, fault: Culprit | WorkerDied) -> None:
-        """Its hosts die: go on without the call that is at fault, or fail."""
-        if isinstance(fault, Culprit):
-            self.deaths.culprit = fault
+    def apply_verdict(self, fault: CrashingCall | WorkerDied) -> None:
+        """Go on without the call that crashes its hosts, or fail."""
+        if isinstance(fault, CrashingCall):
+            self.restart_policy.crashing_call = fault
         else:
             self.fail(fault)
             self.gone()
 
     @property
     def has_room(self) -> bool:
-        """Whether it could give something; behind a full border it waits for a quarter of it."""
-        return self.channel.held <= self._capacity * 3 // 4 and self._parcels.size <= self._size * 3 // 4
+        """Whether it has room to send; once full, it waits until a quarter is free."""
+        return self.channel.held <= self._capacity * 3 // 4 and self._in_flight.size <= self._size * 3 // 4
 
-    def calm(self) -> bool:
-        """Whether it was closed in order to be opened anew, careful no more."""
-        calm = self._closing and not self.over
+    def reopening(self) -> bool:
+        """Return whether it was closed to be opened again without call tracking, once."""
+        reopening = self._closing and not self.over
         self._closing = False
-        return calm
+        return reopening
 
     @property
     def held(self) -> int:
-        """Items that have arrived and are not dealt with."""
+        """Items that have arrived and are not consumed."""
         return self.channel.held
 
     @property
     def position(self) -> str:
-        """Where it stands in the source, for a person."""
-        return "" if self._behind is None else self._behind.get().where()
+        """Its position in the source, for a person."""
+        return "" if self._last is None else self._last.get().where()
 
     @property
     def hungry(self) -> bool:
         """Whether it waits for an item of a live source."""
-        return self.feeding is not None and self.feeding.hungry
+        return self.forwarding is not None and self.forwarding.hungry
 
     def gone(self) -> None:
-        """Its host is gone, and none will take its place for this worker."""
+        """Note that its host has ended, and no other will run it."""
         self.link = None
         self.closed.set()
 
     def fail(self, failure: BaseException) -> None:
-        """Let the reader have what has arrived, then `failure`."""
+        """Fail the channel after what has arrived."""
         if not self.channel.finished:
             self.channel.fail(failure)
-        self._end_feed()
+        self._end_forwarding()
 
-    def _end_feed(self) -> None:
-        if self.feeding is not None:
-            self.feeding.end()
+    def _end_forwarding(self) -> None:
+        if self.forwarding is not None:
+            self.forwarding.end()
 
-    async def _stopped(self, lane: WorkerConnection[T]) -> None:
-        """End it in its host, and wait for that; where user code there doesn't end, end the host."""
+    async def _stopped(self, connection: WorkerConnection[T]) -> None:
+        """Close it in its host and wait; if user code doesn't end, kill the host."""
         self.cancel()
-        with anyio.move_on_after(self._patience_ends - perf_counter(), shield=True):
+        with anyio.move_on_after(self._close_deadline - perf_counter(), shield=True):
             await self.closed.wait()
         if not self.closed.is_set():
-            lane.end_host()
+            connection.end_host()
             with anyio.CancelScope(shield=True):
                 await self.closed.wait()
 
     def _freed(self) -> None:
-        """Give credit for what was dealt with; not for every list."""
-        freed = self._parcels.items - self.channel.held
-        self._owed += freed
-        self._owed_bytes += self._parcels.take(freed)
-        items, size = self._owed, self._owed_bytes
+        """Give credit for what was consumed; not for every list."""
+        freed = self._in_flight.items - self.channel.held
+        self._credit += freed
+        self._credit_bytes += self._in_flight.take(freed)
+        items, size = self._credit, self._credit_bytes
         if not items or (self.channel.held and items < self._capacity // 4 and size < self._size // 4):
             return
-        self._owed = self._owed_bytes = 0
+        self._credit = self._credit_bytes = 0
         if self.link is not None and not self.over:
             self.link.send(Credit(self.number, items, size))
 
-    # What the host says -----------------------------------------------------------------------------------------------
+    # Messages from the host -------------------------------------------------------------------------------------------
 
     def opened(self, message: WorkerOpened) -> None:
-        """It stands at its beginning, or behind the last item that has arrived."""
+        """Take the state that it was opened at."""
         self.heard_at = perf_counter()
         self.channel.bound(message.items)
         self._capacity = self.channel.capacity
         begin = self._states.state(message.begin)
-        if self._behind is None:
+        if self._last is None:
             self._begin.actual = begin
 
     def items(self, message: ItemsMessage, link: Link) -> None:
-        """Take in items that came over `link`, whether or not that is still there."""
+        """Post items from `link`, which may be closed by now."""
         if self.over:
             return
         packed = message.packed
@@ -334,13 +334,13 @@ class RemoteWorker(Generic[T]):
             self.fail(self._unreadable(failure))
             return
         states, after = self._states.column(message.states, len(items))
-        self._parcels.add(len(items), packed.nbytes)
+        self._in_flight.add(len(items), packed.nbytes)
         self.channel.reserve(len(items))
         self._arrived(Chunk(items, states, after))
-        self._calm_down()
+        self._stop_tracking()
 
     def progress(self, message: ProgressMessage, link: Link) -> None:
-        """Take note of progress that came over `link`."""
+        """Post progress from `link`."""
         if self.over:
             return
         states, after = self._states.column(message.states, 0)
@@ -348,34 +348,34 @@ class RemoteWorker(Generic[T]):
         link.send(Credit(self.number, 0, 0))
 
     def _arrived(self, chunk: Chunk[T]) -> None:
-        self.deaths.gave(len(chunk.items))
+        self.restart_policy.on_items(len(chunk.items))
         self.heard_at = perf_counter()
-        self._behind = chunk.behind
+        self._last = chunk.behind
         self.channel.post(chunk)
-        if self.feeding is not None:
-            self.feeding.trim()
+        if self.forwarding is not None:
+            self.forwarding.trim()
 
-    def _calm_down(self) -> None:
-        if self.deaths.careful and self.deaths.in_peace and self.link is not None:
-            self.deaths.careful, self._closing = False, True
-            self.link.send(Close(self.number))
-            if self.feeding is not None:
-                self.feeding.lost()
+    def _stop_tracking(self) -> None:
+        if self.restart_policy.track_calls and self.restart_policy.stable and self.link is not None:
+            self.restart_policy.track_calls, self._closing = False, True
+            self.link.send(CloseWorker(self.number))
+            if self.forwarding is not None:
+                self.forwarding.lost()
 
-    def ended(self, message: Ended) -> None:
-        """It has given all that it has."""
+    def ended(self, message: WorkerEnded) -> None:
+        """Finish or fail the channel."""
         if message.failure is not None:
-            self.fail(failure_in(message.failure))
+            self.fail(decode_failure(message.failure))
         elif not self.channel.finished:
             self.channel.finish()
-        self._end_feed()
+        self._end_forwarding()
 
-    def _done(self) -> int:
-        """Return how many items of its feed its state is behind."""
-        assert self.feeding is not None
-        tree = self._state if self._behind is None else self._behind.get().json()
-        done: int = 0 if tree is None else tree[self.feeding.name]
-        return done
+    def _consumed(self) -> int:
+        """Return how many items of its feed its state covers."""
+        assert self.forwarding is not None
+        tree = self._state if self._last is None else self._last.get().json()
+        consumed: int = 0 if tree is None else tree[self.forwarding.name]
+        return consumed
 
     def _unreadable(self, failure: BaseException) -> BaseException:
         error = TransportError(

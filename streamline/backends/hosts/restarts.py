@@ -1,28 +1,18 @@
-"""What is done about the deaths of a host: whom they count against, and which call is at fault. Without I/O.
+"""What is done about the deaths of a host: which workers they count against, and which call is at fault. No I/O.
 
-A host runs many workers, and what one of them calls may end it. Its workers then go on in another one, each behind the
-last item of it that has arrived. That would go on for ever where the same call ends each host, so:
+A host runs many workers, and a call of user code may end it. Its workers are opened again in another one, each after
+its last item that arrived. So that a call that ends every host is found:
 
-1. A death counts against those that had said that they were in a call; else against all that had room to give
-   something. Whoever gives something has its count at 0 again.
-2. A worker that dies before it has given `CAREFUL_ITEMS` since its last death, or for the last time but one, or whose
-   host was killed because somebody was stuck, becomes *careful*: it says before each call of user code which one it is
-   (`streamline.backends.hosts.restarts`), until it has given so many. So the next death is behind a call that is known.
-3. Where several were in calls, nobody is counted: they take *turns*. One of them is opened at a time, and the next one
-   when it has given something, or ended. So the next death is behind one call.
-4. With the last death that is borne, the call is the *culprit*: the worker is opened once more, and raises `WorkerDied`
-   in the place of that call, a failure as any other. Where no single call is known, the worker itself fails.
-
-Finding the call that ends a process: a worker whose host has died says, before each call of user code, which it is.
-
-What was said before a death has crossed the border, so the call that was never said to have returned is the one at
-fault. Calls are counted from where the worker was opened, and it is opened at the same state again: so the third time
-the host is told which one it is, and raises an error there instead of calling. From there on it is a failure as any
-other: it reaches the consumer behind everything before it, or is left out.
-
-So that a call says all, one is made at a time, and nothing is read ahead: each item is on its way before the next one
-is asked for, also out of sources and custom stages, whose steps are nobody's calls. That may be a hundred times slower
-than without; a worker that has given enough is opened anew, and goes on as before.
+1. A death counts against the workers that had reported to be in a call; else against all that had room to send. A
+   worker that gives something has its count reset.
+2. A worker that dies within `TRACKED_ITEMS` items of its last death, or for the last time but one, or whose host was
+   killed because a worker was stuck, has its calls tracked: it reports each call before it is made, one at a time, and
+   reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
+3. If several workers were in calls, none is counted: they take turns, each opened when the one before has given
+   something or ended. So the next death has one call.
+4. At the last death that is tolerated, the call is at fault: calls are counted from where the worker was opened, and it
+   is opened at the same state, so the call's number is passed, and `WorkerDied` is raised in its place, a failure as
+   any other. If no single call is known, the worker fails.
 """
 
 from __future__ import annotations
@@ -35,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import CallProgress, Culprit
+from streamline.backends.ipc.messages import CallProgress, CrashingCall
 from streamline.core.flow import Site
 from streamline.core.options import is_async
 from streamline.core.replay import Adapter
@@ -45,65 +35,67 @@ from streamline.errors import WorkerDied
 from streamline.plan.plan import Plan
 from streamline.transforms.base import Stage
 
-__all__ = ["CallLog", "CrashReport", "CrashTracking", "RestartPolicy", "at_fault", "careful", "one_ahead"]
+__all__ = ["CallLog", "CrashReport", "CrashTracking", "RestartPolicy", "crash_verdict", "track_calls", "unbuffered"]
 
 
 class CallLog:
-    """The calls of user code in one worker, from where it was opened. Made in the event loop's thread.
+    """Counts and reports the calls of user code in one worker. Created in the event loop's thread.
 
     Args:
-      culprit: the call that is not to be made, and what is raised in its place; None: none is known.
+      crashing_call: the call to raise `WorkerDied` in place of; None: none is known.
     """
 
-    def __init__(self, link: Link, worker: int, culprit: Culprit | None) -> None:
+    def __init__(self, link: Link, worker: int, crashing_call: CrashingCall | None) -> None:
         self._home = threading.get_ident()
         self._wake = waker()
         self._link = link
         self._worker = worker
-        self._culprit = culprit
+        self._culprit = crashing_call
         self._counts: dict[str, int] = {}
 
     def begins(self, stage: str) -> int:
-        """Take note of a call of a stage's function, and return its number.
+        """Report a call of a stage's function, and return its number.
 
         Raises:
-          WorkerDied: it has ended processes before.
+          WorkerDied: the call has ended processes before.
         """
         number = self._counts[stage] = self._counts.get(stage, 0) + 1
-        culprit = self._culprit
-        if culprit is not None and (culprit.stage, culprit.number) == (stage, number):
-            raise WorkerDied(culprit.message, shard=culprit.shard, process=culprit.process, exit=culprit.exit)
-        self.goes_on(stage, number)
+        crashing_call = self._culprit
+        if crashing_call is not None and (crashing_call.stage, crashing_call.number) == (stage, number):
+            raise WorkerDied(
+                crashing_call.message, shard=crashing_call.shard, process=crashing_call.process, exit=crashing_call.exit
+            )
+        self.enters(stage, number)
         return number
 
-    def goes_on(self, stage: str, number: int) -> None:
-        """The call is in user code, from now on; returns when that has been said."""
-        self._say(CallProgress(self._worker, stage, number, over=False), wait=True)
+    def enters(self, stage: str, number: int) -> None:
+        """Report that the call is in user code; returns once that is sent."""
+        self._send(CallProgress(self._worker, stage, number, over=False), wait=True)
 
-    def ends(self, stage: str, number: int) -> None:
-        """The call has returned, or raised; or has given something, and waits to be asked for more."""
-        self._say(CallProgress(self._worker, stage, number, over=True), wait=False)
+    def returns(self, stage: str, number: int) -> None:
+        """Report that the call has returned, raised or yielded."""
+        self._send(CallProgress(self._worker, stage, number, over=True), wait=False)
 
-    def _say(self, message: CallProgress, *, wait: bool) -> None:
+    def _send(self, message: CallProgress, *, wait: bool) -> None:
         if threading.get_ident() == self._home:
             self._link.send(message)
             return
-        said = threading.Event()  # a link belongs to its loop, and the call to a thread
+        sent = threading.Event()  # a link belongs to its loop's thread
 
-        def say() -> None:
+        def send() -> None:
             self._link.send(message)
-            said.set()
+            sent.set()
 
         try:
-            self._wake(say)
+            self._wake(send)
         except RuntimeError:
-            return  # the loop has ended: nobody is there to be told
+            return  # the loop has ended
         if wait:
-            said.wait()
+            sent.wait()
 
 
 class _TrackedFunction(Adapter):
-    """A user's function whose calls are told."""
+    """A user's function whose calls are reported."""
 
     def __init__(self, fn: Any, stage: str, calls: CallLog) -> None:
         self.fn = self.__wrapped__ = fn
@@ -112,7 +104,7 @@ class _TrackedFunction(Adapter):
         self._calls = calls
 
     def __reduce__(self) -> Any:
-        return _the_function, (self.fn,)  # an exception may carry its call to another process
+        return _unwrapped, (self.fn,)  # an exception may carry its call to another process
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_async:
@@ -121,21 +113,21 @@ class _TrackedFunction(Adapter):
         try:
             made = self.fn(*args, **kwargs)
         except BaseException:
-            self._calls.ends(self._stage, number)
+            self._calls.returns(self._stage, number)
             raise
-        self._calls.ends(self._stage, number)
+        self._calls.returns(self._stage, number)
         return self._read(made, number) if isinstance(made, Iterator) else made
 
     def _read(self, made: Iterator[Any], number: int) -> Iterator[Any]:
-        """Read what a flat_map's function has made: the call goes on whenever that is asked for more."""
+        """Iterate a flat_map function's result: each `next` is in user code, too."""
         while True:
-            self._calls.goes_on(self._stage, number)
+            self._calls.enters(self._stage, number)
             try:
                 item = next(made)
             except StopIteration:
                 return
             finally:
-                self._calls.ends(self._stage, number)
+                self._calls.returns(self._stage, number)
             try:
                 yield item
             except GeneratorExit:
@@ -148,7 +140,7 @@ class _TrackedFunction(Adapter):
         try:
             return await self.fn(*args, **kwargs)
         finally:
-            self._calls.ends(self._stage, number)
+            self._calls.returns(self._stage, number)
 
     def fresh(self, given: Any) -> Any:
         return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
@@ -160,25 +152,25 @@ class _TrackedFunction(Adapter):
         return self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
 
 
-def _the_function(fn: Any) -> Any:
+def _unwrapped(fn: Any) -> Any:
     return fn
 
 
-def one_ahead(tasks: Tasks) -> Tasks:
-    """Return `tasks` for a worker whose channels hold one item each: the next is made when that has been dealt with."""
+def unbuffered(tasks: Tasks) -> Tasks:
+    """Return `tasks` for a worker whose channels hold one item each."""
     ours = copy.copy(tasks)
     ours.session = copy.copy(tasks.session)
     ours.session.most_ahead = 1
     return ours
 
 
-def careful(plan: Plan, calls: CallLog) -> Plan:
-    """Return a plan whose workers tell of each call of a user's function, one at a time."""
-    return replace(plan, worker=tuple(_told(stage, calls) for stage in plan.worker))
+def track_calls(plan: Plan, calls: CallLog) -> Plan:
+    """Return a plan whose workers report each call of a user's function, one at a time."""
+    return replace(plan, worker=tuple(_tracked(stage, calls) for stage in plan.worker))
 
 
-def _told(stage: Stage[Any, Any], calls: CallLog) -> Stage[Any, Any]:
-    from streamline.transforms.custom import Through  # not at the top: a host starts sooner without
+def _tracked(stage: Stage[Any, Any], calls: CallLog) -> Stage[Any, Any]:
+    from streamline.transforms.custom import Through  # lazy: hosts start sooner
 
     changes: dict[str, Any] = {
         field: _TrackedFunction(fn, stage.name, calls)
@@ -191,20 +183,18 @@ def _told(stage: Stage[Any, Any], calls: CallLog) -> Stage[Any, Any]:
     return replace(stage, **changes) if changes else stage
 
 
-CAREFUL_ITEMS = 512
-"""Items that a worker gives in peace before the next death of its host counts as another matter. More are seldom on
-their way."""
+TRACKED_ITEMS = 512
+"""Items from a worker after which the next death is unrelated to the last one. More are seldom in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrashTracking:
-    """What is borne of a host.
+    """When a host, or a worker in it, is given up.
 
     Attributes:
-      max_restarts: deaths while a worker gives nothing in between.
-      worker_timeout: seconds that the consumer waits for a worker that gives nothing before it is reported with its
-        stack; None: for ever.
-      replace_stuck: whether the host is then replaced.
+      max_restarts: deaths in a row, without an item in between.
+      worker_timeout: seconds that the consumer waits for a worker before its stack is logged; None: no limit.
+      replace_stuck: whether the host is then replaced, too.
     """
 
     max_restarts: int = 3
@@ -213,136 +203,136 @@ class CrashTracking:
 
 
 class RestartPolicy:
-    """One worker's.
+    """The deaths of one worker's hosts.
 
     Attributes:
-      count: since it last gave something.
-      careful: whether it tells of its calls.
-      calls: of user code that it is in, as far as it tells: stage and number.
-      culprit: the call that its hosts have died of; None: none is known.
+      count: deaths since it last gave something.
+      track_calls: whether it reports its calls.
+      calls: of user code that it is in, as reported: stage and number.
+      crashing_call: the call that its hosts have died of; None: none is known.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.careful = False
+        self.track_calls = False
         self.calls: set[tuple[str, int]] = set()
-        self.culprit: Culprit | None = None
-        self._given = CAREFUL_ITEMS  # items since the last one
+        self.crashing_call: CrashingCall | None = None
+        self._delivered = TRACKED_ITEMS  # items since the last death
 
-    def gave(self, items: int) -> None:
-        """It has given so many items, or news of where it stands."""
-        self.count, self.culprit = 0, None
-        self._given += items
+    def on_items(self, items: int) -> None:
+        """Count items; 0: progress."""
+        self.count, self.crashing_call = 0, None
+        self._delivered += items
 
     @property
-    def in_peace(self) -> bool:
-        """Whether it has given enough since the last one."""
-        return self._given >= CAREFUL_ITEMS
+    def stable(self) -> bool:
+        """Whether it has given enough since the last death."""
+        return self._delivered >= TRACKED_ITEMS
 
     def calling(self, message: CallProgress) -> None:
-        """It is about to call a function, or that is over."""
+        """Note the start or end of a call."""
         call = message.stage, message.number
         if message.over:
             self.calls.discard(call)
         else:
             self.calls.add(call)
 
-    def another(self, most: int, *, careful: bool) -> bool:
-        """Count one; return whether it was the last of `most` that are borne.
+    def count_death(self, most: int, *, track_calls: bool) -> bool:
+        """Count a death; return whether it was the last of `most` tolerated ones.
 
         Args:
-          careful: be so from now on, whatever came before.
+          track_calls: from now on, in any case.
         """
         self.count += 1
-        self.careful = self.careful or careful or not self.in_peace or self.count == most - 1
-        self._given = 0
+        self.track_calls = self.track_calls or track_calls or not self.stable or self.count == most - 1
+        self._delivered = 0
         return self.count >= most
 
 
 class Restartable(Protocol):
-    """What has to be known of a worker here."""
+    """The part of a worker that is used here."""
 
     @property
-    def deaths(self) -> RestartPolicy: ...
+    def restart_policy(self) -> RestartPolicy: ...
 
     @property
     def site(self) -> Site: ...
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is wanted of it, or comes."""
+        """Whether it has finished or is being closed."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it could give something."""
+        """Whether it has room to send."""
 
     @property
     def held(self) -> int:
-        """Items of it that nobody has dealt with yet."""
+        """Items that have arrived and are not consumed."""
 
     @property
     def position(self) -> str:
-        """Where it stands in the source, for a person."""
+        """Its position in the source, for a person."""
 
 
 W = TypeVar("W", bound=Restartable)
 
 
 class CrashReport(Generic[W]):
-    """Finds who is at fault when one host dies."""
+    """Finds the workers that a death of their host counts against."""
 
-    def __init__(self, care: CrashTracking) -> None:
-        self._most = care.max_restarts
+    def __init__(self, crash_tracking: CrashTracking) -> None:
+        self._most = crash_tracking.max_restarts
         self._turns: deque[W] = deque()
 
     def died(self, workers: Collection[W], *, stuck: bool) -> list[W]:
-        """Count a death of the host that these workers ran in; return those of whom it was the last that is borne.
+        """Count a death of these workers' host; return those that have used up their restarts.
 
         Args:
-          stuck: it was killed because one of them, not necessarily the one that was waited for, was stuck.
+          stuck: it was killed because a worker, not necessarily the awaited one, was stuck.
         """
-        suspects = [worker for worker in workers if worker.deaths.calls]
+        suspects = [worker for worker in workers if worker.restart_policy.calls]
         self._turns.clear()
         if len(suspects) > 1:
-            self._turns.extend(sorted(suspects, key=lambda worker: worker.held))  # whom the merge waits for: 0
+            self._turns.extend(sorted(suspects, key=lambda worker: worker.held))  # the merge waits for those with 0
             return []
         counted = suspects or [worker for worker in workers if worker.has_room]
-        return [worker for worker in counted if worker.deaths.another(self._most, careful=stuck)]
+        return [worker for worker in counted if worker.restart_policy.count_death(self._most, track_calls=stuck)]
 
     def waits(self, worker: W) -> bool:
-        """Tell whether a worker is one of those that take turns."""
+        """Return whether a worker waits for its turn, or has it."""
         return worker in self._turns
 
     @property
     def turn(self) -> W | None:
-        """Whose turn it is; None: nobody takes turns."""
+        """The worker whose turn it is; None: no turns are taken."""
         while self._turns and self._turns[0].over:
             self._turns.popleft()
         return self._turns[0] if self._turns else None
 
     def turn_over(self, worker: W) -> bool:
-        """It has given something, or ended; return whether it was its turn."""
+        """End a worker's turn after it gave something or ended; return whether it was its turn."""
         if self._turns and self._turns[0] is worker:
             self._turns.popleft()
             return True
         return False
 
 
-def at_fault(worker: Restartable, host: int, name: str, ended: str) -> Culprit | WorkerDied:
-    """Return what a worker has died of for the last time: the call, or, where that isn't known, the error to fail with.
+def crash_verdict(worker: Restartable, host: int, name: str, ended: str) -> CrashingCall | WorkerDied:
+    """Return the call that a worker has died of for the last time, or the error to fail it with.
 
     Args:
-      host: the last one's number, as `name` its name.
-      ended: what it ended with.
+      host: number of its last host, as `name` its name.
+      ended: how that ended.
     """
-    deaths, site, at = worker.deaths, worker.site, worker.position
+    restart_policy, site, at = worker.restart_policy, worker.site, worker.position
     message = (
-        f"the worker of shard {site.shard} of {site.num_shards} has lost its host {deaths.count} times without "
+        f"the worker of shard {site.shard} of {site.num_shards} has lost its host {restart_policy.count} times without "
         f"giving anything in between; the last, {name}, ended with {ended}"
     )
-    if deaths.culprit is None and len(deaths.calls) == 1:
-        ((stage, number),) = deaths.calls
+    if restart_policy.crashing_call is None and len(restart_policy.calls) == 1:
+        ((stage, number),) = restart_policy.calls
         message += f": each time it had called {stage}, on the same item"
-        return Culprit(stage, number, message, site.shard, host, ended)
-    message += f". It stands behind {at}" if at else ""
+        return CrashingCall(stage, number, message, site.shard, host, ended)
+    message += f". It stands after {at}" if at else ""
     return WorkerDied(message, shard=site.shard, process=host, exit=ended, position=at)

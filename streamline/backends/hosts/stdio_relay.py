@@ -1,8 +1,8 @@
-"""What a host process says besides items: prints, logging records, and questions that the parent answers.
+"""Prints, logging records and questions of a host process, relayed to its parent over one socket.
 
-All of it crosses one socket, in the order in which it was said, each as one frame. The child writes from any thread,
-and waits until it is written: so what was said before a crash arrives. The parent reads in one thread a process, never
-in an event loop: a loop that is busy would keep the child waiting.
+Each is one frame; frames keep their order. The child writes from any thread, and waits until it is written: so what was
+written before a crash arrives. The parent reads in a thread per process, never in an event loop: a busy loop would
+keep the child waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Answer", "ChildStdio", "ConsumerCalls", "ParentStdio", "asker"]
 
 
 Answer: TypeAlias = Callable[[Any], Any]
-"""Answers a running's questions, in a thread of its process's; what it raises is raised where it was asked."""
+"""Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 
 
 HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
@@ -39,27 +39,27 @@ READ_BYTES = 1 << 16
 
 # In the child ---------------------------------------------------------------------------------------------------------
 class ConsumerCalls:
-    """Asks the running whose worker runs here; may be called in any thread, and waits for the answer."""
+    """Asks the consumer of a run. Thread-safe; blocks."""
 
-    def __init__(self, talk: ChildStdio, link: int) -> None:
-        self._talk = talk
+    def __init__(self, stdio: ChildStdio, link: int) -> None:
+        self._stdio = stdio
         self._link = link
 
     def __call__(self, question: object) -> Any:
         """Return the parent's answer.
 
         Raises:
-          What the answer's function raised there. `ConnectionError`: there is no parent any more.
+          What the answering function raised. `ConnectionError`: the parent has exited.
         """
-        return self._talk.ask(self._link, question)
+        return self._stdio.ask(self._link, question)
 
 
-_asker: ContextVar[ConsumerCalls] = ContextVar("streamline_asker")
+_current_calls: ContextVar[ConsumerCalls] = ContextVar("streamline_asker")
 
 
 def asker() -> ConsumerCalls | None:
-    """Return what asks the running that the calling task belongs to; None where it runs in this process."""
-    return _asker.get(None)
+    """Return what asks the consumer of the calling task's run; None: it is in this process."""
+    return _current_calls.get(None)
 
 
 class ChildStdio:
@@ -75,32 +75,32 @@ class ChildStdio:
         sock.set_inheritable(False)
 
     def begin(self) -> None:
-        """Put this in the place of `sys.stdout`, `sys.stderr` and the root logger's handlers."""
+        """Replace `sys.stdout`, `sys.stderr` and the root logger's handlers."""
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = self._stream(STDOUT), self._stream(STDERR)
         self._handler = _Handler(self, self._number)
         logging.root.handlers[:] = [self._handler]
         os.register_at_fork(after_in_child=self._forked)
 
-    def belongs(self, link: int) -> None:
-        """Let the calling task, and those that it starts, ask by `asker()` the running that has this link."""
-        _asker.set(ConsumerCalls(self, link))
+    def bind_task(self, link: int) -> None:
+        """Let `asker()` in the calling task, and those that it starts, ask the run of this link."""
+        _current_calls.set(ConsumerCalls(self, link))
 
-    def say(self, kind: int, body: bytes, link: int = 0) -> None:
-        """Send a frame; where nobody listens any more, it is dropped."""
+    def send_frame(self, kind: int, body: bytes, link: int = 0) -> None:
+        """Send a frame; drop it if the parent has exited."""
         with contextlib.suppress(OSError), self._sending:
             self._sock.sendall(HEADER.pack(kind, link, len(body)) + body)
 
-    def over(self, link: int) -> None:
-        """Say that a running asks nothing any more."""
-        self.say(OVER, b"", link)
+    def end_questions(self, link: int) -> None:
+        """Say that a run asks nothing any more."""
+        self.send_frame(OVER, b"", link)
 
     def ask(self, link: int, question: object) -> Any:
         from streamline.backends.ipc.by_value import dumps  # not at the top: few ask
 
         body = dumps(question)
         with self._asking:  # one at a time, so the next answer is this one's
-            self.say(QUESTION, body, link)
+            self.send_frame(QUESTION, body, link)
             _, _, size = HEADER.unpack(self._receive(HEADER.size))
             answer, error = pickle.loads(self._receive(size))
         if error is not None:
@@ -108,7 +108,7 @@ class ChildStdio:
         return answer
 
     def end(self) -> None:
-        """Send what is in the streams' buffers."""
+        """Flush the streams."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # user code has closed it, or put another in its place
                 stream.flush()
@@ -120,11 +120,11 @@ class ChildStdio:
     def _receive(self, size: int) -> bytes:
         data = self._sock.recv(size, socket.MSG_WAITALL)
         if len(data) < size:
-            raise ConnectionError("the process that this one works for has hung up")
+            raise ConnectionError("the parent process has hung up")
         return data
 
     def _forked(self) -> None:
-        """Leave the socket to the process that this one was forked from: two writers would cut each other's frames."""
+        """Leave the socket to the parent of this fork: two writers would mix frames."""
         if self._streams is not None:
             sys.stdout, sys.stderr = self._streams
         if self._handler is not None:
@@ -133,29 +133,29 @@ class ChildStdio:
 
 
 class _Raw(io.RawIOBase):
-    """What is under a child's `sys.stdout` or `sys.stderr`."""
+    """The raw stream of a child's `sys.stdout` or `sys.stderr`."""
 
-    def __init__(self, talk: ChildStdio, kind: int) -> None:
-        self._talk = talk
+    def __init__(self, stdio: ChildStdio, kind: int) -> None:
+        self._stdio = stdio
         self._kind = kind
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        return 1 + self._kind  # what was there before, for those who write past Python
+        return 1 + self._kind  # the inherited descriptor, for writes from C
 
     def write(self, data: Any) -> int:
-        self._talk.say(self._kind, bytes(data))
+        self._stdio.send_frame(self._kind, bytes(data))
         return len(data)
 
 
 class _Handler(logging.Handler):
     """Sends records as `logging.handlers.QueueHandler` does, with the traceback's text beside the message."""
 
-    def __init__(self, talk: ChildStdio, number: int) -> None:
+    def __init__(self, stdio: ChildStdio, number: int) -> None:
         super().__init__()
-        self._talk = talk
+        self._stdio = stdio
         self._process = f"streamline process {number}"
         self._formatter = logging.Formatter()
 
@@ -165,13 +165,13 @@ class _Handler(logging.Handler):
             fields["processName"] = self._process
             if record.exc_info and not record.exc_text:
                 fields["exc_text"] = self._formatter.formatException(record.exc_info)
-            self._talk.say(RECORD, _plain(fields))
+            self._stdio.send_frame(RECORD, _plain(fields))
         except Exception:  # a message that doesn't fit its arguments, say
             self.handleError(record)
 
 
 def _plain(fields: dict[str, object]) -> bytes:
-    """Pickle a record's fields; of those that can't be, their repr."""
+    """Pickle a record's fields; those that can't be, as their repr."""
     try:
         return pickle.dumps(fields)
     except Exception:
@@ -198,14 +198,14 @@ class ParentStdio:
         self._lines = {STDOUT: bytearray(), STDERR: bytearray()}
 
     def answer(self, link: int, by: Answer) -> None:
-        """Answer the questions that come from the running with this link."""
+        """Answer the questions of the run with this link."""
         self._answers[link] = by
 
     def read(self, *, wait: bool) -> bool:
-        """Read once what is there, and pass on what is complete.
+        """Read once, and relay the complete frames.
 
         Returns:
-          False: nothing is there, or nothing will come any more.
+          False: nothing is there, or the child has hung up.
         """
         try:
             data = self.sock.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
@@ -224,7 +224,7 @@ class ParentStdio:
         return bool(data)
 
     def end(self) -> None:
-        """Print the lines that were never ended."""
+        """Print unterminated lines."""
         for kind, rest in self._lines.items():
             if rest:
                 self._print(kind, b"\n")
@@ -250,12 +250,12 @@ class ParentStdio:
         self._lines[kind] = bytearray(left)
         marked = "".join(f"{self._mark}{line}\n" for line in whole.decode("utf-8", "replace").split("\n"))
         stream = sys.stdout if kind == STDOUT else sys.stderr
-        with contextlib.suppress(Exception):  # None, closed, or somebody's own that fails: nobody to tell
+        with contextlib.suppress(Exception):  # None, closed, or a user's stream that fails
             stream.write(marked)
 
 
 def _handle(body: bytes) -> None:
-    """Give a record to the logger that it would have come to here."""
+    """Pass a record to the logger of its name."""
     try:
         record = logging.makeLogRecord(pickle.loads(body))
         logger = logging.getLogger(record.name)
@@ -266,19 +266,19 @@ def _handle(body: bytes) -> None:
 
 
 def _reply(by: Answer | None, body: bytes) -> bytes:
-    """Return the answer to a question, or what was raised instead; classes of `__main__` go by value."""
+    """Return the pickled answer to a question, or what was raised; classes of `__main__` go by value."""
     from streamline.backends.ipc.by_value import dumps  # not at the top: the child has no need of this half
 
     answer: Any = None
     error: BaseException | None = None
     try:
         if by is None:
-            raise LookupError("nobody answers the questions of this running")
+            raise LookupError("no handler answers the questions of this run")
         answer = by(pickle.loads(body))
     except BaseException as raised:
         error = raised.with_traceback(None)
     try:
         return dumps((answer, error))
     except Exception as cause:
-        told = RuntimeError(f"the answer can't be sent to the process that asked: {error or answer!r} ({cause})")
-        return dumps((None, told))
+        error_reply = RuntimeError(f"the answer can't be sent to the process that asked: {error or answer!r} ({cause})")
+        return dumps((None, error_reply))

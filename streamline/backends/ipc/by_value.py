@@ -1,25 +1,14 @@
-"""What pickle can't copy but another process can make anew: wrappers of functions, locks, and their like.
+"""Pickling by value: what another process can't import, or what pickle can't copy but the other end can make again.
 
-A script's `@functools.cache` function is a function and two parameters; a lock is a new lock. So each goes to the other
-process as what makes it there: a cache starts empty, a lock is free, a `threading.local` holds nothing. Within one
-pickle an object stays one object: pickle's memo sees to that.
+Classes that the other end can't import (of a script, a notebook, a function's body): cloudpickle sends such a class
+with every pickle, and overwrites the attributes of the class that the other end already has. So here a class is sent
+once per link, as a definition (`SentClasses`), and referred to by cloudpickle's identity for it. An end that knows the
+identity uses its own class. On the way back from a host (`ValuePickler`), classes and functions go by name, and by
+value only where nothing has that name.
 
-Not recreated, since a copy would mislead: what ties threads or processes together (queues, threads, pools of threads,
-child processes) and what stands for something outside of this process (open files, sockets, connections).
-
-Classes that the other end can't import: of a script, a notebook, a function's inside.
-
-cloudpickle sends such a class by value with every pickle, and writes all its attributes anew into the class that the
-other end knows already: the running's own class would get copies of its methods, with globals of their own. So here a
-class is sent once a link, as a definition, and mentioned by the identity that cloudpickle gives it. An end that knows
-the identity, because the class is its own or came with the plan, takes what it has and never looks at the definition.
-
-Classes and functions that went to a host by value, on their way back: their originals are where they came from.
-
-What a script, a notebook or a module that a host can't import defines goes there by value (cloudpickle). On the way
-back it goes by name, and where nothing has that name, by value again. That is cheaper than cloudpickle's own way back,
-and does the original no harm: cloudpickle, too, finds a class again that it has sent, but then sets all its attributes
-to what they were when it was sent.
+Recreated: wrappers of functions, locks, and their like (`RecreatingPickler`): a cache starts empty, a lock is free, a
+`threading.local` holds nothing. Refused, since a copy would mislead: what ties threads or processes together (queues,
+threads, executors, child processes), and what stands for something outside (open files, sockets, connections).
 """
 
 from __future__ import annotations
@@ -61,10 +50,10 @@ __all__ = [
     "RecreatingPickler",
     "SentClasses",
     "ValuePickler",
+    "class_definitions",
+    "class_of",
     "dumps",
     "has_refused_name",
-    "recall",
-    "recalling",
 ]
 
 
@@ -72,7 +61,7 @@ Callback = Callable[[Any], Any]
 
 
 class SentClasses:
-    """What one end has told the other about classes."""
+    """The classes that one end has defined for the other."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -80,12 +69,12 @@ class SentClasses:
         self._identities: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
     def fresh(self) -> dict[str, bytes]:
-        """Return definitions since the last call, by identity; they must cross before what was pickled with them."""
+        """Return definitions since the last call, by identity; send them before what was pickled with them."""
         fresh, self._fresh = self._fresh, {}
         return fresh
 
     def mention(self, cls: type) -> str | None:
-        """Return the identity of a class that must be defined, and define it; None: it can be imported."""
+        """Return the identity of a class, defined if it is new; None: it can be imported."""
         identity = self._identities.get(cls)
         if identity is None:
             if inner._should_pickle_by_reference(cls):
@@ -104,10 +93,10 @@ class SentClasses:
 
 
 class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """cloudpickle's, which also pickles what is named here.
+    """cloudpickle's pickler, which also recreates the types named here.
 
     Attributes:
-      definitions_only: recreate what `def` and `class` statements make, and not locks and their like.
+      definitions_only: recreate what `def` and `class` statements make, not locks and their like.
     """
 
     definitions_only = False
@@ -130,7 +119,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
             recreate = self._kinds[kind] = self._recreate(kind)
         if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
             return super().reducer_override(obj)
-        if recreate is _by_its_own_word:
+        if recreate is _own_reduce:
             reduced = obj.__reduce_ex__(5)
             return reduced if not isinstance(reduced, str) else self._by_name(obj, reduced)
         if recreate is not _refused and (home := self.home(obj)) is not None:
@@ -138,7 +127,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         return recreate(obj)
 
     def imports(self, module: types.ModuleType) -> bool:
-        """Tell whether the other end finds this module by its name."""
+        """Return whether the other end can import this module."""
         return module.__name__ not in ("__main__", "__mp_main__") and sys.modules.get(module.__name__) is module
 
     def home(self, obj: Any) -> tuple[types.ModuleType, str] | None:
@@ -149,16 +138,16 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         return None
 
     def has_name(self, obj: Any) -> bool:
-        """Tell whether the other end finds the object by its own name."""
+        """Return whether the other end finds the object by its own name."""
         module = sys.modules.get(obj.__module__ or "")
         return module is not None and _attribute(module, obj.__qualname__) is obj and self.imports(module)
 
     def unnamed(self, obj: Any, module: str, name: str) -> Any:
-        """Return how an object is pickled that says that it's found by a name, which the other end doesn't import."""
-        return _there, (module, name)
+        """Return the reduction of an object that names itself in a module that the other end can't import."""
+        return _find_by_name, (module, name)
 
     def _recreate(self, kind: type) -> Recreate | None:
-        """Return how objects of a type are recreated; None: they aren't."""
+        """Return how objects of a type are recreated; None: by pickle."""
         if (found := EXACT.get(kind)) is not None:
             return found
         if _qualified(kind) in KEYWORDS:
@@ -173,7 +162,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         for base in kind.__mro__:
             if base in DERIVED and (base is kind or not own):
                 return DERIVED[base]
-        return _by_its_own_word if own else None
+        return _own_reduce if own else None
 
     def _by_name(self, obj: Any, name: str) -> Any:
         where = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
@@ -182,17 +171,17 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
 
 
 class ByValue(RecreatingPickler):
-    """A pickler of everything, classes mentioned.
+    """Pickles anything; classes by identity.
 
     Args:
       table: how to reduce what neither pickle nor cloudpickle should.
-      whole: the one class that is not mentioned but written down.
+      whole: the one class that is pickled whole.
     """
 
     def __init__(
         self,
         file: Any,
-        told: SentClasses,
+        sent: SentClasses,
         table: Mapping[Any, Any],
         callback: Callback | None,
         whole: type | None = None,
@@ -200,51 +189,51 @@ class ByValue(RecreatingPickler):
         self.dispatch_table = {**self._dispatch_table, **table}  # before __init__, which looks for it
         super().__init__(file, 5, callback)
         self.definitions_only = whole is None  # a lock in an item is its user's mistake
-        self._told = told
+        self._sent = sent
         self._whole = whole
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj is not self._whole:
-            identity = self._told.mention(obj)
+            identity = self._sent.mention(obj)
             if identity is not None:
-                return recall, (identity,)
+                return class_of, (identity,)
         return super().reducer_override(obj)
 
 
 class _Here(threading.local):
     definitions: Mapping[str, bytes] = {}
-    keep: dict[str, type] = {}  # noqa: RUF012 - never written to: each `recalling` brings its own
+    keep: dict[str, type] = {}  # noqa: RUF012 - never written to: each `class_definitions` brings its own
 
 
-_here = _Here()
+_received = _Here()
 
 
-class recalling:  # noqa: N801 - read as a statement: with recalling(...)
-    """Unpickle with these definitions at hand; classes made of them are kept in `keep`."""
+class class_definitions:  # noqa: N801 - read as a statement: with recalling(...)
+    """Unpickle with these definitions; classes made of them are kept in `keep`."""
 
     def __init__(self, definitions: Mapping[str, bytes], keep: dict[str, type]) -> None:
         self._now = definitions, keep
 
     def __enter__(self) -> None:
-        self._before = _here.definitions, _here.keep
-        _here.definitions, _here.keep = self._now
+        self._before = _received.definitions, _received.keep
+        _received.definitions, _received.keep = self._now
 
     def __exit__(self, *_: object) -> None:
-        _here.definitions, _here.keep = self._before
+        _received.definitions, _received.keep = self._before
 
 
-def recall(identity: str) -> type:
-    """Return the class of this identity: the one that this process has, else as defined by the other end."""
+def class_of(identity: str) -> type:
+    """Return the class of this identity: this process's own, else as defined by the other end."""
     known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
     if known is not None:
         return known
-    made: type = cloudpickle.loads(_here.definitions[identity])
-    _here.keep[identity] = made
+    made: type = cloudpickle.loads(_received.definitions[identity])
+    _received.keep[identity] = made
     return made
 
 
 class ValuePickler(RecreatingPickler):
-    """Pickles whatever cloudpickle can; what has no other name here than elsewhere, by that name."""
+    """Pickles whatever cloudpickle can; by name where this process has another object of that name, for its origin."""
 
     definitions_only = True
 
@@ -264,7 +253,7 @@ def _original(module: str, qualname: str, code: bytes | None, value: bytes) -> A
 
 
 def _by_name(module: str, qualname: str) -> Any:
-    """Return what has this name in a module that is there; None: nothing."""
+    """Return what has this name in an imported module; None: nothing."""
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
@@ -272,7 +261,7 @@ def _by_name(module: str, qualname: str) -> Any:
 
 
 def _code(thing: type | FunctionType) -> bytes | None:
-    """Return what tells functions of one name apart; None: it is a class."""
+    """Return a function's bytecode, to compare functions of one name; None: it is a class."""
     return thing.__code__.co_code if isinstance(thing, FunctionType) else None
 
 
@@ -281,7 +270,7 @@ Recreate = Callable[[Any], Any]
 
 
 DISPATCHER: Any = functools.singledispatch(lambda _: None)
-"""One of those that `singledispatch` returns: all have its code."""
+"""A `singledispatch` function: all share its code object."""
 
 
 _LRU: type = functools._lru_cache_wrapper
@@ -294,7 +283,7 @@ _SCANNER: type = type(_scans(decoder.JSONDecoder()))
 
 
 def dumps(obj: object) -> bytes:
-    """Return an object pickled, all in one."""
+    """Return an object pickled, buffers included."""
     file = io.BytesIO()
     RecreatingPickler(file).dump(obj)
     return file.getvalue()
@@ -307,10 +296,10 @@ def _attribute(module: types.ModuleType, name: str) -> Any:
     return found
 
 
-def _there(module: str, name: str) -> Any:
-    """Return what has this name where this is unpickled."""
+def _find_by_name(module: str, name: str) -> Any:
+    """Return what has this name in the unpickling process."""
     if (found := _attribute(sys.modules[module], name)) is None:
-        raise AttributeError(f"there is no {name} in {module}, by which another process calls what it has sent")
+        raise AttributeError(f"there is no {name} in {module}, which another process has sent by name")
     return found
 
 
@@ -393,7 +382,7 @@ def _load_scripted(data: bytes) -> Any:
 
 
 def _compiled(thing: Any) -> Any:
-    """What tells the keywords that it was made with."""
+    """An object whose attributes are its constructor's keywords."""
     return _make, (type(thing), {name: getattr(thing, name) for name in KEYWORDS[_qualified(type(thing))]})
 
 
@@ -434,7 +423,7 @@ def _lock(lock: Any) -> Any:
 
 
 def _primitive(primitive: Any) -> Any:
-    """One that is written in Python: nobody waits, and no event loop is known to it."""
+    """A primitive written in Python: without waiters, bound to no event loop."""
     state = {name: value for name, value in vars(primitive).items() if name != "_loop"}
     if state.get("_waiters"):
         state["_waiters"] = type(state["_waiters"])()
@@ -497,13 +486,13 @@ def has_refused_name(kind: type) -> bool:
 
 
 def _refused(obj: Any) -> Any:
-    """What belongs to this process: a copy would be something else, and nobody would be told."""
+    """Raise for what belongs to this process."""
     kind = type(obj)
     raise pickle.PicklingError(f"a {kind.__module__}.{kind.__qualname__} belongs to the process that made it")
 
 
-def _by_its_own_word(obj: Any) -> Any:
-    """What says itself how it's pickled: perhaps by a name that the other end hasn't got."""
+def _own_reduce(obj: Any) -> Any:
+    """Marks types with a `__reduce__` of their own, which may name what the other end can't import."""
 
 
 KEYWORDS = {
@@ -512,14 +501,14 @@ KEYWORDS = {
     "msgspec.msgpack.Decoder": ("type", "strict", "dec_hook", "ext_hook"),
     **dict.fromkeys(["msgspec.json.Encoder", "msgspec.msgpack.Encoder"], ("enc_hook", "decimal_format", "order")),
 }
-"""By the names of types: the packages need not be there."""
+"""By type name: the packages need not be installed."""
 
 
 DEFINITIONS = frozenset[Recreate](
     {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
-    | {_type_parameter, _type_alias, _by_its_own_word, _refused}
+    | {_type_parameter, _type_alias, _own_reduce, _refused}
 )
-"""What is recreated within items, too."""
+"""Recreated within items, too."""
 
 
 EXACT: dict[type, Recreate] = {

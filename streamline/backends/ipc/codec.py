@@ -1,84 +1,84 @@
-"""How states and failures cross: copied into bytes and made anew, or handed over as they are."""
+"""States and failures on a link: encoded as bytes where the link copies, else passed as they are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from streamline.backends.ipc.exceptions import carry, delivered
+from streamline.backends.ipc.exceptions import pickle_exception, unpickle_exception
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import Carried
-from streamline.backends.ipc.skipped_items import carry_left_out, left_out
-from streamline.backends.ipc.state_codec import Columns, Dumper
+from streamline.backends.ipc.messages import Encoded
+from streamline.backends.ipc.skipped_items import pickle_skipped, unpickle_skipped
+from streamline.backends.ipc.state_codec import ColumnDecoder, ColumnEncoder
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
 from streamline.core.state import State, States
 from streamline.errors import WorkerDied
 
-__all__ = ["StatesIn", "StatesOut", "failure_in", "failure_out", "left_out_in", "left_out_out"]
+__all__ = ["StatesDecoder", "StatesEncoder", "decode_failure", "decode_skipped", "encode_failure", "encode_skipped"]
 
 
-class StatesOut:
-    """The states of one worker, on the side where they are made.
+class StatesEncoder:
+    """Encodes the states of one worker, in the host.
 
     Args:
-      choosing: whether the worker's flow chooses.
+      with_log: whether the worker has a log of choices (`streamline.core.choices`).
     """
 
-    def __init__(self, link: Link, choosing: bool) -> None:
-        self._dumper = Dumper(choosing) if link.copies else None
+    def __init__(self, link: Link, with_log: bool) -> None:
+        self._dumper = ColumnEncoder(with_log) if link.copies else None
 
-    def column(self, chunk: Chunk[Any]) -> Carried:
-        """Return the states of a chunk as they cross."""
+    def column(self, chunk: Chunk[Any]) -> Encoded:
+        """Return the encoded states of a chunk."""
         return (chunk.states, chunk.after) if self._dumper is None else self._dumper.dump(chunk)
 
-    def state(self, state: State) -> Carried:
-        """Return one state as it crosses."""
+    def state(self, state: State) -> Encoded:
+        """Return one encoded state."""
         return state if self._dumper is None else self._dumper.dump_state(state)
 
 
-class StatesIn:
-    """The states of one worker, on the side where they arrive.
+class StatesDecoder:
+    """Decodes the states of one worker, in the consumer.
 
     Args:
-      choosing: whether the worker's flow chooses.
+      with_log: as of `StatesEncoder`.
     """
 
-    def __init__(self, choosing: bool) -> None:
-        self._columns = Columns(choosing)
+    def __init__(self, with_log: bool) -> None:
+        self._columns = ColumnDecoder(with_log)
 
-    def column(self, carried: Carried, count: int) -> tuple[States, State | None]:
-        """Return the states behind `count` items, and the progress behind them all."""
-        if isinstance(carried, bytes):
-            return self._columns.load(carried, count)
-        states, after = carried
+    def column(self, encoded: Encoded, count: int) -> tuple[States, State | None]:
+        """Return the states of `count` items, and the progress after them."""
+        if isinstance(encoded, bytes):
+            return self._columns.load(encoded, count)
+        states, after = encoded
         return states, after
 
-    def state(self, carried: Carried) -> State:
-        """Return the state where the worker was opened."""
-        return self._columns.load_state(carried) if isinstance(carried, bytes) else carried
+    def state(self, encoded: Encoded) -> State:
+        """Return the state that the worker was opened at."""
+        return self._columns.load_state(encoded) if isinstance(encoded, bytes) else encoded
 
     def restarted(self, at: State) -> None:
-        """Say that the worker goes on elsewhere, opened at this state."""
+        """Expect states of a new host, where the worker was opened at this state."""
         self._columns.restarted(at)
 
 
-def failure_out(link: Link, failure: BaseException) -> Carried:
-    """Return a failure as it crosses."""
+def encode_failure(link: Link, failure: BaseException) -> Encoded:
+    """Return an encoded failure."""
     if not link.copies:
         return failure
-    return carry(failure, link.host, trace=not isinstance(failure, WorkerDied))  # ours says where by itself
+    return pickle_exception(failure, link.host, trace=not isinstance(failure, WorkerDied))  # its message says where
 
 
-def failure_in(carried: Carried) -> BaseException:
-    """Return a failure that has crossed."""
-    return delivered(carried) if isinstance(carried, bytes) else carried
+def decode_failure(encoded: Encoded) -> BaseException:
+    """Return a decoded failure."""
+    return unpickle_exception(encoded) if isinstance(encoded, bytes) else encoded
 
 
-def left_out_out(link: Link, failure: Failure) -> Carried:
-    """Return what is said of an item that was left out, as it crosses."""
-    return carry_left_out(failure, link.host) if link.copies else failure
+def encode_skipped(link: Link, failure: Failure) -> Encoded:
+    """Return the encoded record of a skipped item."""
+    return pickle_skipped(failure, link.host) if link.copies else failure
 
 
-def left_out_in(carried: Carried) -> Failure:
-    """Return the same, behind the border."""
-    return left_out(carried) if isinstance(carried, bytes) else carried
+def decode_skipped(encoded: Encoded) -> Failure:
+    """Return the decoded record of a skipped item."""
+    return unpickle_skipped(encoded) if isinstance(encoded, bytes) else encoded

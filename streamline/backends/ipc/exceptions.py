@@ -1,13 +1,8 @@
-"""Exceptions, on their way across a border.
+"""Exceptions as bytes: class, attributes, causes and groups arrive as they were raised.
 
-The user's own exception is to arrive: its class, attributes and causes. Most can be pickled. Of the others each part is
-sent by itself, what can't be sent is left behind and named in a note, and the exception is made without its `__init__`.
-What can't be had even so arrives as a `StageError` that says what it was. The far end loads all that it sends, so that
-it learns in time what doesn't arrive as it was.
-
-Tracebacks stay behind. What they say is a note, of the exception that failed the flow.
-
-Exceptions in parts, for those that can't be pickled: class, arguments, attributes, each by itself.
+Most exceptions can be pickled. Of the others class, arguments and attributes are pickled one by one; what can't be is
+omitted and named in a note, and the exception is made without its `__init__`. If that fails, too, a `StageError` stands
+for it. The sender loads all that it sends, to know in time what can't be loaded. Tracebacks are sent as a note.
 """
 
 from __future__ import annotations
@@ -29,15 +24,24 @@ from streamline.core.text import said
 from streamline.core.tracebacks import ELSEWHERE
 from streamline.errors import StageError
 
-__all__ = ["MOST_BYTES", "MOST_TEXT", "ExceptionParts", "carry", "delivered", "dumped", "parts_of", "rebuilt"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_TEXT",
+    "ExceptionParts",
+    "pickle_exception",
+    "pickle_or_none",
+    "rebuild",
+    "split_exception",
+    "unpickle_exception",
+]
 
 
 MOST_ERRORS = 100
-"""Exceptions that travel together: causes, contexts, members of groups. The text of the traceback has them all."""
+"""Exceptions sent together: causes, contexts, members of groups. The traceback's text has them all."""
 
 
 MOST_TEXT = 1 << 16
-"""Characters of a traceback, from its end: an exception's message may be of any length."""
+"""Characters of a traceback, counted from its end: a message may be of any length."""
 
 
 BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
@@ -45,19 +49,19 @@ BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 
 
 APART = frozenset({KEY, "__notes__"})
-"""Attributes that travel by themselves."""
+"""Attributes that are sent separately."""
 
 
-class _One(NamedTuple):
+class _ExceptionRecord(NamedTuple):
     """One exception.
 
     Attributes:
-      name: of its class, for a person.
-      message: likewise; of a group, its own.
+      name: of its class, for messages.
+      message: its text; of a group, without its members.
       notes: as they are.
-      pickled: None if it can't be, or doesn't come back as it was.
-      parts: None if that isn't needed, or not even its class can be sent.
-      call: what `replay` calls, and the item; None: it has none, or it is too large.
+      pickled: None: it can't be, or isn't equal when loaded.
+      parts: None: not needed, or its class can't be sent.
+      call: for `replay`; None: it has none, or it is too large.
       called: whether it has one.
       members: of a group, the numbers of its members.
       cause, context: their numbers; None: there is none.
@@ -77,11 +81,11 @@ class _One(NamedTuple):
     suppressed: bool
 
 
-def carry(error: BaseException, host: str = "", *, trace: bool = True) -> bytes:
-    """Return an exception for `delivered`. Never raises.
+def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True) -> bytes:
+    """Return an exception as bytes. Never raises.
 
     Args:
-      host: where it was raised, for a person: "process 2".
+      host: where it was raised, for messages: "process 2".
       trace: whether its traceback becomes a note.
     """
     where = f"{host or 'another process'} (pid {os.getpid()})"
@@ -90,31 +94,33 @@ def carry(error: BaseException, host: str = "", *, trace: bool = True) -> bytes:
     except BaseException as problem:  # formatting calls methods of the user's
         note = f"its traceback in {where} can't be shown: {type(problem).__name__}"
     try:
-        return pickle.dumps((_family(error, where), note), 5)
+        return pickle.dumps((_records(error, where), note), 5)
     except BaseException:
-        only = _One(type(error).__qualname__, _message(error), [], None, None, None, False, None, None, None, True)
+        only = _ExceptionRecord(
+            type(error).__qualname__, _message(error), [], None, None, None, False, None, None, None, True
+        )
         return pickle.dumps(([only], note), 5)
 
 
-def delivered(data: bytes) -> BaseException:
-    """Return the exception that was carried, a new one at each call."""
-    family, note = cast("tuple[list[_One], str | None]", pickle.loads(data))
+def unpickle_exception(data: bytes) -> BaseException:
+    """Return a new exception from the bytes of `pickle_exception`."""
+    records, note = cast("tuple[list[_ExceptionRecord], str | None]", pickle.loads(data))
     if note is not None:
-        family[0].notes.append(BARE.sub(_with_source, note))
+        records[0].notes.append(BARE.sub(_with_source, note))
     errors: dict[int, BaseException] = {}
-    for at in range(len(family)):
-        _make(at, family, errors)
-    for at, one in enumerate(family):  # past what a class may do about it: it may be frozen
-        cause = None if one.cause is None else errors[one.cause]
-        context = None if one.context is None else errors[one.context]
-        for name, value in (("cause", cause), ("context", context), ("suppress_context", one.suppressed)):
+    for at in range(len(records)):
+        _make(at, records, errors)
+    for at, record in enumerate(records):  # past what a class may do about it: it may be frozen
+        cause = None if record.cause is None else errors[record.cause]
+        context = None if record.context is None else errors[record.context]
+        for name, value in (("cause", cause), ("context", context), ("suppress_context", record.suppressed)):
             vars(BaseException)[f"__{name}__"].__set__(errors[at], value)
     return errors[0]
 
 
-# The far end ----------------------------------------------------------------------------------------------------------
-def _family(error: BaseException, where: str) -> list[_One]:
-    """Return an exception, and those that it leads to, behind it."""
+# Pickling -------------------------------------------------------------------------------------------------------------
+def _records(error: BaseException, where: str) -> list[_ExceptionRecord]:
+    """Return an exception's record, followed by those that it refers to."""
     errors, numbers = [error], {id(error): 0}
 
     def number(of: BaseException | None) -> int | None:
@@ -126,29 +132,31 @@ def _family(error: BaseException, where: str) -> list[_One]:
         return numbers[id(of)]
 
     found = []
-    for one in errors:  # it grows meanwhile
+    for record in errors:  # it grows meanwhile
         members = None
-        if isinstance(one, BaseExceptionGroup):
-            numbered = [number(member) for member in one.exceptions]
+        if isinstance(record, BaseExceptionGroup):
+            numbered = [number(member) for member in record.exceptions]
             members = [member for member in numbered if member is not None]
-        found.append(_one(one, members, number(one.__cause__), number(one.__context__), where))
+        found.append(_record(record, members, number(record.__cause__), number(record.__context__), where))
     return found
 
 
-def _one(error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str) -> _One:
+def _record(
+    error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str
+) -> _ExceptionRecord:
     pickled = None if members is not None else _pickled(error)
     parts = None if pickled is not None else _parts(error)
     notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
     if parts is not None and parts.left:
-        notes.append(f"left behind in {where}, since it can't be pickled: {', '.join(parts.left)}")
+        notes.append(f"left in {where}, since it can't be pickled: {', '.join(parts.left)}")
     call = vars(error).get(KEY)
-    return _One(
+    return _ExceptionRecord(
         name=_name(error),
         message=error.message if isinstance(error, BaseExceptionGroup) else _message(error),
         notes=notes,
         pickled=pickled,
         parts=parts,
-        call=dumped((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None,
+        call=pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None,
         called=KEY in vars(error),
         members=members,
         cause=cause,
@@ -158,7 +166,7 @@ def _one(error: BaseException, members: list[int] | None, cause: int | None, con
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Return an exception as its own methods pickle it, if it comes back as it was."""
+    """Return an exception pickled, if it is the same when loaded."""
     try:
         blob = pickle.dumps(error, 5)
         back = pickle.loads(blob)
@@ -170,9 +178,9 @@ def _pickled(error: BaseException) -> bytes | None:
 
 def _parts(error: BaseException) -> ExceptionParts | None:
     try:
-        parts = parts_of(error, APART)
+        parts = split_exception(error, APART)
         if parts is not None:
-            rebuilt(parts, "", None if not isinstance(error, BaseExceptionGroup) else [*error.exceptions])
+            rebuild(parts, "", None if not isinstance(error, BaseExceptionGroup) else [*error.exceptions])
     except BaseException:
         return None
     return parts
@@ -193,52 +201,52 @@ def _name(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException, where: str) -> str:
-    """Return what Python would print, from the user's own frames on where there are any."""
+    """Return the traceback as Python prints it, from the user's first frame on if there is one."""
     trace = trace_of(error)
     if not trace.stack:
         trace = traceback.TracebackException.from_exception(error)
-    trace.__notes__ = None  # they travel by themselves
+    trace.__notes__ = None  # sent separately
     text = "".join(trace.format()).rstrip("\n")
     if len(text) > MOST_TEXT:
         text = "…" + text[-MOST_TEXT:]
     return f"{ELSEWHERE}{where}:\n{text}"
 
 
-# The near end ---------------------------------------------------------------------------------------------------------
+# Unpickling -----------------------------------------------------------------------------------------------------------
 def _with_source(frame: re.Match[str]) -> str:
     """Return a frame with its line: this process has the source of a notebook's cells, the other one only files."""
     line = linecache.getline(frame[1], int(frame[2])).strip()
     return f"{frame[0]}    {line}\n" if line else frame[0]
 
 
-def _make(at: int, family: list[_One], errors: dict[int, BaseException]) -> BaseException:
+def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseException]) -> BaseException:
     """Return exception number `at`; of a group, its members are made first."""
     if at not in errors:
-        members = family[at].members
-        made = None if members is None else [_make(member, family, errors) for member in members]
-        errors[at] = _loaded(family[at], made)
+        members = records[at].members
+        made = None if members is None else [_make(member, records, errors) for member in members]
+        errors[at] = _loaded(records[at], made)
     return errors[at]
 
 
-def _loaded(one: _One, members: list[BaseException] | None) -> BaseException:
-    error = _attempt(one, members)
+def _loaded(record: _ExceptionRecord, members: list[BaseException] | None) -> BaseException:
+    error = _attempt(record, members)
     if error is None:
-        what = "" if one.members is None else f", a group of {len(one.members)}"
-        error = StageError(f"{one.name}{what}: {one.message}")
-        one.notes.append(f"this stands for a {one.name}, which can't be had outside of its process")
-    if one.notes:
-        vars(error)["__notes__"] = one.notes
-    if one.called:
-        vars(error)[KEY] = None if one.call is None else _call(one.call)
+        what = "" if record.members is None else f", a group of {len(record.members)}"
+        error = StageError(f"{record.name}{what}: {record.message}")
+        record.notes.append(f"this stands for a {record.name}, which can't be had outside of its process")
+    if record.notes:
+        vars(error)["__notes__"] = record.notes
+    if record.called:
+        vars(error)[KEY] = None if record.call is None else _call(record.call)
     return error
 
 
-def _attempt(one: _One, members: list[BaseException] | None) -> BaseException | None:
+def _attempt(record: _ExceptionRecord, members: list[BaseException] | None) -> BaseException | None:
     try:
-        if one.pickled is not None:
-            return cast(BaseException, pickle.loads(one.pickled))
-        return None if one.parts is None else rebuilt(one.parts, one.message, members)
-    except KeyboardInterrupt:  # somebody's own, now
+        if record.pickled is not None:
+            return cast(BaseException, pickle.loads(record.pickled))
+        return None if record.parts is None else rebuild(record.parts, record.message, members)
+    except KeyboardInterrupt:  # of this process's user
         raise
     except BaseException:  # methods of the user's
         return None
@@ -255,11 +263,11 @@ DESCRIPTORS = MemberDescriptorType, GetSetDescriptorType
 
 
 FIRST = ("args", "message", "exceptions")
-"""What an exception is made of; the last two of a group."""
+"""Constructor arguments of an exception; the last two of a group."""
 
 
 MOST_BYTES = 1 << 20
-"""Of an item that failed, so much may travel with its failure: it is for people to look at."""
+"""Bytes of a failed item that are sent with its failure, for people to look at."""
 
 
 class _Bounded(io.BytesIO):
@@ -271,11 +279,11 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def dumped(thing: Any, *, bounded: bool = True) -> bytes | None:
-    """Return what `pickle.loads` makes the thing of again, here at least; None: there is nothing like that.
+def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
+    """Return the pickled thing, if it can be loaded, here at least; else None.
 
     Args:
-      bounded: None, too, if it is more than `MOST_BYTES`.
+      bounded: also None if it is larger than `MOST_BYTES`.
     """
     for pickler in (pickle.Pickler, ValuePickler):
         buffer = _Bounded() if bounded else io.BytesIO()
@@ -295,9 +303,9 @@ class ExceptionParts(NamedTuple):
 
     Attributes:
       kind: its class, pickled.
-      args: pickled; text in the place of those that can't be.
+      args: pickled; text in place of those that can't be.
       attributes: by name, pickled.
-      left: what was left behind: "conn (a socket)".
+      left: what was omitted: "conn (a socket)".
     """
 
     kind: bytes
@@ -306,36 +314,36 @@ class ExceptionParts(NamedTuple):
     left: list[str]
 
 
-def parts_of(error: BaseException, without: frozenset[str]) -> ExceptionParts | None:
-    """Return an exception in parts; None: not even its class can be sent.
+def split_exception(error: BaseException, without: frozenset[str]) -> ExceptionParts | None:
+    """Return an exception in parts; None: its class can't be sent.
 
     Args:
-      without: attributes that are of no interest.
+      without: attributes to omit.
     """
     cls = type(error)
-    kind = dumped(cls, bounded=False)
+    kind = pickle_or_none(cls, bounded=False)
     if kind is None:
         return None
     args, attributes, left = [], {}, []
     for at, argument in enumerate([] if isinstance(error, BaseExceptionGroup) else error.args):
-        blob = dumped(argument, bounded=False)
+        blob = pickle_or_none(argument, bounded=False)
         if blob is None:
-            left.append(f"args[{at}] ({_a(argument)})")
-            blob = pickle.dumps(f"<{_a(argument)}>")
+            left.append(f"args[{at}] ({_described(argument)})")
+            blob = pickle.dumps(f"<{_described(argument)}>")
         args.append(blob)
     for name, value in _attributes(error):
         if name in without:
             continue
-        blob = dumped(value, bounded=False)
+        blob = pickle_or_none(value, bounded=False)
         if blob is None:
-            left.append(f"{name} ({_a(value)})")
+            left.append(f"{name} ({_described(value)})")
         else:
             attributes[name] = blob
     return ExceptionParts(kind, tuple(args), attributes, left)
 
 
-def rebuilt(parts: ExceptionParts, message: str = "", members: list[BaseException] | None = None) -> BaseException:
-    """Return the exception again, made without its `__init__`; of a group, of these members.
+def rebuild(parts: ExceptionParts, message: str = "", members: list[BaseException] | None = None) -> BaseException:
+    """Return the exception, made without its `__init__`; a group, of these members.
 
     Raises:
       Whatever the user's own methods raise.
@@ -354,7 +362,7 @@ def rebuilt(parts: ExceptionParts, message: str = "", members: list[BaseExceptio
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield attributes: also those in slots, and those that built-in exceptions keep elsewhere."""
+    """Yield attributes, including slots and those that built-in exceptions keep in C."""
     yield from vars(error).items()
     for name in _slots(type(error)):
         try:
@@ -386,6 +394,6 @@ def _set(error: BaseException, name: str, value: Any) -> None:
         return  # read-only, and set by the arguments
 
 
-def _a(thing: object) -> str:
-    """Return what a thing is: "a socket"."""
+def _described(thing: object) -> str:
+    """Return a thing's type for messages: "a socket"."""
     return f"a {type(thing).__qualname__}" if not isinstance(thing, FunctionType) else "a function"

@@ -1,4 +1,4 @@
-"""Frames on a stream of bytes: written, and found again in what arrives however it was cut. No I/O.
+"""Frames on a byte stream: written, and parsed from pieces of any size. No I/O.
 
 A frame is a header, the pickle of a message, and, where the message carries items, the sizes of their parts (the
 pickle, then each buffer beside it) and the parts, unless those lie in a slab.
@@ -21,24 +21,24 @@ HEADER = Struct("=IIIIIxxxxQQ")
 
 
 BUFFER = 1 << 18
-"""Bytes read at once: as much as a socket holds."""
+"""Bytes read at once: what a socket's buffer holds."""
 
 
 LARGE = 1 << 15
-"""Bytes of a frame that is received into memory of its own, before it is complete."""
+"""Bytes of a frame from which on it is received into memory of its own."""
 
 
 class Frame(NamedTuple):
-    """A frame that has arrived.
+    """A received frame.
 
     Attributes:
-      message: its pickle.
-      items: how many.
+      message: pickled.
+      items: their number.
       sizes: of their parts, in bytes.
       slab: the number of the slab where the parts lie; None: in `parts`.
       slab_size: bytes.
-      descriptors: that came with it: the slab's, if it is new.
-      parts: writable, and nobody else's.
+      descriptors: sent with it: 1 for a new slab.
+      parts: writable, owned by the receiver.
     """
 
     message: memoryview
@@ -58,7 +58,7 @@ def head(
     slab_size: int = 0,
     descriptors: int = 0,
 ) -> bytes:
-    """Return a frame but for its parts; they follow, unless there is a slab."""
+    """Return a frame without its parts; they follow, unless they are in a slab."""
     number = 0 if slab is None else slab + 1
     inline = 0 if slab is not None or not sizes else offsets(sizes)[-1]
     header = HEADER.pack(len(message), items, len(sizes), number, descriptors, inline, slab_size)
@@ -66,7 +66,7 @@ def head(
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Return where each part begins, and, last, how many bytes there are in all."""
+    """Return the offset of each part, and, last, the total size in bytes."""
     end, starts = 0, [0]
     for size in sizes:
         end += (size + ALIGN - 1) // ALIGN * ALIGN
@@ -75,7 +75,7 @@ def offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memoryview) -> None:
-    """Copy the parts to where they belong; the first one comes in pieces."""
+    """Copy the parts to their offsets; `pieces` make up the first one."""
     start = 0
     for piece in pieces:
         memory[start : start + len(piece)] = piece
@@ -87,44 +87,44 @@ def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memo
 
 
 class Frames:
-    """Cuts what arrives into frames: read into `spaces()`, say how much to `filled()`, and take the frames it gives."""
+    """Parses frames: read into `spaces()`, then take the frames that `filled()` yields."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(BUFFER))
-        self._start = self._end = 0  # of what waits in the buffer
+        self._start = self._end = 0  # of what is unparsed in the buffer
         self._large: memoryview | None = None
-        self._got = 0  # of the large one
+        self._received = 0  # of the large one
 
     def spaces(self) -> list[memoryview]:
         """Return where to read to, in this order."""
         if self._large is not None:
-            return [self._large[self._got :], self._buffer]
-        if self._start:  # a beginning of a small frame is left: there is room for the whole behind it
+            return [self._large[self._received :], self._buffer]
+        if self._start:  # move the start of a small frame to the front: the rest fits after it
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
         return [self._buffer[self._end :]]
 
     def filled(self, nbytes: int) -> Iterator[Frame]:
-        """Yield the frames that so many bytes more complete. To be exhausted."""
+        """Yield the frames that `nbytes` more bytes complete. Must be exhausted."""
         if self._large is not None:
-            mine = min(nbytes, len(self._large) - self._got)
-            self._got += mine
-            nbytes -= mine
-            if self._got == len(self._large):
+            taken = min(nbytes, len(self._large) - self._received)
+            self._received += taken
+            nbytes -= taken
+            if self._received == len(self._large):
                 frame, self._large = self._large, None
                 yield _frame(frame)
         self._end += nbytes
-        while (waits := self._end - self._start) >= HEADER.size:
+        while (available := self._end - self._start) >= HEADER.size:
             size = _size(self._buffer[self._start :])
-            if waits < size and size <= LARGE:
+            if available < size and size <= LARGE:
                 return
             frame = memoryview(bytearray(size))
-            got = min(waits, size)
-            frame[:got] = self._buffer[self._start : self._start + got]
-            self._start += got
-            if got < size:
-                self._large, self._got = frame, got
+            received = min(available, size)
+            frame[:received] = self._buffer[self._start : self._start + received]
+            self._start += received
+            if received < size:
+                self._large, self._received = frame, received
                 break
             yield _frame(frame)
         if self._start == self._end:

@@ -1,8 +1,6 @@
-"""A link between two event loops of one process: objects are handed over, not copied.
+"""A link between the consumer's event loop and a host's: two ends that send each other messages.
 
-A link joins a running to one of its hosts: two ends that send each other messages.
-
-What is on its way, in lists, and dealt with item by item from the front.
+`PipeLink` joins two event loops of one process and copies nothing. `InFlightBytes` counts items in flight.
 """
 
 from __future__ import annotations
@@ -22,29 +20,29 @@ __all__ = ["InFlightBytes", "Link", "LinkClosed", "PipeLink", "pipe"]
 
 
 class LinkClosed(Exception):  # noqa: N818 - no error where both ends know that it is over
-    """The other end is gone: left, or dead."""
+    """The other end has hung up or died."""
 
 
 class Link(ABC):
-    """One end. Its methods are called in its own event loop; `close`, `tell` and `push` may be called in any thread."""
+    """One end. Call its methods in its event loop; `close`, `send_threadsafe` and `push` in any thread."""
 
     copies: ClassVar[bool]
-    """Whether what crosses is copied; else both ends see the same objects."""
+    """Whether items and states are copied; else both ends share the objects."""
 
     host: str = ""
-    """How messages call the host at whose end this is: "process 2"; "" at the other end."""
+    """Name in messages of the host that has this end: "process 2"; "" at the consumer's end."""
 
     @abstractmethod
     def pack(self, items: Sequence[Any]) -> PackedItems:
-        """Return items as they cross.
+        """Return items packed for `send`.
 
         Raises:
-          PackingError: one of them can't.
+          PackingError: an item can't be sent.
         """
 
     @abstractmethod
     def unpack(self, packed: PackedItems) -> list[Any]:
-        """Return items that have crossed.
+        """Return received items.
 
         Raises:
           What unpickling them raises.
@@ -52,39 +50,38 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Send a message, in order; never waits, nor fails: where the other end is gone, it is dropped."""
+        """Send a message, in order; never blocks or fails. Dropped if the other end is gone."""
 
-    def tell(self, message: Message) -> None:
-        """Send a message without items, from any thread. Here: for links whose `send` may be called in any thread."""
+    def send_threadsafe(self, message: Message) -> None:
+        """Send a message without items, from any thread."""
         self.send(message)
 
     def push(self) -> None:  # noqa: B027 - most have nothing to do
-        """Write, from any thread, what `send` couldn't write at once: while a function holds the event loop, say, and
-        `flush` can't."""
+        """Write, from any thread, what `send` queued: `flush` can't while a function holds the event loop."""
 
     @abstractmethod
     async def receive(self) -> Sequence[Message]:
-        """Wait for messages and return them, in order. One task receives.
+        """Wait for messages and return them, in order. For one task.
 
         Raises:
-          LinkClosed: the other end is gone, and all that it sent was received.
+          LinkClosed: the other end is gone, and all it sent was received.
         """
 
     @abstractmethod
     async def flush(self) -> None:
-        """Write, as long as the link lives, what `send` couldn't write at once: for a task of its own."""
+        """Write what `send` queues, until the link closes: for a task of its own."""
 
     @abstractmethod
     async def drain(self) -> None:
-        """Wait until all that was sent is written, or the other end is gone."""
+        """Wait until all is written, or the other end is gone."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hang up; what wasn't written yet is dropped. Idempotent."""
+        """Hang up, and drop what wasn't written. Idempotent."""
 
 
 class HandedOver(NamedTuple):
-    """Items that are handed over as they are."""
+    """Items that are not copied."""
 
     items: list[Any]
 
@@ -98,7 +95,7 @@ class HandedOver(NamedTuple):
 
 
 class PipeLink(Link):
-    """One end of a pipe. Each end's queue has one reader, and is filled by the other end from its own thread."""
+    """One end of a pipe. Each end's queue has one reader; the other end fills it from its own thread."""
 
     copies: ClassVar[bool] = False
 
@@ -108,7 +105,7 @@ class PipeLink(Link):
         self._messages: deque[Message] = deque()
         self._closed = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self._news: anyio.Event | None = None
+        self._arrived: anyio.Event | None = None
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
         return HandedOver(list(items))
@@ -134,15 +131,15 @@ class PipeLink(Link):
                     return messages
                 if self._closed or self.other._closed:
                     raise LinkClosed
-                self._wake, news = waker(), anyio.Event()
-                self._news = news
-            await news.wait()
+                self._wake, arrived = waker(), anyio.Event()
+                self._arrived = arrived
+            await arrived.wait()
 
     async def flush(self) -> None:
-        """Nothing waits here to be written."""
+        """Nothing to do: `send` writes at once."""
 
     async def drain(self) -> None:
-        """Nothing waits here to be written."""
+        """Nothing to do: `send` writes at once."""
 
     def close(self) -> None:
         with self._lock:
@@ -153,27 +150,27 @@ class PipeLink(Link):
 
     def _notify(self) -> None:
         """Wake the reader of this end, under the lock."""
-        news, self._news = self._news, None
-        if news is not None and self._wake is not None:
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and self._wake is not None:
             try:
-                self._wake(news.set)
+                self._wake(arrived.set)
             except RuntimeError:
-                return  # its event loop has ended: nobody reads here any more
+                return  # its event loop has ended
 
 
 def pipe() -> tuple[PipeLink, PipeLink]:
     """Return both ends of a new pipe."""
     lock = threading.Lock()
-    near, far = PipeLink(lock), PipeLink(lock)
-    near.other, far.other = far, near
-    return near, far
+    first, second = PipeLink(lock), PipeLink(lock)
+    first.other, second.other = second, first
+    return first, second
 
 
 class InFlightBytes:
-    """Lists of items in order, and their bytes; an item weighs an equal part of its list.
+    """Counts lists of items in flight, and their bytes; items of a list count equally.
 
     Attributes:
-      items: that are held.
+      items: in flight.
       size: their bytes.
     """
 
@@ -183,13 +180,13 @@ class InFlightBytes:
         self._lists: deque[tuple[int, int]] = deque()
 
     def add(self, items: int, size: int) -> None:
-        """Take note of a list of at least one item."""
+        """Add a list of at least one item."""
         self.items += items
         self.size += size
         self._lists.append((items, size))
 
     def take(self, items: int) -> int:
-        """Say that so many items, of those that are held, have been dealt with; return their bytes."""
+        """Remove the first `items` items; return their bytes."""
         size = 0
         self.items -= items
         while items:

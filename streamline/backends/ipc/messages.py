@@ -1,9 +1,7 @@
-"""What the two ends of a link say to each other. *Near* is the running, *far* the host; workers go by a number.
+"""The messages between the consumer's side of a run and one of its hosts. Workers are identified by a number.
 
-States, failures and what was left out cross as bytes where a link copies, and as they are where it doesn't; see
-`streamline.backends.ipc.codec`.
-
-Items on their way across a border.
+States, failures and records of skipped items are bytes where the link copies, else the objects
+(`streamline.backends.ipc.codec`).
 """
 
 from __future__ import annotations
@@ -16,54 +14,54 @@ from streamline.core.duplicate_check import Beginning
 from streamline.core.state import Tree
 
 __all__ = [
-    "AtWork",
-    "Broken",
     "CallProgress",
-    "Close",
-    "Closed",
-    "Counts",
+    "CloseWorker",
+    "CrashingCall",
     "Credit",
-    "Culprit",
-    "Ended",
     "Hello",
-    "Hold",
+    "HostFailed",
     "ItemsMessage",
-    "Leave",
+    "LiveCredit",
     "LiveEnd",
     "LiveItems",
     "Message",
+    "MetricsUpdate",
     "Observe",
-    "Open",
+    "OpenWorker",
     "PackedItems",
     "PackingError",
+    "PauseHost",
+    "PauseStatus",
     "ProgressMessage",
-    "Release",
+    "ResumeHost",
+    "Shutdown",
     "SkippedItem",
     "Span",
-    "Taken",
-    "WaitingTasks",
-    "WhatWaits",
+    "StacksRequest",
+    "TaskStacks",
+    "WorkerClosed",
+    "WorkerEnded",
     "WorkerOpened",
 ]
 
 
-Carried: TypeAlias = Any
+Encoded: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
 
 
 Span: TypeAlias = "tuple[tuple[str, int], Doing, float, float]"
-"""A stretch of work or of waiting: of the stage of this name in the worker of this shard, what, began, ended."""
+"""A span of work or waiting: (stage name, shard), what, start, end."""
 
 
-# From the running to the host -----------------------------------------------------------------------------------------
+# From the consumer to the host ----------------------------------------------------------------------------------------
 class Hello(NamedTuple):
-    """What comes first.
+    """The first message.
 
     Attributes:
-      host: how messages call it: "process 2, pid 4711".
-      meters: to count in, where objects are handed over; None: in some of its own, and `Counts` tell of them.
+      host: its name in messages: "process 2, pid 4711".
+      meters: to count in, where objects are handed over; None: in some of its own, and `MetricsUpdate` tell of them.
       observed: as in `Observe`.
-      ask: where objects are handed over, what decides on items to be left out; None: the host knows whom to ask.
+      ask: decides on items to skip, where the link doesn't copy; None: the host asks over its stdio socket.
     """
 
     host: str
@@ -73,22 +71,22 @@ class Hello(NamedTuple):
 
 
 class Observe(NamedTuple):
-    """Tell of every stretch of work and of waiting from now on; or don't."""
+    """Report spans of work and waiting from now on, or stop."""
 
     observed: bool
 
 
-class Open(NamedTuple):
+class OpenWorker(NamedTuple):
     """Run a worker.
 
     Attributes:
-      epoch: as in a `Site`, like `skipped`.
-      items: that may be on their way until there is credit for more.
-      size: likewise, their bytes; one item is always admitted.
-      held: items that are on their way already: an earlier host sent them. Like `held_size`, of `items` and `size`.
-      fed: its source is what the running feeds it; so many items of it may be on their way. 0: it reads by itself.
-      careful: tell of each call of user code; an earlier host has died of one, perhaps.
-      culprit: the call that earlier hosts have died of.
+      epoch, skipped: as in a `Site`.
+      items: that may be in flight until there is credit for more.
+      size: bytes that may be in flight; one item is always admitted.
+      in_flight, in_flight_bytes: sent by an earlier host and not consumed yet; they count, too.
+      live_capacity: items of a live source, read by the consumer, that may be in flight to it. 0: it reads by itself.
+      track_calls: report each call of user code; one may have ended an earlier host.
+      crashing_call: the call that ended earlier hosts.
     """
 
     worker: int
@@ -99,17 +97,17 @@ class Open(NamedTuple):
     state: Tree | None
     items: int
     size: int
-    held: int = 0
-    held_size: int = 0
-    fed: int = 0
-    careful: bool = False
-    culprit: Culprit | None = None
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+    live_capacity: int = 0
+    track_calls: bool = False
+    crashing_call: CrashingCall | None = None
 
 
-class Culprit(NamedTuple):
-    """A call of user code that ends processes: the how-many-th of a stage's function since the worker was opened.
+class CrashingCall(NamedTuple):
+    """A call of user code that ends processes; `number` counts the stage's calls from where the worker was opened.
 
-    The other attributes are those of the `WorkerDied` that is raised in its place.
+    The other attributes are of the `WorkerDied` that is raised in its place.
     """
 
     stage: str
@@ -121,21 +119,21 @@ class Culprit(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """So many items, of so many bytes, have been dealt with. No items: the worker's progress has arrived."""
+    """Items of `size` bytes have been consumed. 0 items: the worker's progress has arrived."""
 
     worker: int
     items: int
     size: int
 
 
-class Close(NamedTuple):
-    """End a worker; `Closed` is the answer."""
+class CloseWorker(NamedTuple):
+    """End a worker; `WorkerClosed` is the answer."""
 
     worker: int
 
 
 class LiveItems(NamedTuple):
-    """Items of a live source, for a worker; `first` is the number of the first one among all it was ever handed."""
+    """Items of a live source, for a worker; `first` is the index of the first one in its feed."""
 
     worker: int
     packed: PackedItems
@@ -146,11 +144,11 @@ class LiveEnd(NamedTuple):
     """A worker's feed has ended, or failed."""
 
     worker: int
-    failure: Carried | None
+    failure: Encoded | None
 
 
-class Hold(NamedTuple):
-    """Let nothing move; `AtWork` is the answer, again whenever that changes, until nothing is at work.
+class PauseHost(NamedTuple):
+    """Pause; `PauseStatus` is the answer, and sent again on changes until all is at rest.
 
     Attributes:
       number: of the pause.
@@ -159,59 +157,59 @@ class Hold(NamedTuple):
     number: int = 0
 
 
-class Release(NamedTuple):
-    """Let things move again."""
+class ResumeHost(NamedTuple):
+    """End the pause."""
 
 
-class WhatWaits(NamedTuple):
-    """Say what the tasks wait for; `Waiting` is the answer."""
+class StacksRequest(NamedTuple):
+    """Ask what the tasks wait for; `TaskStacks` is the answer."""
 
 
-class Leave(NamedTuple):
-    """The running is over: clean up, and hang up."""
+class Shutdown(NamedTuple):
+    """The run is over: clean up, and hang up."""
 
 
-# From the host to the running -----------------------------------------------------------------------------------------
+# From the host to the consumer ----------------------------------------------------------------------------------------
 class WorkerOpened(NamedTuple):
-    """A worker stands at this state.
+    """A worker was opened at this state.
 
     Attributes:
-      items: that are on their way at the most, if its last stage allows less than `Open` does.
+      items: that may be in flight: fewer than in `OpenWorker` if its last stage's channel is smaller.
     """
 
     worker: int
-    begin: Carried
+    begin: Encoded
     items: int
 
 
 class ItemsMessage(NamedTuple):
-    """Items of a worker, and the states behind them."""
+    """Items of a worker, and the states after them."""
 
     worker: int
     packed: PackedItems
-    states: Carried
+    states: Encoded
 
 
 class ProgressMessage(NamedTuple):
-    """How far a worker has come: all that followed its last item was dropped.
+    """A worker's state, where the inputs after its last item gave none.
 
-    One at a time is on its way, until there is `Credit` for it: they must not pile up before a running that is busy
-    elsewhere. Of careful workers, all.
+    One at a time is in flight, until there is `Credit` for it: they must not pile up in front of a busy consumer. A
+    worker whose calls are tracked sends all.
     """
 
     worker: int
-    states: Carried
+    states: Encoded
 
 
-class Ended(NamedTuple):
-    """A worker has given all that it has, or failed."""
+class WorkerEnded(NamedTuple):
+    """A worker has finished, or failed."""
 
     worker: int
-    failure: Carried | None
+    failure: Encoded | None
 
 
 class CallProgress(NamedTuple):
-    """A careful worker is about to call a stage's function; or that call is over."""
+    """A tracked worker is about to call a stage's function; or that call is over."""
 
     worker: int
     stage: str
@@ -219,48 +217,47 @@ class CallProgress(NamedTuple):
     over: bool
 
 
-class Closed(NamedTuple):
+class WorkerClosed(NamedTuple):
     """A worker has been closed, and everything it opened."""
 
     worker: int
 
 
-class Taken(NamedTuple):
-    """A worker has dealt with so many of the items that it was fed."""
+class LiveCredit(NamedTuple):
+    """A worker has consumed items of its live source."""
 
     worker: int
     items: int
 
 
 class SkippedItem(NamedTuple):
-    """A stage has left an item out: what `Errors.happened` takes."""
+    """A stage has skipped an item: the arguments of `Errors.happened`."""
 
     key: tuple[int, str]
-    failure: Carried
+    failure: Encoded
     epoch: tuple[int, ...]
     number: int
 
 
-class AtWork(NamedTuple):
-    """What doesn't rest yet in a pause, by name; nothing: everything does."""
+class PauseStatus(NamedTuple):
+    """The names of what isn't at rest yet in a pause."""
 
     number: int
     names: tuple[str, ...]
 
 
-class WaitingTasks(NamedTuple):
+class TaskStacks(NamedTuple):
     """The stacks of the tasks that wait in user code."""
 
     stacks: str
 
 
-class Counts(NamedTuple):
-    """What the host's meters say: of those that say something new. Times are those of `time.perf_counter`, which has
-    one clock for all processes of a machine.
+class MetricsUpdate(NamedTuple):
+    """Meters that have changed. Times are of `time.perf_counter`, one clock for all processes of a machine.
 
     Attributes:
       channels: (stage, shard, capacity, items, depth, peak).
-      spans: since the last ones, if they are wanted.
+      spans: since the last update, if observed.
       traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache, hedged requests).
     """
 
@@ -270,46 +267,46 @@ class Counts(NamedTuple):
     traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
 
 
-class Broken(NamedTuple):
-    """The host can't run this at all."""
+class HostFailed(NamedTuple):
+    """The host can't load the plan."""
 
-    failure: Carried
+    failure: Encoded
 
 
 Message: TypeAlias = (
     Hello
     | Observe
-    | Open
+    | OpenWorker
     | Credit
-    | Close
+    | CloseWorker
     | LiveItems
     | LiveEnd
-    | Hold
-    | Release
-    | Leave
-    | WhatWaits
+    | PauseHost
+    | ResumeHost
+    | Shutdown
+    | StacksRequest
     | WorkerOpened
     | ItemsMessage
     | ProgressMessage
     | CallProgress
-    | Ended
-    | Closed
-    | Taken
+    | WorkerEnded
+    | WorkerClosed
+    | LiveCredit
     | SkippedItem
-    | AtWork
+    | PauseStatus
     | Beginning
-    | Counts
-    | WaitingTasks
-    | Broken
+    | MetricsUpdate
+    | TaskStacks
+    | HostFailed
 )
 
 
 class PackedItems(Protocol):
-    """A list of items, packed by one end of a link for the other.
+    """A list of items, packed by one end of a link.
 
     Attributes:
       count: items.
-      nbytes: of all of them; 0 where nothing is copied.
+      nbytes: in all; 0 where nothing is copied.
     """
 
     @property
@@ -320,11 +317,11 @@ class PackedItems(Protocol):
 
 
 class PackingError(Exception):
-    """An item that can't cross; the `__cause__` says why.
+    """An item that can't be sent; `__cause__` says why.
 
     Attributes:
       index: of the item in the list.
-      kind: its type's name, or of that in it which can't.
+      kind: type name of the item, or of the part of it that can't be sent.
     """
 
     def __init__(self, index: int, kind: str) -> None:

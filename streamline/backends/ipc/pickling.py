@@ -1,18 +1,13 @@
-"""Items to bytes and back: a pickle, and beside it the memory of arrays, untouched.
+"""Items as bytes: a pickle, and beside it the memory of arrays, uncopied.
 
-Plain pickle, in C, is tried first. Where it fails, or speaks of a module that the other end doesn't have, cloudpickle
-takes over for the rest of the link: a link's items are mostly of one kind.
+Plain pickle, in C, is tried first. Where it fails, or refers to a module that the other end doesn't have, cloudpickle
+is used for the rest of the link: a link's items are mostly of one kind.
 
-How arrays and tensors are taken apart for pickle, so that their memory travels beside the pickle, once.
-
-NumPy does it for plain, contiguous, writable arrays. The rest it copies two or three times (subclasses, strided views,
-`datetime64` and whatever else refuses the buffer protocol), or they arrive as read-only; torch pickles a whole file per
-tensor. Here all of them hand out their memory. The other side gets arrays of the same values, dtype and memory order,
-always writable, over the memory that it is given.
-
-pyarrow hands its memory out by itself, but of a few rows of a table it hands out all of the table: those are copied.
-
-torch and pyarrow are not imported for it: where nobody has, there are no tensors, and no tables.
+NumPy's own pickling shares the memory of plain, contiguous, writable arrays; others (subclasses, strided views,
+`datetime64`) are copied two or three times, or arrive read-only. torch pickles a file per tensor. The reducers here
+share the memory of all of them; the other end gets writable arrays of the same values, dtype and memory order. pyarrow
+shares memory itself, but that of the whole table for a few rows: those are copied. torch and pyarrow are never imported
+here: where they aren't, there are no tensors or tables.
 """
 
 from __future__ import annotations
@@ -37,27 +32,27 @@ __all__ = ["BESIDE", "PickledItems", "Pickling", "reducers"]
 
 
 BESIDE = 1 << 12
-"""Bytes of a buffer from which on it travels beside the pickle: for smaller ones copying costs less than keeping
-count (measured by bench/buffer_threshold.py)."""
+"""Bytes of a buffer from which on it travels beside the pickle: copying smaller ones costs less than tracking
+them (measured by bench/buffer_threshold.py)."""
 
 
 SEARCHED = 1 << 14
-"""Bytes of a pickle that is searched for the names of modules; a longer one costs more than asking the pickler."""
+"""Bytes of a pickle that is searched for module names; for longer ones the pickler's memo is faster."""
 
 
 BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
-"""Types of most of what a pickler remembers; they are everywhere."""
+"""Types of most objects in a memo; importable everywhere."""
 
 
 DEPTH = 8
-"""Containers within containers that are searched for what can't be pickled."""
+"""Nesting depth of the search for what can't be pickled."""
 
 
 class PickledItems(NamedTuple):
     """Items as bytes.
 
     Attributes:
-      pieces: of the pickle. A large `bytes` among the items is a piece, itself: nothing was copied.
+      pieces: of the pickle. A large `bytes` among the items is a piece, uncopied.
       buffers: beside it; the items' own memory.
     """
 
@@ -69,7 +64,7 @@ class Pickling:
     """Packs the items of one end of a link, and unpacks those of the other."""
 
     def __init__(self) -> None:
-        self._told: SentClasses | None = None  # once cloudpickle is needed
+        self._sent_classes: SentClasses | None = None  # once cloudpickle is needed
         self._definitions: dict[str, bytes] = {}
         self._classes: dict[str, type] = {}
 
@@ -81,10 +76,10 @@ class Pickling:
         """
         if type(items) is not list:
             items = list(items)
-        if self._told is None:
-            with suppress(Exception):  # whatever a class's own code raises: the second try, or the search, says what
+        if self._sent_classes is None:
+            with suppress(Exception):  # the second try, or the search, raises
                 pickled, memo = _plain(items)
-                if not _speaks_of_others(pickled, memo):
+                if not _needs_cloudpickle(pickled, memo):
                     return pickled
         try:
             return self._by_value(items)
@@ -98,41 +93,41 @@ class Pickling:
         Raises:
           What unpickling raises.
         """
-        with self._recalling():
+        with self._definitions_known():
             items: list[Any] = pickle.loads(data, buffers=buffers)
         return items
 
     def fresh(self) -> Mapping[str, bytes]:
-        """Return the definitions of classes that must cross before what was pickled since the last call."""
-        return self._told.fresh() if self._told is not None else {}
+        """Return the definitions of classes to send before what was pickled since the last call."""
+        return self._sent_classes.fresh() if self._sent_classes is not None else {}
 
     def define(self, definitions: Mapping[str, bytes]) -> None:
-        """Take the other end's definitions; they are looked at when they are needed."""
+        """Add the other end's definitions; loaded when needed."""
         self._definitions.update(definitions)
 
-    def _recalling(self) -> Any:
+    def _definitions_known(self) -> Any:
         if not self._definitions:
             return nullcontext()
-        from streamline.backends.ipc.by_value import recalling
+        from streamline.backends.ipc.by_value import class_definitions
 
-        return recalling(self._definitions, self._classes)
+        return class_definitions(self._definitions, self._classes)
 
     def _by_value(self, items: Sequence[Any]) -> PickledItems:
         from streamline.backends.ipc.by_value import ByValue, SentClasses
 
-        told = self._told or SentClasses()
-        into = _Into()
-        ByValue(into, told, reducers(), into.takes).dump(items)
-        self._told = told
-        return into.pickled
+        sent = self._sent_classes or SentClasses()
+        output = _PickleBuffers()
+        ByValue(output, sent, reducers(), output.take).dump(items)
+        self._sent_classes = sent
+        return output.pickled
 
     def _blame(self, items: Sequence[Any]) -> None:
         """Raise for the first item that can't be pickled."""
         for index, item in enumerate(items):
             error = self._failure(item)
             if error is not None:
-                culprit, why = self._culprit(item, error, DEPTH)
-                raise PackingError(index, type(culprit).__name__) from why
+                crashing_call, why = self._culprit(item, error, DEPTH)
+                raise PackingError(index, type(crashing_call).__name__) from why
 
     def _failure(self, thing: Any) -> Exception | None:
         try:
@@ -150,18 +145,18 @@ class Pickling:
         return thing, error
 
 
-class _Into:
-    """What a pickler writes into."""
+class _PickleBuffers:
+    """The output of a pickler."""
 
     def __init__(self) -> None:
         self.pickled = PickledItems([], [])
 
     def write(self, piece: bytes | bytearray | pickle.PickleBuffer) -> None:
-        """Keep a piece: a frame of the pickle, or a large object that a frame would have to copy."""
+        """Keep a piece: a frame of the pickle, or a large object, uncopied."""
         self.pickled.pieces.append(piece if type(piece) is bytes else bytes(piece))
 
-    def takes(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a large buffer, beside the pickle; True: it's small, and part of it."""
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a large buffer beside the pickle; True: it is small, and goes into the pickle."""
         raw = buffer.raw()
         if raw.nbytes < BESIDE:
             return True
@@ -170,18 +165,18 @@ class _Into:
 
 
 def _plain(items: Sequence[Any]) -> tuple[PickledItems, Callable[[], dict[int, tuple[int, Any]]]]:
-    into = _Into()
-    pickler = pickle.Pickler(into, 5, buffer_callback=into.takes)
+    output = _PickleBuffers()
+    pickler = pickle.Pickler(output, 5, buffer_callback=output.take)
     pickler.dispatch_table = reducers()
     pickler.dump(items)
-    return into.pickled, pickler.memo.copy
+    return output.pickled, pickler.memo.copy
 
 
-def _speaks_of_others(pickled: PickledItems, memo: Callable[[], dict[int, tuple[int, Any]]]) -> bool:
-    """Whether a pickle refers to a module that only this process has: its script, or one registered with cloudpickle.
+def _needs_cloudpickle(pickled: PickledItems, memo: Callable[[], dict[int, tuple[int, Any]]]) -> bool:
+    """Return whether a pickle refers to a module that only this process has: its script, or one registered by value.
 
-    A short pickle is searched for the name; if it is no more than a text that contains it, cloudpickle does what pickle
-    would have. That is slow for a long one: 1 ns a byte. There, what the pickler remembers is looked at.
+    A short pickle is searched for the name (1 ns per byte; a false positive costs a second pickling); for a long one,
+    the memo is.
     """
     cloudpickle = sys.modules.get("cloudpickle")
     names = ["__main__", *(cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ())]
@@ -206,11 +201,11 @@ Reducer = Callable[[Any], Any]
 
 
 PLAIN = frozenset("biufcSUVMm")
-"""Kinds of dtypes whose memory is all there is to them. Not objects, nor NumPy's strings of any length."""
+"""Kinds of dtypes that are plain memory: not objects, nor variable-length strings."""
 
 
 def reducers() -> dict[Any, Reducer]:
-    """Return a dispatch table for a pickler: what `copyreg` knows comes first, it is the user's word."""
+    """Return a dispatch table for a pickler; the user's `copyreg` entries take precedence."""
     table: dict[Any, Reducer] = {np.ndarray: reduce_array, np.memmap: reduce_array}
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
@@ -225,7 +220,7 @@ def reducers() -> dict[Any, Reducer]:
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 def reduce_array(array: np.ndarray[Any, Any]) -> Any:
-    """As `__reduce_ex__`. A memory map crosses as the data that it shows, not as a file."""
+    """As `__reduce_ex__`. A memory map is sent as its data, not as a file."""
     dtype = array.dtype
     if dtype.kind not in PLAIN or dtype.hasobject or not dtype.itemsize:
         return array.__reduce_ex__(5)
@@ -241,7 +236,7 @@ def reduce_array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _dense(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return an array without gaps, and the same memory in C order: of a mere transposition nothing is copied."""
+    """Return a dense array, and its memory in C order; a mere transposition isn't copied."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     packed = array.transpose(order)
     if packed.flags.c_contiguous:
@@ -251,7 +246,7 @@ def _dense(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
 
 
 def _memory(array: Any) -> PickleBuffer:
-    """Return the memory of a contiguous array, as one that may be written to: what arrives over it can."""
+    """Return the memory of a contiguous array, marked writable, as the received array is to be."""
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
     try:
@@ -263,7 +258,7 @@ def _memory(array: Any) -> PickleBuffer:
 
 
 class _Writable:
-    """Shows a read-only array as a writable one, to pickle, which marks what it wrote as read-only otherwise."""
+    """Shows a read-only array as writable: else pickle would mark the buffer as read-only."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -278,7 +273,7 @@ class _Writable:
 
 # Tensors --------------------------------------------------------------------------------------------------------------
 def reduce_tensor(tensor: Any) -> Any:
-    """As `__reduce_ex__`, for tensors that are nothing but memory of the CPU; the rest torch takes apart itself."""
+    """As `__reduce_ex__`, for plain CPU tensors; others are left to torch."""
     import torch
 
     plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
@@ -310,7 +305,7 @@ def make_tensor(
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 def reduce_record_batch(batch: Any) -> Any:
-    """As `__reduce_ex__`; the memory of the rows that it shows, and not much beside."""
+    """As `__reduce_ex__`, without most of the memory of other rows."""
     return _apart(batch).__reduce_ex__(5)
 
 
@@ -324,7 +319,7 @@ def reduce_table(table: Any) -> Any:
 
 
 def _apart(batch: Any) -> Any:
-    """Return a batch that shows less than half of its memory with memory of its own."""
+    """Return a batch that uses less than half of its buffers copied, others as they are."""
     import pyarrow
 
     if _dense_enough(batch):
@@ -334,5 +329,5 @@ def _apart(batch: Any) -> Any:
 
 
 def _dense_enough(batch: Any) -> bool:
-    """Whether it is less work to send all of a batch's memory than to copy what it shows, and send that."""
+    """Return whether sending all of a batch's buffers is cheaper than copying the part in use."""
     return bool(batch.get_total_buffer_size() <= 2 * batch.nbytes)

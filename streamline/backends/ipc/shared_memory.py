@@ -1,10 +1,10 @@
-"""Shared memory without names, in slabs that are used again and again.
+"""Shared memory without names, in slabs that are reused.
 
-The sending end of a link owns a pool of slabs. A slab's descriptor crosses once, and both ends map it. For a list of
-items the sender takes a slab, writes their buffers into it, and says so in a message of a few bytes; what the receiver
-builds are views. When the last of them dies, in whatever thread, a byte at the head of the slab says that it is free:
-nobody is called, nothing is sent, and a receiver that dies takes nothing along. Nothing has a name that could be left
-behind: a slab is gone when both have let go of it, and its memory stays valid for whoever still holds a view.
+The sending end of a link owns a pool of slabs. A slab's descriptor is sent once, and both ends map it. For a list of
+items the sender takes a slab, writes their buffers into it, and sends a message of a few bytes; the receiver builds
+views. When the last view is garbage collected, in any thread, a byte at the head of the slab marks it as free: no call,
+no message, and a receiver that dies leaks nothing. A slab is gone when both ends have unmapped it; until then views
+stay valid.
 
 Freed slabs are taken last in, first out: memory that is still in the cache is twice as fast.
 """
@@ -27,11 +27,11 @@ __all__ = ["ALIGN", "Slab", "SlabLease", "SlabPool", "make_shared", "map_shared"
 
 
 ALIGN = 64
-"""Bytes: where a buffer may begin. A line of the cache; more than any dtype asks for."""
+"""Alignment of buffers in bytes: a cache line, more than any dtype needs."""
 
 
 HEAD = ALIGN
-"""Bytes before the first buffer: the byte that says whether the slab is free."""
+"""Bytes before the first buffer; the first one says whether the slab is free."""
 
 
 FREE, TAKEN = 0, 1
@@ -42,12 +42,12 @@ SMALLEST = 1 << 16
 
 
 SWEEP = 16
-"""Slabs looked at whenever one is wanted: they come back in about the order in which they went."""
+"""Slabs checked whenever one is wanted: they are freed in about the order of use."""
 
 
 LEAST_ONCE = 1 << 20
-"""Bytes from which on a slab is made for one use rather than none taken: half the work of the way through a socket
-(1 MiB: 0.7 ms of processor time, 1.6 through the socket), and few enough that the system has mappings for them."""
+"""Bytes from which on a slab is made for one use when none is free: half the CPU time of a socket (1 MiB: 0.7 ms, 1.6
+through the socket), and large enough that the system's limit of mappings holds."""
 
 
 ONCE = 0
@@ -74,7 +74,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Memory:
-    """Bytes at an address, as NumPy wants them shown."""
+    """Bytes at an address, for NumPy."""
 
     def __init__(self, address: int, size: int, keep: object = None) -> None:
         self._keep = keep
@@ -84,8 +84,8 @@ class _Memory:
 class _Mapping(_Memory):
     """Memory shared with another process, for as long as this object lives.
 
-    Not `mmap.mmap`: that keeps a descriptor open with each mapping (until Python 3.13 it must), and a consumer that
-    keeps every batch would run out of them.
+    Rejected: `mmap.mmap`, which keeps a descriptor open (until Python 3.13): a consumer that keeps batches would run
+    out of them.
     """
 
     def __init__(self, fd: int, size: int) -> None:
@@ -102,7 +102,7 @@ class _Mapping(_Memory):
 
 
 def map_shared(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the memory behind a descriptor as bytes, for as long as the array or a view of it lives.
+    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives.
 
     Raises:
       OSError: the system has no room for it.
@@ -111,10 +111,10 @@ def map_shared(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def make_shared(size: int) -> int:
-    """Return a descriptor of that much shared memory; it has no name.
+    """Return a descriptor of `size` bytes of nameless shared memory.
 
     Raises:
-      OSError: no memory, or no descriptor, is to be had.
+      OSError: no memory or descriptor is left.
     """
     if sys.platform == "linux":
         fd = os.memfd_create("streamline", os.MFD_CLOEXEC)
@@ -129,7 +129,7 @@ def make_shared(size: int) -> int:
 
 
 def _unlinked() -> int:
-    """Return a descriptor of POSIX shared memory whose name is gone again; for systems that know no nameless one."""
+    """Return a descriptor of unlinked POSIX shared memory, for systems without memfd."""
     posix = import_module("_posixshmem")  # CPython's own, wherever there is multiprocessing.shared_memory
     while True:
         name = f"/streamline-{os.getpid()}-{os.urandom(6).hex()}"
@@ -143,13 +143,13 @@ def _unlinked() -> int:
 
 # The sender's side ----------------------------------------------------------------------------------------------------
 class Slab:
-    """Memory to be filled by this end and read by the other.
+    """Memory that this end fills and the other reads.
 
     Attributes:
-      number: by which the two ends call it; `ONCE` if it isn't used again.
+      number: at both ends; `ONCE` if it isn't reused.
       size: bytes, with the head.
-      memory: the bytes behind the head.
-      fd: until the other end has it.
+      memory: the bytes after the head.
+      fd: until it is sent.
     """
 
     __slots__ = ("_flag", "fd", "memory", "number", "size")
@@ -165,15 +165,15 @@ class Slab:
 
     @property
     def free(self) -> bool:
-        """Whether the other end has no view of it any more."""
+        """Whether the other end has no view of it left."""
         return self._flag[0] == FREE
 
     def take(self) -> None:
-        """Mark it as taken; the other end sets it free."""
+        """Mark it as taken; the other end frees it."""
         self._flag[0] = TAKEN
 
     def sent(self) -> None:
-        """Close the descriptor: the other end has it, or never will."""
+        """Close the descriptor, once it is sent or never will be."""
         if self.fd is not None:
             fd, self.fd = self.fd, None
             os.close(fd)
@@ -183,11 +183,11 @@ class Slab:
 
 
 class SlabPool:
-    """The slabs of one sender: made when they are needed, up to a bound, and used again.
+    """The slabs of one sender: made on demand, up to a bound, and reused.
 
     Args:
-      capacity: bytes of all slabs together. What is larger than an eighth of it gets a slab of its own, used once, and
-        so does what is large when all are taken.
+      capacity: bytes of all slabs. Lists larger than an eighth of it get a slab used once, as do large ones if none is
+        free.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -205,12 +205,12 @@ class SlabPool:
         return self._held
 
     def dropped(self) -> list[int]:
-        """Return the numbers of the slabs given up since the last call: the other end should do likewise."""
+        """Return the numbers of slabs dropped since the last call, for the other end to drop."""
         numbers, self._dropped = self._dropped, []
         return numbers
 
     def take(self, nbytes: int) -> Slab | None:
-        """Return a slab with room for so many bytes; None: all are taken, or the system gives no more."""
+        """Return a slab of at least `nbytes`; None: none is free, or the system is out of memory."""
         try:
             if nbytes > self._share:
                 return Slab(ONCE, nbytes + HEAD)
@@ -224,7 +224,7 @@ class SlabPool:
         return slab
 
     def close(self) -> None:
-        """Let go of all slabs; those that are out live on at the other end."""
+        """Drop all slabs; the other end keeps those in use."""
         for slabs in (*self._free.values(), *self._out.values()):
             for slab in slabs:
                 slab.sent()
@@ -249,14 +249,14 @@ class SlabPool:
         return slab
 
     def _sweep(self, size: int) -> None:
-        """Move slabs that have come back: the one that went last, and is still in the cache, to the top."""
+        """Move freed slabs to the stack: the one used last, still in the cache, on top."""
         out, free = self._out.setdefault(size, deque()), self._free.setdefault(size, [])
         for _ in range(min(len(out), SWEEP)):
             slab = out.popleft()
             (free if slab.free else out).append(slab)
 
     def _make_room(self, size: int) -> Slab | None:
-        """Return a larger slab that is free; where there is none, give smaller ones up."""
+        """Return a larger free slab; if there is none, drop smaller ones."""
         for other in sorted(self._out):
             self._sweep(other)
             if other > size and self._free[other]:
@@ -276,7 +276,7 @@ class SlabPool:
 
 
 def _room(nbytes: int) -> int:
-    """Return the size of the slab for so many bytes: four sizes to each doubling, so that a quarter at most is idle."""
+    """Return the slab size for `nbytes`: four sizes per doubling, so that at most a quarter is unused."""
     if nbytes <= SMALLEST:
         return SMALLEST
     step = 1 << (nbytes - 1).bit_length() - 3
@@ -287,9 +287,8 @@ def _room(nbytes: int) -> int:
 class SlabLease:
     """A slab as the receiver sees it.
 
-    The weak reference is to an array of NumPy's, which the collector doesn't look into: it dies when the last view
-    does, and never before a finaliser that still reads one. What that array stands on is no array, else NumPy would
-    have the views refer to it directly.
+    The weak reference is to a NumPy array, which the garbage collector doesn't traverse: it dies with the last view,
+    never before a finaliser that still reads one. Its base is no array, else NumPy would have views refer to that.
     """
 
     __slots__ = ("_address", "_lease", "_owner", "_whole")
@@ -301,11 +300,11 @@ class SlabLease:
         self._owner = os.getpid()
 
     def lend(self, nbytes: int) -> memoryview:
-        """Return the bytes behind the head; when the last view of them dies, the slab is free."""
+        """Return the bytes after the head; the slab is free when the last view of them dies."""
         lease = np.asarray(_Memory(self._address, nbytes, self._whole))
         self._lease = weakref.ref(lease, self._return)
         return lease.data
 
     def _return(self, _: object) -> None:
-        if os.getpid() == self._owner:  # else views of it are still held in the process that this one is a copy of
+        if os.getpid() == self._owner:  # else this is a fork, whose parent may hold views
             self._whole[0] = FREE

@@ -1,4 +1,4 @@
-"""A socket that tasks and threads share, closed behind the last of them that is at it. Descriptors cross it, too."""
+"""A Unix socket used by several tasks and threads, closed when the last of them leaves; it passes descriptors, too."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Gone", "SharedSocket"]
 
 
 SOCKET_BYTES = 1 << 20
-"""Asked for as the socket's buffer; the system gives what it allows."""
+"""Bytes of the socket's buffers that are asked for; the system may give less."""
 
 
 DESCRIPTORS = 64
-"""Read at once at the most. A kernel hands out those of one message at a time, and a message has one."""
+"""Descriptors read at once: a kernel returns those of one message, and a message has one."""
 
 
 _RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -40,14 +40,14 @@ class Gone(Exception):  # noqa: N818 - as LinkClosed
 
 
 class SharedSocket:
-    """A connected stream socket of the AF_UNIX family. `with` it, one is at it; in any thread.
+    """A connected AF_UNIX stream socket. Use it inside `with`, in any thread.
 
     Args:
       sock: owned by this from now on.
-      closed: called when it is closed, in the thread of the last one at it.
+      closed: called when it is closed, in the thread of the last user.
 
     Attributes:
-      descriptors: that have arrived, in order; whoever takes one closes it.
+      descriptors: that have arrived, in order; who pops one closes it.
     """
 
     def __init__(self, sock: socket.socket, closed: Callable[[], object]) -> None:
@@ -64,7 +64,7 @@ class SharedSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody may begin to use it."""
+        """Whether `close` was called."""
         return self._closed
 
     def __enter__(self) -> socket.socket:
@@ -79,28 +79,28 @@ class SharedSocket:
             self._users -= 1
             last = self._closed and not self._users
         if last:
-            self._let_go()
+            self._close_socket()
 
     def close(self) -> None:
-        """Close it as soon as nobody is at it; whoever waits there is woken. Idempotent."""
+        """Close it when its last user leaves; wakes those that wait for it. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             with suppress(OSError):  # the other end was faster
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, in whatever loop
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes waiting tasks, in any loop
             idle = not self._users
         if idle:
-            self._let_go()
+            self._close_socket()
 
     def disown(self) -> None:
-        """Close this process's descriptor, and nothing else: the connection is that of the one it's a copy of."""
-        self._lock = threading.Lock()  # another thread may have had it
+        """Close the descriptor in a fork, without shutting the connection down."""
+        self._lock = threading.Lock()  # another thread may have held it
         self._closed, self._users = True, 1
         self._socket.close()
 
     def write(self, pieces: Sequence[memoryview], descriptor: int | None = None) -> int:
-        """Write what the socket takes, and return how much; a descriptor goes with the first byte."""
+        """Write what the socket takes; return the bytes. A descriptor goes with the first byte."""
         if descriptor is not None:
             return self._socket.sendmsg(
                 pieces, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))], _SEND
@@ -108,7 +108,7 @@ class SharedSocket:
         return self._socket.send(pieces[0], _SEND) if len(pieces) == 1 else self._socket.sendmsg(pieces, (), _SEND)
 
     def read(self, spaces: list[memoryview]) -> int:
-        """Read what is there into `spaces`, and return how much; 0: the other end has hung up.
+        """Read what is there into `spaces`; return the bytes, 0: the other end has hung up.
 
         Raises:
           OSError: a descriptor was lost: this process has as many open as it may.
@@ -125,11 +125,11 @@ class SharedSocket:
         return nbytes
 
     def drop_descriptors(self) -> None:
-        """Close those that nobody has taken."""
+        """Close those that were not popped."""
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
-    def _let_go(self) -> None:
+    def _close_socket(self) -> None:
         self._socket.close()
         self._on_closed()
-        del self._on_closed  # it may refer to whoever owns this
+        del self._on_closed  # breaks a reference cycle

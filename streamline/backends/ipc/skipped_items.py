@@ -1,4 +1,4 @@
-"""Records of items that were left out, on their way across a border."""
+"""Records of skipped items as bytes: for `SkippedItem`, and for questions to an `on_error` handler."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pickle
 import traceback
 from typing import Any, NamedTuple, cast
 
-from streamline.backends.ipc.exceptions import MOST_TEXT, carry, delivered, dumped
+from streamline.backends.ipc.exceptions import MOST_TEXT, pickle_exception, pickle_or_none, unpickle_exception
 from streamline.core.error_policy import Failure
 from streamline.core.text import REPR_BYTES, cut, said
 
-__all__ = ["carry_left_out", "left_out"]
+__all__ = ["pickle_skipped", "unpickle_skipped"]
 
 
 class _SentFailure(NamedTuple):
-    """A `Failure`; of its item what can be sent, or how it looks."""
+    """A `Failure`; its item pickled, or its repr."""
 
     stage: str
     kind: str
@@ -28,7 +28,7 @@ class _SentFailure(NamedTuple):
 
 
 class _RemoteItem:
-    """In the place of an item that stayed in its process: looks like it."""
+    """Stands for an item that stayed in its process, with its repr."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -48,13 +48,12 @@ class _Text(traceback.TracebackException):
         yield self._text
 
 
-def carry_left_out(failure: Failure, host: str = "") -> bytes:
-    """Return the record of an item that was left out, for `left_out`. Never raises.
+def pickle_skipped(failure: Failure, host: str = "") -> bytes:
+    """Return the pickled record of a skipped item. Never raises.
 
-    An item that can't be pickled, or is larger than 1 MiB, stays where it is; its `repr` is sent, as much of it as a
-    dead letter keeps.
+    Of an item that can't be pickled, or is larger than 1 MiB, the `repr` is sent, cut as in a dead letter.
     """
-    item = dumped(failure.item)
+    item = pickle_or_none(failure.item)
     return pickle.dumps(
         _SentFailure(
             stage=failure.stage,
@@ -62,7 +61,7 @@ def carry_left_out(failure: Failure, host: str = "") -> bytes:
             shard=failure.shard,
             position=failure.position,
             items=failure.items,
-            error=carry(failure.error, host, trace=False),
+            error=pickle_exception(failure.error, host, trace=False),
             trace=_text(failure),
             item=item,
             shown="" if item is not None else _shown(failure.item),
@@ -71,12 +70,12 @@ def carry_left_out(failure: Failure, host: str = "") -> bytes:
     )
 
 
-def left_out(data: bytes) -> Failure:
-    """Return the record that was carried."""
+def unpickle_skipped(data: bytes) -> Failure:
+    """Return the record of `pickle_skipped`."""
     record = cast(_SentFailure, pickle.loads(data))
-    error = delivered(record.error)
+    error = unpickle_exception(record.error)
     if not isinstance(error, Exception):
-        raise TypeError(f"an item is left out because of an Exception, got {error!r}")
+        raise TypeError(f"an item is skipped because of an Exception, got {error!r}")
     item: Any = _RemoteItem(record.shown)
     if record.item is not None:
         try:
@@ -103,7 +102,7 @@ def _text(failure: Failure) -> str:
 
 
 def _shown(item: Any) -> str:
-    """Return how an item looks, without making a text of hundreds of megabytes first where that can be helped."""
+    """Return an item's repr, cut; avoids a repr of hundreds of megabytes where possible."""
     if isinstance(item, bytes | bytearray | str) and len(item) > REPR_BYTES:
         item = item[: REPR_BYTES + 1]
     try:

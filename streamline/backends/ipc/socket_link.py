@@ -1,9 +1,7 @@
-"""The link to a host that is a process: a socket for messages and small items, shared memory for large ones.
+"""The link to a host process: a socket for messages and small items, shared memory for large ones.
 
-Reading whenever a socket has something, in whatever event loop.
-
-The loops of asyncio call a function as long as a descriptor is readable. What is registered once need not be set up and
-taken down for each message, and what was read is there when the reader's task wakes. Under trio a task waits.
+The socket is read by a callback of the asyncio loop, registered once: that is not set up for each message, and what was
+read is there when the reader's task wakes. Under trio a task waits for it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ __all__ = ["POOL_BYTES", "SLAB_BYTES", "ReadWatcher", "SocketLink"]
 
 
 class ReadWatcher:
-    """Calls `read` when there is something to read, from the first `wait` on.
+    """Calls `read` whenever the socket is readable, from the first `wait` on.
 
     Args:
       read: reads all that is there; must not raise.
@@ -43,8 +41,8 @@ class ReadWatcher:
     def __init__(self, sock: SharedSocket, read: Callable[[], None]) -> None:
         self._socket = sock
         self._read = read
-        self._held = ExitStack()  # the socket, while the loop calls us
-        self._loop: asyncio.AbstractEventLoop | None = None  # that calls us
+        self._registered = ExitStack()  # the socket's use, while registered
+        self._loop: asyncio.AbstractEventLoop | None = None  # where it is registered
         self._thread = 0
         self._waiting: asyncio.Future[None] | None = None
 
@@ -74,12 +72,12 @@ class ReadWatcher:
             self._waiting = None
 
     def end(self) -> None:
-        """Be called no more, and wake who waits, if this is the loop's thread; in any other one nothing happens."""
+        """Unregister, and wake the waiting task; only in the loop's thread, else a no-op."""
         loop = self._loop
         if loop is not None and self._thread == threading.get_ident():
             self._loop = None
-            self._held.close()
-            self._tell()
+            self._registered.close()
+            self._wake()
 
     async def _wait_readable(self) -> None:
         with self._socket as sock:
@@ -87,18 +85,18 @@ class ReadWatcher:
         self._read()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        with ExitStack() as held:
-            sock = held.enter_context(self._socket)
+        with ExitStack() as registered:
+            sock = registered.enter_context(self._socket)
             loop.add_reader(sock, self._readable)
-            held.callback(_forget, loop, sock)
-            self._held = held.pop_all()
+            registered.callback(_forget, loop, sock)
+            self._registered = registered.pop_all()
         self._loop, self._thread = loop, threading.get_ident()
 
     def _readable(self) -> None:
         self._read()
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -109,20 +107,20 @@ def _forget(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
 
 
 POOL_BYTES = 256 << 20
-"""Bytes of shared memory that one end may hold for what it sends; only what is in flight at once is ever made."""
+"""Bytes of shared memory for what one end sends; only what is in flight at once is allocated."""
 
 
 SLAB_BYTES = 1 << 15
-"""Bytes of a list of items from which on they cross in shared memory (measured by bench/buffer_threshold.py)."""
+"""Bytes of a list of items from which on it goes through shared memory (measured by bench/buffer_threshold.py)."""
 
 
 AT_ONCE = 64
-"""Pieces written with one call; kernels allow 1,024."""
+"""Pieces per call of sendmsg; kernels allow 1,024."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """Items packed by this end: their memory is copied when they are sent, so it must not be written to in between."""
+    """Items packed by this end. Their memory is copied when sent, and must not change until then."""
 
     count: int
     nbytes: int
@@ -132,7 +130,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class ReceivedItems:
-    """Items packed by the other end. Shared memory is theirs as long as this object or what was unpacked lives."""
+    """Items packed by the other end. Shared memory is held while this object or an unpacked item lives."""
 
     count: int
     nbytes: int
@@ -141,13 +139,13 @@ class ReceivedItems:
 
 
 class _Definitions(NamedTuple):
-    """Classes that later items mention."""
+    """Classes that later items refer to."""
 
     classes: Mapping[str, bytes]
 
 
 class _Dropped(NamedTuple):
-    """Slabs that will not be used again."""
+    """Slabs that won't be reused."""
 
     numbers: Sequence[int]
 
@@ -155,13 +153,13 @@ class _Dropped(NamedTuple):
 class SocketLink(Link):
     """One end of a link between two processes, over a connected stream socket of the AF_UNIX family.
 
-    `send` writes at once what the socket takes, and queues the rest; a task that runs `flush` writes that. Both ends
-    trust each other, and neither relies on the other's being alive.
+    `send` writes what the socket takes, and queues the rest for the task that runs `flush`. The ends trust each other;
+    either may die at any time.
 
     Args:
-      sock: owned by the link from now on.
-      pool_bytes: of shared memory that is used again, at the most, for what this end sends. Beyond it items cross
-        through the socket, as private copies; large ones in memory of their own, as does what is larger than an eighth.
+      sock: owned by the link.
+      pool_bytes: of reused shared memory for what this end sends; see `SlabPool`. Beyond it, items go through the
+        socket.
     """
 
     copies: ClassVar[bool] = True
@@ -171,17 +169,17 @@ class SocketLink(Link):
         self._pickling = Pickling()
         self._pool = SlabPool(pool_bytes)
         self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
-        self._sending = threading.RLock()  # for `tell`: whoever sends in the event loop seldom finds it taken
-        self._home: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # the loop's thread, its waker
+        self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
+        self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, its waker
         self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
         self._queued: anyio.Event | None = None  # while a task waits for something to write
-        self._deaf = False  # the other end reads no more
-        self._over: str | None = None  # it will say no more, and why
+        self._write_closed = False  # the other end reads no more
+        self._read_closed: str | None = None  # it will say no more, and why
         self._reading = ReadWatcher(self._socket, self._read)
         self._arrived: list[Message] = []
-        self._unreadable: BaseException | None = None
+        self._read_error: BaseException | None = None
         self._frames = Frames()
-        self._lent: dict[int, SlabLease] = {}
+        self._leases: dict[int, SlabLease] = {}
 
     def __repr__(self) -> str:
         state = "closed" if self._socket.closed else f"{len(self._unsent)} unsent"
@@ -203,7 +201,7 @@ class SocketLink(Link):
     # Sending
 
     def send(self, message: Message) -> None:
-        if self._deaf or self._socket.closed:
+        if self._write_closed or self._socket.closed:
             return
         packed = getattr(message, "packed", None)
         if packed is None:
@@ -230,8 +228,8 @@ class SocketLink(Link):
         new = slab if slab.fd is not None else None
         self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
 
-    def tell(self, message: Message) -> None:
-        if not (self._deaf or self._socket.closed):
+    def send_threadsafe(self, message: Message) -> None:
+        if not (self._write_closed or self._socket.closed):
             self._post(head(pickle.dumps(message, 5)))
 
     def push(self) -> None:
@@ -239,9 +237,9 @@ class SocketLink(Link):
             self._write()
 
     async def flush(self) -> None:
-        self._home = threading.get_ident(), waker()
-        while not (self._deaf or self._socket.closed):
-            with self._sending:  # another thread may tell something just now
+        self._loop_thread = threading.get_ident(), waker()
+        while not (self._write_closed or self._socket.closed):
+            with self._sending:  # another thread may be sending
                 self._queued = queued = None if self._unsent else anyio.Event()
             if queued is None:
                 await self._write_more()
@@ -249,11 +247,11 @@ class SocketLink(Link):
                 await queued.wait()
 
     async def drain(self) -> None:
-        while self._unsent and not (self._deaf or self._socket.closed):
+        while self._unsent and not (self._write_closed or self._socket.closed):
             await self._write_more()
 
     async def _write_more(self) -> None:
-        """Wait until the socket takes more, and write it; or until another task has."""
+        """Wait until the socket takes more, and write it, or until another task has."""
         if self._wrote is not None:
             await self._wrote.wait()
             return
@@ -269,13 +267,13 @@ class SocketLink(Link):
             self._wrote = None
 
     def _post(self, frame: bytes, slab: Slab | None = None) -> None:
-        """Write a frame, or queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
+        """Write a frame, and queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
         with self._sending:
             self._unsent.append((memoryview(frame), slab))
             if len(self._unsent) == 1:
                 self._write()
             if self._unsent:
-                self._flush_on()
+                self._wake_flush()
 
     def _write(self) -> None:
         """Write what the socket takes."""
@@ -289,16 +287,16 @@ class SocketLink(Link):
             except (Gone, OSError):
                 self._stop_sending()
 
-    def _flush_on(self) -> None:
-        """Let the task go on that waits for something to write."""
+    def _wake_flush(self) -> None:
+        """Wake the task that waits for something to write."""
         queued, self._queued = self._queued, None
         if queued is None:
             return
-        if self._home is None or self._home[0] == threading.get_ident():
+        if self._loop_thread is None or self._loop_thread[0] == threading.get_ident():
             queued.set()
         else:
             with suppress(RuntimeError):  # the loop has ended
-                self._home[1](queued.set)
+                self._loop_thread[1](queued.set)
 
     def _send_first(self) -> int:
         """Write the first pieces; those with a descriptor alone."""
@@ -323,30 +321,30 @@ class SocketLink(Link):
 
     def _stop_sending(self) -> None:
         with self._sending:
-            self._deaf = True
+            self._write_closed = True
             for _, slab in self._unsent:
                 if slab is not None:
                     slab.sent()
             self._unsent.clear()
             self._pool.close()
-            self._flush_on()
+            self._wake_flush()
 
     # Receiving
 
     async def receive(self) -> Sequence[Message]:
-        while not self._arrived and self._over is None:
+        while not self._arrived and self._read_closed is None:
             try:
                 await self._reading.wait()
             except (Gone, OSError, anyio.ClosedResourceError) as error:
-                self._over = str(error) or "this end was closed"
-        if self._unreadable is not None:
-            unreadable, self._unreadable = self._unreadable, None
-            raise unreadable
+                self._read_closed = str(error) or "this end was closed"
+        if self._read_error is not None:
+            read_error, self._read_error = self._read_error, None
+            raise read_error
         if self._arrived:
             messages, self._arrived = self._arrived, []
             return messages
         self._stop_receiving()
-        raise LinkClosed(self._over)
+        raise LinkClosed(self._read_closed)
 
     def _read(self) -> None:
         """Read the messages that are there; called by the event loop."""
@@ -354,27 +352,27 @@ class SocketLink(Link):
             with self._socket:
                 self._arrived += self._messages()
         except Gone:
-            self._over = self._over or "this end was closed"
-        except BaseException as error:  # for whoever receives
-            self._unreadable, self._over = error, "what came can't be read"
-        if self._over is not None:
+            self._read_closed = self._read_closed or "this end was closed"
+        except BaseException as error:  # raised by `receive`
+            self._read_error, self._read_closed = error, "what came can't be read"
+        if self._read_closed is not None:
             self._reading.end()
 
     def _messages(self) -> list[Message]:
-        """Return the messages that are there: up to the last, since libuv says but once that the other end is gone."""
+        """Return all messages that are there; all, since libuv reports a closed socket only once."""
         messages: list[Message] = []
         try:
             while True:
                 nbytes = self._socket.read(self._frames.spaces())
                 if not nbytes:
-                    self._over = "the other end hung up"
+                    self._read_closed = "the other end hung up"
                     break
                 for frame in self._frames.filled(nbytes):
                     self._take(frame, messages)
         except BlockingIOError:
             return messages  # that was all
         except OSError as error:
-            self._over = f"the other end is gone: {error}"
+            self._read_closed = f"the other end is gone: {error}"
         return messages
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
@@ -383,7 +381,7 @@ class SocketLink(Link):
             self._pickling.define(message.classes)
         elif isinstance(message, _Dropped):
             for number in message.numbers:
-                self._lent.pop(number, None)
+                self._leases.pop(number, None)
         elif frame.sizes:
             memory = frame.parts if frame.slab is None else self._borrow(frame)
             messages.append(message._replace(packed=ReceivedItems(frame.items, sum(frame.sizes), frame.sizes, memory)))
@@ -395,18 +393,18 @@ class SocketLink(Link):
         if frame.descriptors:
             fd = self._socket.descriptors.popleft()
             try:
-                lent = SlabLease(fd, frame.slab_size)
+                lease = SlabLease(fd, frame.slab_size)
             finally:
                 os.close(fd)
             if frame.slab != ONCE:
-                self._lent[frame.slab] = lent
+                self._leases[frame.slab] = lease
         else:
-            lent = self._lent[frame.slab]
-        return lent.lend(offsets(frame.sizes)[-1])
+            lease = self._leases[frame.slab]
+        return lease.lend(offsets(frame.sizes)[-1])
 
     def _stop_receiving(self) -> None:
         self._socket.drop_descriptors()
-        self._lent.clear()
+        self._leases.clear()
         self._frames = Frames()
 
     # The end

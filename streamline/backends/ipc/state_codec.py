@@ -1,18 +1,13 @@
-"""The far end of the states' way across a border; `streamline.backends.ipc.state_codec` says what crosses, and why so.
+"""States on a link: with each list of items one column of their states, and perhaps progress.
 
-States on their way across a border: with each list of items one column of them, and perhaps progress.
+Most states are never read. So the host pickles the column, which takes microseconds, and the consumer keeps the bytes
+until a state is read. With a log of choices (`streamline.core.choices`) that is not enough: the log goes on to grow,
+and a reader that holds a mark asks for the choices from there to a state many messages later. So both ends keep copies
+of the log in step: each message brings the choices since the last one, and the numbers of segments that no state in
+the host leads to any more; states refer to segments by number.
 
-Most states are never read. So the far end (`streamline.backends.ipc.state_codec`) pickles the column, which takes
-microseconds, and the near end keeps the bytes until somebody reads a state.
-
-Behind a choosing flow that is not enough: a state stands in a log of choices (`streamline.core.choices`) that goes on
-to grow, and whoever holds a mark will ask for the choices from there to a state that comes many messages later. So
-there the two ends keep copies of the log in step. Each message brings what was chosen since the last one, and says
-which stretches no state at the far end leads to any more; states refer to stretches by number. What the near end holds
-of the log is what the far end holds, and what its own states lead to.
-
-If the far end dies, its worker is opened anew elsewhere, at the last state that arrived, and counts from 0 again: the
-new stretches are numbered on from there, as branches of those that this state stands in.
+If the host dies, the worker is opened again at the last state that arrived, with numbers from 0: its segments are
+branches of those that this state is in.
 """
 
 from __future__ import annotations
@@ -31,57 +26,57 @@ from streamline.core.flow import Chunk
 from streamline.core.state import State, States, Tally, Tree, trimmed
 from streamline.errors import PlanTypeError, ResumeError
 
-__all__ = ["NOTHING", "Body", "Columns", "Dumper", "stretch_there"]
+__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "segment_by_key"]
 
 
-class Columns:
-    """The states of one worker, as they arrive; in the order in which they were dumped.
+class ColumnDecoder:
+    """Decodes the states of one worker, in the order of encoding.
 
     Args:
-      choosing: as of the `Dumper`.
+      with_log: as of the `ColumnEncoder`.
     """
 
-    def __init__(self, choosing: bool) -> None:
-        self._choosing = choosing
-        self._stretches: dict[int, LogSegment] = {}
+    def __init__(self, with_log: bool) -> None:
+        self._choosing = with_log
+        self._segments: dict[int, LogSegment] = {}
         self._generation = 0
-        self._forks: dict[str, Branch] = {}  # where flows of this generation go on, until they are there
+        self._branches: dict[str, Branch] = {}  # where flows of this generation continue, until they arrive
         self._shifts: dict[int, int] = {}
         self._named: set[str] = set()  # stages with a flow in this generation
         self._at: State | None = None
 
     def load(self, data: bytes, count: int) -> tuple[States, State | None]:
-        """Return the states of `count` items, and the progress behind them.
+        """Return the states of `count` items, and the progress after them.
 
         Raises:
-          ResumeError: behind a restart, choices that nobody can place.
+          ResumeError: choices after a restart whose place in the log isn't known.
         """
         if self._choosing:
             return cast(Body, self._loaded(data))
-        late = _Late(data)
-        return late if count else (), None if data[:1] == NOTHING else _LazyProgress(late)
+        column = _LazyColumn(data)
+        return column if count else (), None if data[:1] == NOTHING else _LazyProgress(column)
 
     def load_state(self, data: bytes) -> State:
-        """Return a state: at the opening of the worker, or where it was opened again.
+        """Return the state that the worker was opened at, the first time or again.
 
         Raises:
           ResumeError: as `load`.
         """
         state = self._loaded(data) if self._choosing else pickle.loads(data)
         if self._at is not None:
-            return self._at  # it is the same, and is in the log up to there
+            return self._at  # the same state, in the log up to there
         return cast(State, state)
 
     def restarted(self, at: State) -> None:
-        """The far end is gone; the worker is opened anew at `at.json()`, with a `Dumper` of its own.
+        """Expect a new `ColumnEncoder`: the worker is opened again at `at.json()`.
 
         Args:
-          at: the last state that this object has returned: behind all items, or the progress behind them.
+          at: the last state returned by this object: of the last item, or progress.
         """
         self._at = at
         self._generation += 1
-        self._forks = {fork.name: fork for fork in at.forks()}
-        self._stretches, self._shifts, self._named = {}, {}, set()
+        self._branches = {branch.name: branch for branch in at.forks()}
+        self._segments, self._shifts, self._named = {}, {}, set()
 
     def _loaded(self, data: bytes) -> Any:
         unpickler = _Unpickler(BytesIO(data))
@@ -90,52 +85,52 @@ class Columns:
         while isinstance(news := unpickler.load(), tuple):
             self._learn(*news)
         for key in news:
-            self._stretches.pop(key, None)
+            self._segments.pop(key, None)
         return body
 
     def _find(self, kind: type[LogSegment], key: int) -> LogSegment:
-        """Return the copy of a stretch; of one that is new, nothing is known yet."""
-        stretch = self._stretches.get(key)
-        if stretch is None:
-            stretch = self._stretches[key] = kind.__new__(kind)
-            LogSegment.__init__(stretch)
-            stretch.generation = self._generation
-        return stretch
+        """Return the copy of a segment, empty if it is new."""
+        segment = self._segments.get(key)
+        if segment is None:
+            segment = self._segments[key] = kind.__new__(kind)
+            LogSegment.__init__(segment)
+            segment.generation = self._generation
+        return segment
 
     def _learn(self, key: int, flow: int, name: str | None, news: Any, later: int | None) -> None:
-        stretch, fork = self._stretches[key], None
+        segment, branch = self._segments[key], None
         if name is not None:
-            stretch.name = name
-            fork = self._forks.pop(name, None) if key == flow else None
-            if fork is not None and fork.shift:
-                self._shifts[flow] = fork.shift
-            if fork is None and self._generation and name not in self._named:
+            segment.name = name
+            branch = self._branches.pop(name, None) if key == flow else None
+            if branch is not None and branch.shift:
+                self._shifts[flow] = branch.shift
+            if branch is None and self._generation and name not in self._named:
                 raise ResumeError(
                     f"a worker's process ended, and where {name!r} stood in what it had chosen isn't known: a state of "
                     "another kind lies over its own, and has no `forks`; run its workers inline"
                 )
             self._named.add(name)
         if news is not None:
-            stretch.learn(news, self._shifts.get(flow, 0))
-        if fork is not None:
-            fork.stretch.branches += ((fork.at, stretch),)
+            segment.learn(news, self._shifts.get(flow, 0))
+        if branch is not None:
+            branch.stretch.branches += ((branch.at, segment),)
         if later is not None:
-            stretch.later = self._find(type(stretch), later)
+            segment.later = self._find(type(segment), later)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds stretches by their numbers."""
+    """Finds segments by their numbers."""
 
     find: Callable[[type[LogSegment], int], LogSegment]
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == stretch_there.__name__ and module == stretch_there.__module__:
+        if name == segment_by_key.__name__ and module == segment_by_key.__module__:
             return self.find
         return super().find_class(module, name)
 
 
-class _Late:
-    """A column that is loaded when somebody reads a state."""
+class _LazyColumn:
+    """A column that is loaded when a state is read."""
 
     __slots__ = ("_body", "_data")
 
@@ -159,14 +154,14 @@ class _Late:
 class _LazyProgress(State):
     """Progress that is loaded when it is read."""
 
-    __slots__ = ("_late",)
+    __slots__ = ("_column",)
 
-    def __init__(self, late: _Late) -> None:
-        self._late = late
+    def __init__(self, column: _LazyColumn) -> None:
+        self._column = column
 
     @property
     def _real(self) -> State:
-        return cast(State, self._late.body[1])
+        return cast(State, self._column.body[1])
 
     def json(self, until: State | None = None) -> Tree:
         return self._real.json(until)
@@ -189,35 +184,35 @@ Body = tuple[States, State | None]
 
 
 NOTHING, PROGRESS = b"\0", b"\1"
-"""How what needs no loading begins: whether progress is in it has to be known at once."""
+"""First byte of a column without a log: whether it has progress is known without loading it."""
 
 
-class Dumper:
-    """What a worker's states leave its host through, in order. One a running of a worker.
+class ColumnEncoder:
+    """Encodes the states of one worker, in order, from where it was opened.
 
     Args:
-      choosing: whether a stage of the worker chooses an order. Then the state at its opening has to be dumped first.
+      with_log: whether a stage of the worker chooses an order. Then its first state must be encoded first.
     """
 
-    def __init__(self, choosing: bool) -> None:
-        self._log = _SentLogs() if choosing else None
-        self._by_value = False  # once something was met that plain pickle can't have
+    def __init__(self, with_log: bool) -> None:
+        self._log = _SentLogs() if with_log else None
+        self._by_value = False  # once plain pickle has failed
 
     def dump(self, chunk: Chunk[Any]) -> bytes:
-        """Return the states of a chunk, as they are now.
+        """Return the states of a chunk, encoded now.
 
         Raises:
-          PlanTypeError: there is one that can't be pickled; the message names its stage.
+          PlanTypeError: a state can't be pickled; the message names its stage.
         """
         count = len(chunk.items)
         body: Body = trimmed(chunk.states, 0, count) if count else (), chunk.after
-        dumped = self._dumped(body)
+        pickle_or_none = self._dumped(body)
         if self._log is not None:
-            return dumped
-        return (NOTHING if chunk.after is None else PROGRESS) + dumped
+            return pickle_or_none
+        return (NOTHING if chunk.after is None else PROGRESS) + pickle_or_none
 
     def dump_state(self, state: State) -> bytes:
-        """Return one state: that of the flow at its opening.
+        """Return the encoded state that the worker was opened at.
 
         Raises:
           PlanTypeError: as `dump`.
@@ -247,134 +242,134 @@ class Dumper:
         return buffer.getvalue()
 
 
-class _Known(weakref.ref[LogSegment]):
-    """What the near end knows of a stretch.
+class _SentSegment(weakref.ref[LogSegment]):
+    """What the consumer knows of a segment.
 
     Attributes:
-      identity: of the stretch.
-      key: the number by which both ends call it.
-      flow: likewise, of the flow that it is of: the key of its first stretch.
-      told: as `LogSegment.news` says.
-      linked: whether the near end knows what comes behind it.
-      met: whether it is in the message that is being made.
+      identity: `id` of the segment.
+      key: its number, at both ends.
+      flow: the key of its flow's first segment.
+      sent: as `LogSegment.news` returns it.
+      linked: whether the consumer knows the segment after it.
+      in_message: whether it is in the message that is being encoded.
     """
 
-    __slots__ = ("flow", "identity", "key", "linked", "met", "told")
+    __slots__ = ("flow", "identity", "in_message", "key", "linked", "sent")
 
     key: int
     flow: int
 
-    def __init__(self, stretch: LogSegment, gone: Callable[[Any], None]) -> None:
-        super().__init__(stretch, gone)  # type: ignore[call-arg]  # as it is documented
-        self.identity = id(stretch)
-        self.told: Any = None
-        self.linked = self.met = False
+    def __init__(self, segment: LogSegment, on_drop: Callable[[Any], None]) -> None:
+        super().__init__(segment, on_drop)  # type: ignore[call-arg]  # as it is documented
+        self.identity = id(segment)
+        self.sent: Any = None
+        self.linked = self.in_message = False
 
 
 class _SentLogs:
-    """The logs of choices, as far as the near end has been told of them."""
+    """The part of the logs of choices that the consumer knows."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}  # by identity
-        self._gone: list[_Known] = []  # appended to by the garbage collector, in any thread
-        self._last: dict[str, LogSegment] = {}  # of each stage: kept, so that what comes behind it is noticed
-        self._met: list[LogSegment] = []
+        self._entries: dict[int, _SentSegment] = {}  # by identity
+        self._dropped: list[_SentSegment] = []  # appended to by the garbage collector, in any thread
+        self._last: dict[str, LogSegment] = {}  # by stage: kept so that later segments are followed
+        self._in_message: list[LogSegment] = []
         self._keys = count()
 
     def dump(self, body: Body | State, kind: Callable[[BytesIO], _StatePickler]) -> bytes:
-        """Return `body`, and what the near end has to know of the stretches in it."""
+        """Return `body`, and the news of the segments in it."""
         buffer = BytesIO()
-        self._met = []
+        self._in_message = []
         try:
             for last in list(self._last.values()):
                 self._follow(last)
             pickler = kind(buffer)
             pickler.key_of = self.key_of
             pickler.dump(body)
-            told = [self._dump_news(pickler, stretch) for stretch in self._met]  # which grows meanwhile
+            sent = [self._dump_news(pickler, segment) for segment in self._in_message]  # which may grow meanwhile
             pickler.dump(self._forgotten())
         finally:
-            for stretch in self._met:
-                self._known[id(stretch)].met = False
-        for known, news, linked in told:  # now that it has worked
-            known.told, known.linked = news, linked
+            for segment in self._in_message:
+                self._entries[id(segment)].in_message = False
+        for entry, news, linked in sent:  # now that pickling has succeeded
+            entry.sent, entry.linked = news, linked
         return buffer.getvalue()
 
-    def key_of(self, stretch: LogSegment) -> int:
-        """Return the number of a stretch that is in the message."""
-        return self._meet(stretch, None).key
+    def key_of(self, segment: LogSegment) -> int:
+        """Return the number of a segment, and include it in the message."""
+        return self._include(segment, None).key
 
-    def _follow(self, stretch: LogSegment) -> None:
-        """Let all stretches from one on be in the message: whoever holds a mark at the near end needs them."""
-        known = self._meet(stretch, None)
-        while (later := stretch.later) is not None:
-            stretch, known = later, self._meet(later, known.flow)
-        last = self._last.get(stretch.name)
-        if last is None or known.key > self._known[id(last)].key:  # another pass may have begun
-            self._last[stretch.name] = stretch
+    def _follow(self, segment: LogSegment) -> None:
+        """Include all segments from one on: marks in the consumer may lead to them."""
+        entry = self._include(segment, None)
+        while (later := segment.later) is not None:
+            segment, entry = later, self._include(later, entry.flow)
+        last = self._last.get(segment.name)
+        if last is None or entry.key > self._entries[id(last)].key:  # another pass may have begun
+            self._last[segment.name] = segment
 
-    def _meet(self, stretch: LogSegment, flow: int | None) -> _Known:
-        known = self._known.get(id(stretch))
-        if known is None or known() is not stretch:
-            known = self._known[id(stretch)] = _Known(stretch, self._gone.append)
-            known.key = next(self._keys)
-            known.flow = known.key if flow is None else flow
-        if not known.met:
-            known.met = True
-            self._met.append(stretch)
-        return known
+    def _include(self, segment: LogSegment, flow: int | None) -> _SentSegment:
+        entry = self._entries.get(id(segment))
+        if entry is None or entry() is not segment:
+            entry = self._entries[id(segment)] = _SentSegment(segment, self._dropped.append)
+            entry.key = next(self._keys)
+            entry.flow = entry.key if flow is None else flow
+        if not entry.in_message:
+            entry.in_message = True
+            self._in_message.append(segment)
+        return entry
 
-    def _dump_news(self, pickler: _StatePickler, stretch: LogSegment) -> tuple[_Known, Any, bool]:
-        known = self._known[id(stretch)]
-        if not known.linked:
-            self._follow(stretch)
-        news, told = stretch.news(known.told)
-        later = None if known.linked or stretch.later is None else self._known[id(stretch.later)].key
+    def _dump_news(self, pickler: _StatePickler, segment: LogSegment) -> tuple[_SentSegment, Any, bool]:
+        entry = self._entries[id(segment)]
+        if not entry.linked:
+            self._follow(segment)
+        news, sent = segment.news(entry.sent)
+        later = None if entry.linked or segment.later is None else self._entries[id(segment.later)].key
         if news is not None or later is not None:
-            name = stretch.name if known.told is None else None
-            pickler.dump((known.key, known.flow, name, news, later))
-        return known, told, known.linked or later is not None
+            name = segment.name if entry.sent is None else None
+            pickler.dump((entry.key, entry.flow, name, news, later))
+        return entry, sent, entry.linked or later is not None
 
     def _forgotten(self) -> list[int]:
-        """Return the numbers of stretches that are gone."""
+        """Return the numbers of segments that were garbage collected."""
         keys = []
-        while self._gone:
-            known = self._gone.pop()
-            keys.append(known.key)
-            if self._known.get(known.identity) is known:
-                del self._known[known.identity]
+        while self._dropped:
+            entry = self._dropped.pop()
+            keys.append(entry.key)
+            if self._entries.get(entry.identity) is entry:
+                del self._entries[entry.identity]
         return keys
 
 
-def stretch_there(kind: type[LogSegment], key: int) -> LogSegment:
-    """Stands in a pickle for what the near end finds by this number."""
+def segment_by_key(kind: type[LogSegment], key: int) -> LogSegment:
+    """Stand for a segment in a pickle; the decoder replaces this by its number's segment."""
     raise LookupError(f"a {kind.__name__} outside of its message: {key}")
 
 
 class _StatePickler(pickle.Pickler):
-    """Pickles stretches as their numbers."""
+    """Pickles segments as their numbers."""
 
     key_of: Callable[[LogSegment], int]
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, LogSegment):
-            return stretch_there, (type(thing), self.key_of(thing))
+            return segment_by_key, (type(thing), self.key_of(thing))
         return NotImplemented
 
 
 class _StateValuePickler(ValuePickler):
-    """The same, and classes by value that the other end can't import."""
+    """As `_StatePickler`, and pickles what the consumer can't import by value."""
 
     key_of: Callable[[LogSegment], int]
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, LogSegment):
-            return stretch_there, (type(thing), self.key_of(thing))
+            return segment_by_key, (type(thing), self.key_of(thing))
         return super().reducer_override(thing)
 
 
 def _fault(body: Any) -> str:
-    """Say which state it is that can't be pickled."""
+    """Return the message that names the state that can't be pickled."""
     stage, at = None, body
     while True:
         stage = getattr(at, "name", None) or getattr(at, "_name", None) or stage
@@ -391,7 +386,7 @@ def _fault(body: Any) -> str:
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Yield what a state, or a column, consists of."""
+    """Yield the parts of a state or a column."""
     if isinstance(thing, list | tuple):
         yield from thing
         return

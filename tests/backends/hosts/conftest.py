@@ -16,9 +16,9 @@ from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.testing.copying_backend import Copying
 from tests.backends.hosts.disturbing import quiet
-from tests.backends.hosts.echo_near import Echo
+from tests.backends.hosts.echo_client import Echo
 
-ECHO = "echo_far:attend"
+ECHO = "echo_host:serve_socket"
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def new_host(echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
     made: list[HostProcess] = []
 
     def make(number: int = 0, **options: Any) -> HostProcess:
-        made.append(HostProcess(number, attend=ECHO, **options))
+        made.append(HostProcess(number, entry_point=ECHO, **options))
         made[-1].start()
         return made[-1]
 

@@ -73,13 +73,13 @@ class Paused:
     async def _inside(self, stream: sl.Stream[Any], at_work: tuple[str, ...]) -> None:
         assert at_work == ()
         before = stream.snapshot().to_json()
-        links = [(lane, lane._link) for lane in lanes(stream) if lane._link is not None]
+        links = [(connection, connection._link) for connection in lanes(stream) if connection._link is not None]
         if self.cut == len(self.items) and links:
             self.dice.choice(links)[1].close()
         await settle(20)
         assert stream.snapshot().to_json() == before
-        for lane, link in links:
-            assert lane._link in (link, None)  # nothing is replaced inside
+        for connection, link in links:
+            assert connection._link in (link, None)  # nothing is replaced inside
         self.snapshots.append(before)
 
 
@@ -94,7 +94,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: list[Any], found: 
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_behind_each_item(name: str) -> None:
+def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_after_each_item(name: str) -> None:
     make = PIPES[name]
 
     async def test() -> None:
@@ -130,7 +130,7 @@ def test_a_host_may_die_inside_any_pause(name: str) -> None:
 
 
 @pytest.mark.parametrize("dying", [False, True])
-def test_workers_that_nobody_reads_any_more_are_forgotten(dying: bool) -> None:
+def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
     """Passes of a repeat behind the merge bring new ones each time; where hosts die, some of them are over by then."""
     cuts = (
         tuple(HostDeath(link, received=received) for link, received in enumerate([7, 11, 5, 9, 13] * 8))
@@ -144,9 +144,9 @@ def test_workers_that_nobody_reads_any_more_are_forgotten(dying: bool) -> None:
         async with sl.from_items(range(6)).shard(3).map(abs).merge().repeat(60).open(backend=backend) as stream:
             async for item in stream:
                 found.append(item)
-                assert sum(len(lane._workers) for lane in lanes(stream)) <= 6
-                assert all(lane._wanted <= set(lane._workers) for lane in lanes(stream))
-            assert all(not lane._workers for lane in lanes(stream))
+                assert sum(len(connection._workers) for connection in lanes(stream)) <= 6
+                assert all(connection._wanted <= set(connection._workers) for connection in lanes(stream))
+            assert all(not connection._workers for connection in lanes(stream))
         assert found == list(range(6)) * 60
         assert backend.runnings[0].happened >= 20 * dying
 

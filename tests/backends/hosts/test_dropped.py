@@ -88,7 +88,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
     anyio.run(test)
 
 
-def test_a_snapshot_behind_the_end_is_behind_all_that_was_dropped(hosts: Backend) -> None:
+def test_a_snapshot_after_the_end_covers_all_dropped_items(hosts: Backend) -> None:
     source = Counting(5_000)
     pipe = sl.from_items(source).shard(2).filter(lambda item: item < 10)
     with pipe.open(backend=hosts) as stream:
@@ -112,9 +112,9 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
             enough = source.asked + 100_000
             while source.asked < enough:
                 time.sleep(0.001)  # noqa: ASYNC251 - nobody takes in anything meanwhile
-            for lane in lanes(stream):
-                assert isinstance(lane._link, PipeLink)
-                assert sum(type(message) is ProgressMessage for message in list(lane._link._messages)) <= 1
+            for connection in lanes(stream):
+                assert isinstance(connection._link, PipeLink)
+                assert sum(type(message) is ProgressMessage for message in list(connection._link._messages)) <= 1
             group.cancel_scope.cancel()
 
     anyio.run(test)
@@ -123,7 +123,7 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
 # Live sources ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_of_a_feed_is_what_no_state_is_behind(hosts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, journal = [0], [0]
     append, trim = MemoryJournal.append, LiveForwarding.trim
 

@@ -75,7 +75,7 @@ def test_reports_and_dead_letters_are_those_of_a_stream_without_hosts(backend: B
     assert letters(backend, tmp_path / "there.jsonl") == letters(sl.Inline(), tmp_path / "here.jsonl")
 
 
-def test_too_many_errors_fail_the_run_behind_the_same_items(backend: Backend) -> None:
+def test_too_many_errors_fail_the_run_after_the_same_items(backend: Backend) -> None:
     with PIPE.open(backend=backend, on_error="skip", max_errors=5) as stream:
         with pytest.raises(TooManyErrors) as found:
             list(stream)

@@ -66,7 +66,7 @@ def test_no_more_bytes_wait_for_a_slow_consumer_than_may(
 
     def items_arrive(self: RemoteWorker[Any], *args: Any) -> None:
         take(self, *args)
-        most.append(self._parcels.size)
+        most.append(self._in_flight.size)
 
     monkeypatch.setattr(RemoteWorker, "items", items_arrive)
     with items(260, fn).open(backend=sl.Processes(1)) as stream:
@@ -94,7 +94,7 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_an_item_that_cannot_be_pickled_is_named_behind_those_before_it() -> None:
+def test_an_item_that_cannot_be_pickled_is_named_after_those_before_it() -> None:
     found: list[int] = []
     pipe = items(20, lambda item: Unpicklable(item) if item == 7 else item)
     with pipe.open(backend=sl.Processes(1)) as stream, pytest.raises(TransportError, match="Unpicklable") as caught:

@@ -80,13 +80,13 @@ def killed_at_each_step(pipe: sl.Pipeline[Any], n: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_a_kill_behind_every_item_moves_nothing(name: str) -> None:
+def test_a_kill_after_every_item_keeps_the_order(name: str) -> None:
     make = STRICT[name]
     assert killed_at_each_step(make(), 2) == make().first(100)
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_a_kill_behind_every_item_loses_and_doubles_nothing(name: str) -> None:
+def test_a_kill_after_every_item_loses_and_repeats_nothing(name: str) -> None:
     make = FREE[name]
     assert Counter(leaves(killed_at_each_step(make(), 2))) == Counter(leaves(make().first(100)))
 

@@ -186,7 +186,7 @@ async def test_a_stream_is_closed_inside_a_pause_in_which_its_host_died() -> Non
         async with sl.from_items(range(5_000)).map(abs).open(backend=backend) as stream:
             await anext(stream)
             async with stream.paused():
-                for link in [lane._link for lane in lanes(stream)]:
+                for link in [connection._link for connection in lanes(stream)]:
                     if link is not None:
                         link.close()
                 await settle()

@@ -275,7 +275,7 @@ def test_hosts_of_which_one_could_work_are_refused_with_the_line_to_write(backen
     assert sorted(written.open(backend=sl.Threads(2)).sync_stream()) == list(range(8))
 
 
-def test_one_host_those_of_a_shared_pool_and_those_that_nobody_counted_take_what_is_unsharded(
+def test_one_host_a_shared_pool_and_a_default_count_accept_an_unsharded_pipeline(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("streamline.backends.hosts.pool._hinted", set())

@@ -129,8 +129,8 @@ def test_closing_lets_what_runs_end_and_kills_what_does_not(new_echo: NewEcho) -
         echo.host.close()
 
 
-def test_a_host_that_nobody_holds_leaves_nothing(echo_importable: None) -> None:
-    host = HostProcess(0, attend="echo_far:attend")
+def test_a_host_that_is_garbage_collected_leaks_nothing(echo_importable: None) -> None:
+    host = HostProcess(0, entry_point="echo_host:serve_socket")
     host.start()
     pid = host.pid
     with warnings.catch_warnings():
@@ -143,7 +143,7 @@ def test_a_host_that_nobody_holds_leaves_nothing(echo_importable: None) -> None:
 
 def test_fifty_processes_leave_no_descriptor(echo_importable: None, shipped: Shipped) -> None:
     def open_close(kill: bool) -> None:
-        host = HostProcess(0, attend="echo_far:attend")
+        host = HostProcess(0, entry_point="echo_host:serve_socket")
         host.start()
         host.link(shipped).close()
         if kill:
@@ -167,7 +167,7 @@ def test_a_fork_of_the_parent_neither_keeps_nor_kills_its_children(new_echo: New
         code = 1
         try:
             echo.host._child.abandon()
-            code = 0 if echo.host._child.talk.sock.fileno() < 0 else 2
+            code = 0 if echo.host._child.stdio.sock.fileno() < 0 else 2
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
@@ -206,7 +206,7 @@ def test_no_descriptors_is_an_error_that_says_so() -> None:
 
 
 def test_a_child_that_can_not_begin_says_why(capfd: pytest.CaptureFixture[str]) -> None:
-    host = HostProcess(3, attend="no_such_module:attend")
+    host = HostProcess(3, entry_point="no_such_module:attend")
     host.start()
     assert host.wait(200)
     assert host.exit == "exit code 1"
@@ -219,7 +219,7 @@ def test_a_child_that_can_not_begin_says_why(capfd: pytest.CaptureFixture[str]) 
 PARENT = """
 import os, re, signal, sys, time
 sys.path.insert(0, {here!r})
-from echo_near import Echo
+from echo_client import Echo
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import ship
 
@@ -235,7 +235,7 @@ def stopped():
     print("stuck", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
 
-hosts = [HostProcess(number, attend="echo_far:attend") for number in range(3)]
+hosts = [HostProcess(number, entry_point="echo_host:serve_socket") for number in range(3)]
 for host in hosts: host.start()
 for host, stick in zip(hosts, (in_python, in_c, stopped)):
     Echo(host, ship(None)).send(stick)
@@ -267,12 +267,12 @@ def alive(pid: int) -> bool:
 CTRL_C = """
 import os, signal, sys, time
 sys.path.insert(0, {here!r})
-from echo_near import Echo
+from echo_client import Echo
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import ship
 
 signal.signal(signal.SIGINT, lambda *_: None)
-host = HostProcess(0, attend="echo_far:attend")
+host = HostProcess(0, entry_point="echo_host:serve_socket")
 host.start()
 for _ in range(100):
     os.killpg(0, signal.SIGINT)

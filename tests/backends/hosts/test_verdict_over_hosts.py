@@ -107,7 +107,7 @@ class Heavy:
         return made_again, (self.item, self.item_s)
 
 
-def test_a_border_that_takes_longer_than_making_what_crosses_it(pool: Backend) -> None:
+def test_transfer_that_takes_longer_than_making_the_items_is_the_verdict(pool: Backend) -> None:
     count = 2000  # more than hosts may have on their way: time is counted from the first item on
 
     def check(times: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from streamline.backends.ipc.state_codec import Columns, Dumper
+from streamline.backends.ipc.state_codec import ColumnDecoder, ColumnEncoder
 from streamline.core.channel import Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Site
@@ -38,7 +38,7 @@ class Crossing(Flow[Any]):
     def __init__(self, plan: Plan, site: Site, state: Tree | None, dice: Random, deaths: int) -> None:
         self._plan, self._site, self._dice, self._deaths = plan, site, dice, deaths
         self._choosing = chooses(plan)
-        self.columns = Columns(self._choosing)
+        self.columns = ColumnDecoder(self._choosing)
         self._begin(state)
         super().__init__(self.columns.load_state(self._dumper.dump_state(self._far.state)))
         self._last = self.state
@@ -46,7 +46,7 @@ class Crossing(Flow[Any]):
 
     def _begin(self, state: Tree | None) -> None:
         self._far = open_worker(self._plan, self._site, state)
-        self._dumper = Dumper(self._choosing)
+        self._dumper = ColumnEncoder(self._choosing)
 
     async def _next(self, limit: int) -> Chunk[Any] | None:
         if self._dice.randrange(10) < self._deaths:

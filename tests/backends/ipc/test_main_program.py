@@ -8,9 +8,9 @@ from pathlib import Path
 
 CHILD = """
 import pickle, sys
-from streamline.backends.ipc.state_codec import Dumper
-from streamline.backends.ipc.exceptions import carry
-from streamline.backends.ipc.skipped_items import carry_left_out
+from streamline.backends.ipc.state_codec import ColumnEncoder
+from streamline.backends.ipc.exceptions import pickle_exception
+from streamline.backends.ipc.skipped_items import pickle_skipped
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 
@@ -28,12 +28,12 @@ def answer(fn, item):
     error, record = failed(fn, item), None
     if isinstance(error, Exception):
         about = {"stage": "s", "kind": "map", "shard": 0, "position": "", "trace": trace_of(error)}
-        record = carry_left_out(Failure(item=item, error=error, **about), "process 2")
-    return carry(error, "process 2"), record
+        record = pickle_skipped(Failure(item=item, error=error, **about), "process 2")
+    return pickle_exception(error, "process 2"), record
 
 
 fns, item, state = pickle.load(sys.stdin.buffer)
-states = [Dumper(choosing).dump_state(state) for choosing in (False, True)]
+states = [ColumnEncoder(choosing).dump_state(state) for choosing in (False, True)]
 pickle.dump(([answer(fn, item) for fn in fns], states), sys.stdout.buffer)
 """
 
@@ -41,9 +41,9 @@ SCRIPT = """
 import pickle, subprocess, sys, threading
 import cloudpickle
 import streamline as sl
-from streamline.backends.ipc.state_codec import Columns
-from streamline.backends.ipc.exceptions import delivered
-from streamline.backends.ipc.skipped_items import left_out
+from streamline.backends.ipc.state_codec import ColumnDecoder
+from streamline.backends.ipc.exceptions import unpickle_exception
+from streamline.backends.ipc.skipped_items import unpickle_skipped
 from streamline.core.state import At
 
 print("the script runs")
@@ -99,7 +99,7 @@ child = subprocess.run([sys.executable, "-c", CHILD], input=sent, capture_output
 assert not child.stderr, child.stderr.decode()
 [(data, record), (group, _), (leaving, _), (of_local, _)], (state, chosen) = pickle.loads(child.stdout)
 
-error = delivered(data)
+error = unpickle_exception(data)
 assert type(error) is Mine, type(error)
 assert (str(error), error.code, Mine.made) == ("3: bad", 3, 6), Mine.made
 left, trace = error.__notes__
@@ -111,18 +111,18 @@ except Mine as again:
     assert [item.number for item in calls] == [3] and type(calls[0]) is Item
 assert sl.replay(error, fn=lambda item: item.number) == 3
 
-failure = left_out(record)
+failure = unpickle_skipped(record)
 assert type(failure.error) is Mine and type(failure.item) is Item and failure.item.number == 3
 assert "raise Mine(item.number" in failure.traceback
 
-assert type(Columns(False).load_state(state)) is Position
-assert Columns(True).load_state(chosen).json() == {"source": 7}
+assert type(ColumnDecoder(False).load_state(state)) is Position
+assert ColumnDecoder(True).load_state(chosen).json() == {"source": 7}
 
-group = delivered(group)
+group = unpickle_exception(group)
 assert type(group) is ExceptionGroup and type(group.exceptions[0]) is Mine, group
-leaving = delivered(leaving)
+leaving = unpickle_exception(leaving)
 assert type(leaving) is SystemExit and leaving.code == 3
-found = delivered(of_local)
+found = unpickle_exception(of_local)
 assert type(found) is Local and found.number == 3, type(found)
 assert Mine.made == 6
 print("all is well")

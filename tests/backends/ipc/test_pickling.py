@@ -109,7 +109,7 @@ def test_what_arrives_is_what_was_sent(sent: list[Any]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(arrays())
-def test_arrays_arrive_writable_in_the_same_memory_order_and_one_does_not_change_the_other(array: Any) -> None:
+def test_arrays_arrive_writable_in_the_same_memory_order_and_independent(array: Any) -> None:
     before = array.tobytes()
     (got,) = there([array])
     assert got.flags.writeable
@@ -253,7 +253,7 @@ def test_once_it_is_needed_cloudpickle_stays_for_that_link() -> None:
     one.dumps([1])
     assert not one.fresh()
     one.dumps([lambda: 1])
-    assert type(one._told).__name__ == "SentClasses"
+    assert type(one._sent_classes).__name__ == "SentClasses"
     assert there([1, np.ones(3), "a"], one)[2] == "a"
 
 

@@ -43,7 +43,7 @@ def there(pickled: PickledItems) -> Any:
     return arrived
 
 
-def test_there_are_tables_only_where_somebody_has_imported_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_tables_only_where_pyarrow_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pa.RecordBatch in reducers()
     monkeypatch.delitem(sys.modules, "pyarrow")
     assert pa.RecordBatch not in reducers()

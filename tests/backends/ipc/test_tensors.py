@@ -16,7 +16,7 @@ def there(*items: Any) -> list[Any]:
     return Pickling().loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
 
 
-def test_there_are_tensors_only_where_somebody_has_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_tensors_only_where_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tensor:
         pass
 

@@ -18,7 +18,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.hosts.remote_metrics import MetricsReporter, RemoteMetrics
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import Counts, Message
+from streamline.backends.ipc.messages import Message, MetricsUpdate
 from streamline.core.counters import HostMeter
 from streamline.core.meters import Meters
 from streamline.core.session import Session
@@ -75,14 +75,14 @@ def counted(stats: sl.Stats) -> list[tuple[Any, ...]]:
 
 @on_each(BACKENDS)
 @pytest.mark.parametrize("pipe", PIPES)
-def test_counts_behind_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
+def test_counts_after_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
     stats = after(PIPES[pipe], backend)
     assert counted(stats) == counted(after(PIPES[pipe], sl.Inline()))
     assert {stage.hosts for stage in stats.stages} == {0, 2}
 
 
 @on_each(BACKENDS)
-def test_channels_at_the_border_are_told_apart_from_those_in_hosts(backend: Backend) -> None:
+def test_channels_to_the_consumer_are_distinct_from_those_in_hosts(backend: Backend) -> None:
     stats = after(PIPES["calls"], backend)
     channels = {channel.name: channel for channel in stats.channels}
     border, inside = channels["double (border)"], channels["double"]
@@ -140,7 +140,7 @@ def test_clocks_of_processes_are_this_ones() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("received", [4, 7, 12])
-async def test_what_is_done_again_behind_a_death_counts_again_and_errors_do_not(received: int) -> None:
+async def test_work_repeated_after_a_death_counts_again_and_errors_do_not(received: int) -> None:
     def even(item: int) -> int:
         if item % 10 == 3:
             raise ValueError(item)
@@ -170,11 +170,11 @@ class Wires(Link):
     copies = True
 
     def __init__(self) -> None:
-        self.told: list[Counts] = []
+        self.told: list[MetricsUpdate] = []
         self.came = threading.Semaphore(0)
 
     def send(self, message: Message) -> None:
-        assert isinstance(message, Counts)
+        assert isinstance(message, MetricsUpdate)
         self.told.append(message)
         self.came.release()
 
@@ -194,14 +194,14 @@ def mirrored() -> tuple[Meters, RemoteMetrics]:
 def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() -> None:
     """By a thread: nothing here runs but this one."""
     link, session = Wires(), Session()
-    telling = MetricsReporter(link, session)
+    reporter = MetricsReporter(link, session)
     meter = session.meters.stage("decode", "map", 3)
     meter.begun = began = time.perf_counter()
-    telling.wake()
+    reporter.wake()
     try:
         assert link.came.acquire(timeout=200)
     finally:
-        telling.close()
+        reporter.close()
     meters, mirror = mirrored()
     mirror.show(link.told[0])
     shown = meters.stages["decode", 3]
@@ -209,32 +209,32 @@ def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() ->
     assert str(shown.host) == "process 0, pid 4711"
 
 
-def test_nothing_is_said_twice_and_nobody_looks_while_nothing_is_at_work() -> None:
+def test_nothing_is_reported_twice_or_checked_while_nothing_is_at_work() -> None:
     link, session = Wires(), Session()
-    telling = MetricsReporter(link, session)
+    reporter = MetricsReporter(link, session)
     session.meters.stage("decode", "map", 3).count([1, 2])
-    telling.wake()
+    reporter.wake()
     assert link.came.acquire(timeout=200)
-    thread = telling._thread
+    thread = reporter._thread
     assert thread is not None
     deadline = time.monotonic() + 200
-    while telling._news.is_set():  # it waits for news once it has looked
+    while reporter._active.is_set():  # it waits for news once it has looked
         assert time.monotonic() < deadline
-    telling.close()
+    reporter.close()
     assert not thread.is_alive()
     assert len(link.told) == 1
 
 
 def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     link, session = Wires(), Session()
-    telling = MetricsReporter(link, session)
+    reporter = MetricsReporter(link, session)
     meter = session.meters.stage("decode", "map", 3)
     channel = session.meters.channel("decode", 3, 8)
     meter.count([1, 2])
     meter.worked(1.0, 3.0)
     meter.begun = time.perf_counter()
     channel.items, channel.depth, channel.peak = 7, 5, 6
-    telling.tell()
+    reporter.report()
     meters, mirror = mirrored()
     mirror.show(link.told[0])
     mirror.lost()
@@ -249,18 +249,18 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
 
 def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() -> None:
     link, session = Wires(), Session()
-    telling = MetricsReporter(link, session)
+    reporter = MetricsReporter(link, session)
     traffic = session.meters.traffic("read_lines")
     traffic.requests, traffic.retries, traffic.bytes = 5, 2, 100
-    telling.tell()
-    assert not telling.tell()
+    reporter.report()
+    assert not reporter.report()
     meters, mirror = mirrored()
     mirror.show(link.told[0])
     mirror.show(link.told[0])  # what was told is a sum, not an addition
     assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
     mirror.lost()
-    mirror.show(Counts((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 1),)))  # of the next one
-    mirror.show(Counts((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 2),)))
+    mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 1),)))  # of the next one
+    mirror.show(MetricsUpdate((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 2),)))
     meters.traffic("read_lines").requests += 1  # of a flow in the stream's own event loop
     (reads,) = later = stats_of(meters).reads
     assert (reads.requests, reads.retries, reads.bytes) == (8, 3, 109)
@@ -345,10 +345,10 @@ def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_pa
 
 @pytest.mark.anyio
 async def test_spans_cross_only_while_a_trace_is_on(tmp_path: Path) -> None:
-    told: list[Counts] = []
+    told: list[MetricsUpdate] = []
     show = RemoteMetrics.show
 
-    def noting(mirror: RemoteMetrics, counts: Counts) -> None:
+    def noting(mirror: RemoteMetrics, counts: MetricsUpdate) -> None:
         told.append(counts)
         show(mirror, counts)
 

@@ -15,7 +15,7 @@ import cloudpickle
 SIZE = struct.Struct("<I")
 
 
-async def attend(sock: socket.socket, payload: int) -> None:
+async def serve_socket(sock: socket.socket, payload: int) -> None:
     os.close(payload)
     sock.setblocking(False)
     while (call := await receive(sock)) is not None:

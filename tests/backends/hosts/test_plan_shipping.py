@@ -100,7 +100,7 @@ def test_a_plan_of_custom_stages_goes_by_value(new_echo: NewEcho) -> None:
     assert seen == (plan.names, [])
 
 
-def test_what_stands_behind_the_merge_is_not_sent() -> None:
+def test_stages_after_the_merge_are_not_sent() -> None:
     with (
         socket.socket() as model,
         sl.from_items(range(4))
@@ -335,7 +335,7 @@ class Peer:
         peers.append(self)
 
 
-def test_in_a_graph_of_circles_the_shortest_way_to_the_culprit_is_said_in_bounded_time() -> None:
+def test_in_a_cyclic_graph_the_shortest_path_to_the_culprit_is_found_in_bounded_time() -> None:
     peers: list[Peer] = []
     for _ in range(30):
         Peer(peers)

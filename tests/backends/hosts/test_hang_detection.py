@@ -122,7 +122,7 @@ def test_a_worker_that_is_only_reported_goes_on(tmp_path: Path, caplog: pytest.L
     at_last(check)
 
 
-def test_a_consumer_that_takes_its_time_makes_nobody_stuck(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_consumer_makes_no_worker_stuck(caplog: pytest.LogCaptureFixture) -> None:
     pipe = sl.from_items(range(LENGTH)).shard(2).map(abs).merge()
 
     def check(times: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamline.backends.hosts.stdio_relay import asker
-from tests.backends.hosts.echo_near import Echo
+from tests.backends.hosts.echo_client import Echo
 
 NewEcho = Callable[..., Any]
 
@@ -143,6 +143,6 @@ def test_each_running_has_its_own_answers(new_echo: NewEcho, shipped: Any) -> No
         return ask_parent(None)
 
     assert [echo.call(ask), second.call(ask)] == ["first", "second"]
-    assert "nobody answers" in str(third.call(ask))
+    assert "no handler answers" in str(third.call(ask))
     for other in (second, third):
         other.sock.close()

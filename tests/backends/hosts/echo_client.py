@@ -1,4 +1,4 @@
-"""The near end of a host process that runs `echo_far`."""
+"""The near end of a host process that runs `echo_host`."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from streamline.backends.hosts.restarts import CAREFUL_ITEMS, CrashReport, CrashTracking, RestartPolicy, at_fault
-from streamline.backends.ipc.messages import CallProgress, Culprit
+from streamline.backends.hosts.restarts import TRACKED_ITEMS, CrashReport, CrashTracking, RestartPolicy, crash_verdict
+from streamline.backends.ipc.messages import CallProgress, CrashingCall
 from streamline.core.flow import Site
 from streamline.errors import WorkerDied
 
@@ -20,14 +20,14 @@ class Worker:
     has_room: bool = True
     held: int = 0
     position: str = "line 7"
-    deaths: RestartPolicy = field(default_factory=RestartPolicy)
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
 
     @property
     def site(self) -> Site:
         return Site(cast(Any, None), self.shard, 4)
 
     def calls(self, number: int = 1) -> Worker:
-        self.deaths.calling(CallProgress(0, "load", number, over=False))
+        self.restart_policy.calling(CallProgress(0, "load", number, over=False))
         return self
 
 
@@ -40,45 +40,45 @@ def test_the_third_death_in_a_row_is_the_last() -> None:
     assert [dies(inquest, worker) for _ in range(3)] == [[], [], [worker]]
 
 
-def test_whoever_gives_something_starts_at_none_again() -> None:
+def test_an_item_resets_the_count_of_deaths() -> None:
     inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
     for _ in range(5):
         assert dies(inquest, worker) == []
-        worker.deaths.gave(1)
+        worker.restart_policy.on_items(1)
 
 
 def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> None:
     inquest = CrashReport[Worker](CrashTracking())
     calling, idle, full = Worker().calls(), Worker(), Worker(has_room=False)
     dies(inquest, calling, idle, full)
-    assert [worker.deaths.count for worker in (calling, idle, full)] == [1, 0, 0]
-    calling.deaths.calling(CallProgress(0, "load", 1, over=True))
+    assert [worker.restart_policy.count for worker in (calling, idle, full)] == [1, 0, 0]
+    calling.restart_policy.calling(CallProgress(0, "load", 1, over=True))
     dies(inquest, calling, idle, full)
-    assert [worker.deaths.count for worker in (calling, idle, full)] == [2, 1, 0]
+    assert [worker.restart_policy.count for worker in (calling, idle, full)] == [2, 1, 0]
 
 
-@pytest.mark.parametrize(("given", "careful"), [(CAREFUL_ITEMS - 1, True), (CAREFUL_ITEMS, False)])
-def test_a_worker_is_careful_behind_a_death_that_comes_soon_behind_another(given: int, careful: bool) -> None:
+@pytest.mark.parametrize(("given", "track_calls"), [(TRACKED_ITEMS - 1, True), (TRACKED_ITEMS, False)])
+def test_calls_are_tracked_after_two_deaths_in_quick_succession(given: int, track_calls: bool) -> None:
     inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
     dies(inquest, worker)
-    assert not worker.deaths.careful
-    worker.deaths.gave(given)
+    assert not worker.restart_policy.track_calls
+    worker.restart_policy.on_items(given)
     dies(inquest, worker)
-    assert worker.deaths.careful is careful
+    assert worker.restart_policy.track_calls is track_calls
 
 
-def test_a_worker_is_careful_behind_a_host_that_was_stuck_and_before_the_last_death() -> None:
+def test_calls_are_tracked_after_a_hang_and_before_the_last_death() -> None:
     stuck, last = Worker(), Worker()
     dies(CrashReport[Worker](CrashTracking(max_restarts=9)), stuck, stuck=True)
     dies(CrashReport[Worker](CrashTracking(max_restarts=2)), last)
-    assert (stuck.deaths.careful, last.deaths.careful) == (True, True)
+    assert (stuck.restart_policy.track_calls, last.restart_policy.track_calls) == (True, True)
 
 
 def test_several_in_calls_take_turns_and_none_is_counted() -> None:
     inquest = CrashReport[Worker](CrashTracking())
     later, awaited, other = Worker(held=3).calls(), Worker(held=0).calls(), Worker()
     assert dies(inquest, later, awaited, other) == []
-    assert [worker.deaths.count for worker in (later, awaited, other)] == [0, 0, 0]
+    assert [worker.restart_policy.count for worker in (later, awaited, other)] == [0, 0, 0]
     assert [inquest.waits(worker) for worker in (later, awaited, other)] == [True, True, False]
     assert inquest.turn is awaited  # whom the merge waits for
     assert not inquest.turn_over(later)
@@ -90,15 +90,19 @@ def test_several_in_calls_take_turns_and_none_is_counted() -> None:
 
 def test_a_call_that_is_known_is_the_culprit_once() -> None:
     worker = Worker(shard=2).calls(5)
-    worker.deaths.count = 3
-    culprit = at_fault(worker, 1, "process 1, pid 7", "exit code 3")
-    assert isinstance(culprit, Culprit)
-    assert (culprit.stage, culprit.number, culprit.shard, culprit.process, culprit.exit) == (
-        ("load", 5, 2, 1, "exit code 3")
-    )
-    assert "shard 2 of 4 has lost its host 3 times" in culprit.message
-    worker.deaths.culprit = culprit
-    assert isinstance(at_fault(worker, 1, "process 1, pid 7", "exit code 3"), WorkerDied)
+    worker.restart_policy.count = 3
+    crashing_call = crash_verdict(worker, 1, "process 1, pid 7", "exit code 3")
+    assert isinstance(crashing_call, CrashingCall)
+    assert (
+        crashing_call.stage,
+        crashing_call.number,
+        crashing_call.shard,
+        crashing_call.process,
+        crashing_call.exit,
+    ) == (("load", 5, 2, 1, "exit code 3"))
+    assert "shard 2 of 4 has lost its host 3 times" in crashing_call.message
+    worker.restart_policy.crashing_call = crashing_call
+    assert isinstance(crash_verdict(worker, 1, "process 1, pid 7", "exit code 3"), WorkerDied)
 
 
 @pytest.mark.parametrize("calls", [0, 2])
@@ -106,6 +110,6 @@ def test_where_no_single_call_is_known_the_worker_fails_where_it_stands(calls: i
     worker = Worker()
     for number in range(calls):
         worker.calls(number)
-    failure = at_fault(worker, 1, "process 1, pid 7", "exit code 3")
+    failure = crash_verdict(worker, 1, "process 1, pid 7", "exit code 3")
     assert isinstance(failure, WorkerDied)
-    assert str(failure).endswith("ended with exit code 3. It stands behind line 7")
+    assert str(failure).endswith("ended with exit code 3. It stands after line 7")

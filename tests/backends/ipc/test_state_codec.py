@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.backends.ipc.state_codec import Columns, Dumper
+from streamline.backends.ipc.state_codec import ColumnDecoder, ColumnEncoder
 from streamline.core.choices import Log, LogSegment
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import At, CountedStates, Over, Since, State, Tally, Tree
@@ -31,7 +31,7 @@ def far(columns: int = 3) -> Chunk[int]:
 
 
 def test_a_column_and_progress_arrive() -> None:
-    states, after = Columns(False).load(Dumper(False).dump(far()), 3)
+    states, after = ColumnDecoder(False).load(ColumnEncoder(False).dump(far()), 3)
     assert [states[index].json() for index in range(3)] == [{"items": 5}, {"items": 6}, {"items": 7}]
     assert after is not None
     assert (after.json(), after.where()) == ({"items": 9}, At("items", 9).where())
@@ -39,7 +39,7 @@ def test_a_column_and_progress_arrive() -> None:
 
 
 def test_progress_alone_and_items_alone_arrive() -> None:
-    columns, dumper = Columns(False), Dumper(False)
+    columns, dumper = ColumnDecoder(False), ColumnEncoder(False)
     assert columns.load(dumper.dump(Chunk([1], [At("items", 1)])), 1)[1] is None
     states, after = columns.load(dumper.dump(Chunk((), (), At("items", 2))), 0)
     assert states == ()
@@ -59,8 +59,8 @@ class CountsLoads(At):
 
 def test_nothing_is_loaded_before_a_state_is_read_and_then_once() -> None:
     CountsLoads.loads = 0
-    data = Dumper(False).dump(Chunk([1], [CountsLoads("mine", 3)], CountsLoads("mine", 4)))
-    states, after = Columns(False).load(data, 1)
+    data = ColumnEncoder(False).dump(Chunk([1], [CountsLoads("mine", 3)], CountsLoads("mine", 4)))
+    states, after = ColumnDecoder(False).load(data, 1)
     assert CountsLoads.loads == 0
     assert after is not None
     assert [states[0].json(), after.json(), states[0].where()] == [
@@ -74,9 +74,9 @@ def test_nothing_is_loaded_before_a_state_is_read_and_then_once() -> None:
 def test_only_the_states_of_a_chunks_own_items_are_sent() -> None:
     many = [At("items", number) for number in range(10_000)]
     part = Chunk(range(10_000), many).part(5000, 3)
-    data = Dumper(False).dump(part)
+    data = ColumnEncoder(False).dump(part)
     assert len(data) < 300
-    assert Columns(False).load(data, 3)[0][2].json() == {"items": 5002}
+    assert ColumnDecoder(False).load(data, 3)[0][2].json() == {"items": 5002}
 
 
 class Locked(State):
@@ -90,10 +90,10 @@ class Locked(State):
         """Nothing."""
 
 
-@pytest.mark.parametrize("choosing", [False, True])
-def test_a_state_that_cannot_be_pickled_is_refused_by_the_name_of_its_stage(choosing: bool) -> None:
+@pytest.mark.parametrize("with_log", [False, True])
+def test_a_state_that_cannot_be_pickled_is_refused_by_the_name_of_its_stage(with_log: bool) -> None:
     state = Over("outer", 1, Since(At("items", 0), Over("between", 2, Locked("theirs", At("items", 1)))))
-    dumper = Dumper(choosing)
+    dumper = ColumnEncoder(with_log)
     with pytest.raises(PlanTypeError, match=r"the state of 'theirs' .* got a _thread\.lock\.") as refused:
         dumper.dump(Chunk([1], [state]))
     assert isinstance(refused.value.__cause__, TypeError)
@@ -101,24 +101,24 @@ def test_a_state_that_cannot_be_pickled_is_refused_by_the_name_of_its_stage(choo
         dumper.dump_state(state)
 
 
-def test_a_state_of_a_class_that_nobody_can_import_arrives() -> None:
+def test_a_state_of_a_class_that_cannot_be_imported_arrives() -> None:
     class Local(At):
         pass
 
-    dumper, columns = Dumper(False), Columns(False)
+    dumper, columns = ColumnEncoder(False), ColumnDecoder(False)
     for number in range(2):
         state = columns.load_state(dumper.dump_state(Local("mine", number)))
         assert isinstance(state, Local)
         assert state.own == number
 
 
-def test_lines_leave_their_bytes_behind(tmp_path: Path) -> None:
+def test_states_of_lines_do_not_carry_their_bytes(tmp_path: Path) -> None:
     lines = [b"x" * 4000 + b"\r" * (number % 3) + b"\n" for number in range(300)]
     (tmp_path / "a.txt").write_bytes(b"".join(lines))
     plan = sl.read_lines(str(tmp_path / "a.txt")).shard(1).plan
 
     async def work(tasks: Tasks) -> None:
-        flow, dumper, columns = open_worker(plan, Site(tasks), None), Dumper(False), Columns(False)
+        flow, dumper, columns = open_worker(plan, Site(tasks), None), ColumnEncoder(False), ColumnDecoder(False)
         count = 0
         while (chunk := await flow.pull(7)) is not None:
             for way in (chunk, Chunk(chunk.items, [chunk.states[at] for at in range(len(chunk.items))])):
@@ -194,11 +194,11 @@ def test_choices_given_at_a_restart_count_until_they_are_made() -> None:
     def behind(log: Log, count: int) -> State:
         return BatchState("batch", At("items", 0), log, count)
 
-    columns, dumper = Columns(True), Dumper(True)
+    columns, dumper = ColumnDecoder(True), ColumnEncoder(True)
     mark = columns.load_state(dumper.dump_state(behind(Log(0, [], 0, "batch"), 0)))
     assert mark.json() == {"items": 0, "batch": {"replay": []}}
     columns.restarted(mark)
-    again, dumper = Log(0, [2, 1, 2], 3, "batch"), Dumper(True)
+    again, dumper = Log(0, [2, 1, 2], 3, "batch"), ColumnEncoder(True)
     assert columns.load_state(dumper.dump_state(behind(again, 0))) is mark
     states, _ = columns.load(dumper.dump(Chunk([1], [behind(again, 1)])), 1)
     assert states[0].json()["batch"] == {"replay": [1, 2]}
@@ -222,12 +222,12 @@ class Hidden(State):
         self.upstream.tally(found)
 
 
-def test_a_restart_behind_a_state_that_hides_choices_is_refused() -> None:
+def test_a_restart_at_a_state_that_hides_choices_is_refused() -> None:
     def begin() -> State:
         return Hidden(UnorderedState("load", DeliverySegment("load", 0, 0, frozenset(), At("items", 0), []), 0, 0))
 
-    columns = Columns(True)
-    state = columns.load_state(Dumper(True).dump_state(begin()))
+    columns = ColumnDecoder(True)
+    state = columns.load_state(ColumnEncoder(True).dump_state(begin()))
     columns.restarted(state)
     with pytest.raises(ResumeError, match="'load'"):
-        columns.load_state(Dumper(True).dump_state(begin()))
+        columns.load_state(ColumnEncoder(True).dump_state(begin()))

@@ -267,7 +267,7 @@ print(alone())
 
 
 @pytest.mark.parametrize(("kind", "options"), [("Processes", ()), ("Threads", ("-X", "dev"))])
-def test_an_interpreter_that_exits_under_open_streams_says_nothing_and_leaves_nothing(
+def test_an_interpreter_that_exits_with_open_streams_prints_and_leaks_nothing(
     kind: str, options: tuple[str, ...], python: Python, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"

@@ -20,7 +20,7 @@ import pytest
 
 from streamline.backends.ipc import shared_socket
 from streamline.backends.ipc.link import LinkClosed
-from streamline.backends.ipc.messages import Close, Credit, Hold, ItemsMessage, Message
+from streamline.backends.ipc.messages import CloseWorker, Credit, ItemsMessage, Message, PauseHost
 from streamline.backends.ipc.socket_link import SLAB_BYTES, SocketLink
 
 LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,9 +95,9 @@ def test_messages_arrive_in_order_both_ways(run: Run) -> None:
             sent: list[Message] = [Credit(1, n, 2 * n) for n in range(500)]
             for message in sent:
                 near.send(message)
-            far.send(Hold(1))
+            far.send(PauseHost(1))
             assert await received(far, 500) == sent
-            assert await received(near, 1) == [Hold(1)]
+            assert await received(near, 1) == [PauseHost(1)]
 
     run(test)
 
@@ -168,7 +168,7 @@ def test_a_sender_never_waits_and_what_the_socket_does_not_take_is_written_later
     run(test)
 
 
-def test_drain_writes_by_itself_where_nobody_else_does(run: Run) -> None:
+def test_drain_writes_without_a_flush_task(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             for n in range(20_000):
@@ -281,7 +281,7 @@ def test_local_classes_cross_both_ways() -> None:
 # Ends -----------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_wakes_whoever_waits_on_either_side(run: Run) -> None:
+def test_closing_wakes_waiting_tasks_on_both_sides(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             async with anyio.create_task_group() as group:
@@ -290,8 +290,8 @@ def test_closing_wakes_whoever_waits_on_either_side(run: Run) -> None:
                     group.start_soon(link.flush)
                 await anyio.wait_all_tasks_blocked()
                 near.close()
-                far.send(Hold(1))
-                near.send(Hold(1))
+                far.send(PauseHost(1))
+                near.send(PauseHost(1))
                 await near.drain()
                 near.close()
 
@@ -323,7 +323,7 @@ def test_a_sender_that_is_stuck_notices_that_the_other_end_is_gone(run: Run) -> 
                 group.start_soon(near.drain)
                 await anyio.wait_all_tasks_blocked()
                 far.close()
-            near.send(Hold(1))
+            near.send(PauseHost(1))
             assert not near._unsent
 
     run(test)
@@ -333,10 +333,10 @@ def test_what_was_sent_before_hanging_up_is_received(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
             put(near, np.zeros(LARGE))
-            near.send(Close(1))
-            far.send(Hold(1))  # never read: Linux tells the other end of a reset
+            near.send(CloseWorker(1))
+            far.send(PauseHost(1))  # never read: Linux tells the other end of a reset
             near.close()
-            assert [type(message) for message in await closed(far)] == [ItemsMessage, Close]
+            assert [type(message) for message in await closed(far)] == [ItemsMessage, CloseWorker]
 
     run(test)
 
@@ -447,8 +447,8 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
 
     async def test() -> None:
         with linked() as (near, far):
-            near.send(Hold(1))
-            assert await received(far, 1) == [Hold(1)]
+            near.send(PauseHost(1))
+            assert await received(far, 1) == [PauseHost(1)]
             put(near, np.zeros(LARGE))
             with pytest.raises(LinkClosed, match="as many open as it may"):
                 await far.receive()
@@ -456,15 +456,15 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
     run_on("asyncio", test)
 
 
-def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_while_the_loop_stands_still() -> None:
+def test_push_and_send_threadsafe_write_from_another_thread_while_the_loop_blocks() -> None:
     """Nothing here runs an event loop at the sending end: it is held by a function."""
     ours, theirs = socket.socketpair()
     near, far = SocketLink(ours), SocketLink(theirs)
     sent = 0
     while not far._unsent:
-        far.send(Hold(sent))
+        far.send(PauseHost(sent))
         sent += 1
-    thread = threading.Thread(target=far.tell, args=(Hold(sent),))
+    thread = threading.Thread(target=far.send_threadsafe, args=(PauseHost(sent),))
     thread.start()
     thread.join()
 
@@ -472,7 +472,7 @@ def test_what_the_socket_did_not_take_is_pushed_and_told_from_another_thread_whi
         found: list[int] = []
         while len(found) <= sent:
             with anyio.move_on_after(0.05) as patience:
-                found += [message.number for message in await near.receive() if isinstance(message, Hold)]
+                found += [message.number for message in await near.receive() if isinstance(message, PauseHost)]
             if patience.cancelled_caught:
                 pushing = threading.Thread(target=far.push)
                 pushing.start()

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.backends.ipc.state_codec import Columns, Dumper
+from streamline.backends.ipc.state_codec import ColumnDecoder, ColumnEncoder
 from streamline.core.flow import Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
@@ -77,8 +77,8 @@ async def compare(tasks: Tasks, composition: Composition, dice: Random) -> None:
     plan = composition.pipeline.plan
     shard = dice.randrange(plan.shard.num_shards)
     flow = open_worker(plan, Site(tasks, shard, plan.shard.num_shards), None)
-    choosing = chooses(plan)
-    dumper, columns = Dumper(choosing), Columns(choosing)
+    with_log = chooses(plan)
+    dumper, columns = ColumnEncoder(with_log), ColumnDecoder(with_log)
     states = [(flow.state, columns.load_state(dumper.dump_state(flow.state)))]
     try:
         while (chunk := await flow.pull(dice.choice((1, 3, 256)))) is not None:
@@ -93,7 +93,7 @@ async def compare(tasks: Tasks, composition: Composition, dice: Random) -> None:
     finally:
         await flow.aclose()
     assert [said(there) for _, there in states] == [said(here) for here, _ in states]
-    if choosing and any(isinstance(stage, Repeat) for stage in plan.worker):
+    if with_log and any(isinstance(stage, Repeat) for stage in plan.worker):
         return  # nothing goes back over passes that chose: refused (`check_choices`)
     for first in range(0, len(states), 1 + len(states) // 12):
         for last in range(first, len(states), 1 + len(states) // 12):
@@ -113,7 +113,7 @@ def test_what_has_crossed_says_what_it_said_before(composition: Composition, see
 @pytest.mark.timeout(600)
 @examples(20)
 @given(choosing_workers(), seeds, lists, st.sampled_from([0, 1, 3]))
-def test_choices_are_known_across_the_border_also_when_hosts_die(
+def test_choices_are_known_in_the_consumer_also_when_hosts_die(
     composition: Composition, seed: int, most: int, deaths: int
 ) -> None:
     DICE.seed(seed)

@@ -82,7 +82,7 @@ def test_a_poison_is_counted_and_passed(
 
 
 @pytest.mark.parametrize("name", [*STEPS, "map"])
-def test_a_poison_raises_behind_the_items_before_it(
+def test_a_poison_raises_after_the_items_before_it(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[int] = []

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.ipc import exceptions as parts
-from streamline.backends.ipc.exceptions import carry, delivered
-from streamline.backends.ipc.skipped_items import carry_left_out, left_out
+from streamline.backends.ipc.exceptions import pickle_exception, unpickle_exception
+from streamline.backends.ipc.skipped_items import pickle_skipped, unpickle_skipped
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 from streamline.core.text import cut
@@ -37,7 +37,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def crossed(error: BaseException) -> BaseException:
-    return delivered(carry(raised(error), "process 2"))
+    return unpickle_exception(pickle_exception(raised(error), "process 2"))
 
 
 def notes(error: BaseException) -> str:
@@ -187,7 +187,7 @@ def test_methods_that_prevent_its_pickling_do_not_prevent_its_arrival(kind: type
     assert (found.args, vars(found)["more"]) == (("so", 3), [1])
 
 
-def test_what_cannot_be_pickled_is_left_behind_and_named() -> None:
+def test_what_cannot_be_pickled_is_omitted_and_named() -> None:
     error = PickyError(3, "so")
     error.args = ("message", threading.Lock(), 5)
     with socket.socket() as connection:
@@ -211,7 +211,7 @@ def test_classes_that_are_only_here_are_found_here() -> None:
 
 
 def test_what_cannot_be_had_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "dumped", lambda *args, **options: None)
+    monkeypatch.setattr(parts, "pickle_or_none", lambda *args, **options: None)
     found = crossed(PickyError(3, "so"))
     assert type(found) is StageError
     assert str(found).endswith("PickyError: 3: so")
@@ -220,11 +220,11 @@ def test_what_cannot_be_had_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_carrying_never_raises() -> None:
-    silent, weird = crossed(SilentError("a")), delivered(carry(WeirdError("b")))
+    silent, weird = crossed(SilentError("a")), unpickle_exception(pickle_exception(WeirdError("b")))
     assert isinstance(silent, SilentError)
     assert isinstance(weird, StageError | WeirdError)
-    nowhere = pickle.dumps(([pickle.loads(carry(PlainError("a")))[0][0]._replace(pickled=b"rubbish")], None))
-    assert str(delivered(nowhere)).endswith("PlainError: a")
+    nowhere = pickle.dumps(([pickle.loads(pickle_exception(PlainError("a")))[0][0]._replace(pickled=b"rubbish")], None))
+    assert str(unpickle_exception(nowhere)).endswith("PlainError: a")
 
 
 def test_the_traceback_is_a_note_from_the_users_own_frames_on() -> None:
@@ -234,7 +234,7 @@ def test_the_traceback_is_a_note_from_the_users_own_frames_on() -> None:
     before, trace = list(caught.value.__notes__), caught.value.__traceback__
     assert trace is not None
     error = caught.value.with_traceback(trace.tb_next)  # as in a host, where nobody's loop is around it
-    found = delivered(carry(error, "process 2"))
+    found = unpickle_exception(pickle_exception(error, "process 2"))
     assert found.__notes__[:-1] == before
     note = found.__notes__[-1]
     assert note.startswith("the traceback in process 2 (pid ")
@@ -251,10 +251,13 @@ def test_frames_of_a_notebooks_cells_get_their_lines_here() -> None:
     exec(compile(source, "<cell 3>", "exec"), names)
     with pytest.raises(ZeroDivisionError) as failed:
         names["f"](1)
-    data = carry(failed.value)
+    data = pickle_exception(failed.value)
     linecache.cache["<cell 3>"] = (len(source), None, source.splitlines(keepends=True), "<cell 3>")
     try:
-        assert 'File "<cell 3>", line 2, in f\n    return n / 0\nZeroDivisionError' in delivered(data).__notes__[-1]
+        assert (
+            'File "<cell 3>", line 2, in f\n    return n / 0\nZeroDivisionError'
+            in unpickle_exception(data).__notes__[-1]
+        )
     finally:
         del linecache.cache["<cell 3>"]
 
@@ -269,7 +272,7 @@ def test_causes_and_contexts_come_along() -> None:
     cause, context = PickyError(1, "deep"), KeyError("first")
     cause.__context__ = context
     context.__context__ = cause  # round and round
-    found = delivered(carry(raised(FrozenError(3), cause)))
+    found = unpickle_exception(pickle_exception(raised(FrozenError(3), cause)))
     assert isinstance(found.__cause__, PickyError)
     assert isinstance(found.__cause__.__context__, KeyError)
     assert found.__cause__.__context__.__context__ is found.__cause__
@@ -279,7 +282,7 @@ def test_causes_and_contexts_come_along() -> None:
     for number in range(500):
         error.__context__ = Exception(str(number))
         error = error.__context__
-    assert delivered(carry(first)).args == ("0",)
+    assert unpickle_exception(pickle_exception(first)).args == ("0",)
 
 
 def test_groups_are_carried_member_by_member() -> None:
@@ -313,7 +316,7 @@ def failure_of(item: Any, fn: Any = fails) -> BaseException:
 
 
 def test_replay_calls_the_programs_own_function_on_the_item() -> None:
-    found = delivered(carry(failure_of({"a": 3})))
+    found = unpickle_exception(pickle_exception(failure_of({"a": 3})))
     with pytest.raises(ValueError, match=r"bad \{'a': 3\}"):
         sl.replay(found)
     assert sl.replay(found, fn=len) == 1
@@ -325,19 +328,19 @@ def test_replay_calls_the_programs_own_function_on_the_item() -> None:
 def test_a_lambda_and_a_seeded_map_are_replayed_too() -> None:
     seen = failure_of(3, lambda item: fails(item))
     with pytest.raises(ValueError, match="bad 3"):
-        sl.replay(delivered(carry(seen)))
+        sl.replay(unpickle_exception(pickle_exception(seen)))
     with sl.from_items([1]).map(lambda item, rng: fails(rng.random()), seed=1).open() as stream:
         with pytest.raises(ValueError, match="bad") as caught:
             list(stream)
         with pytest.raises(ValueError, match="bad") as again:
-            sl.replay(delivered(carry(caught.value)))
+            sl.replay(unpickle_exception(pickle_exception(caught.value)))
     assert str(again.value) == str(caught.value)
 
 
 @pytest.mark.parametrize("item", [np.zeros(1 << 18), threading.Lock()], ids=["too large", "a lock"])
 def test_without_its_item_it_is_not_replayed(item: Any) -> None:
     with pytest.raises(PlanError, match="isn't here"):
-        sl.replay(delivered(carry(failure_of(item))))
+        sl.replay(unpickle_exception(pickle_exception(failure_of(item))))
 
 
 def test_other_exceptions_have_no_call() -> None:
@@ -345,8 +348,8 @@ def test_other_exceptions_have_no_call() -> None:
         sl.replay(crossed(ValueError("of somebody else")))
 
 
-def test_pickled_by_others_it_leaves_its_item_behind_as_ever() -> None:
-    found = pickle.loads(pickle.dumps(delivered(carry(failure_of(3)))))
+def test_pickled_by_others_it_omits_its_item() -> None:
+    found = pickle.loads(pickle.dumps(unpickle_exception(pickle_exception(failure_of(3)))))
     with pytest.raises(PlanError, match="copied or pickled"):
         sl.replay(found)
 
@@ -364,7 +367,7 @@ def left(item: Any, error: Exception | None = None) -> Failure:
 
 def test_a_record_arrives_as_it_was() -> None:
     failure = left({"a": np.arange(3)}, PickyError(3, "so"))
-    found = left_out(carry_left_out(failure, "process 2"))
+    found = unpickle_skipped(pickle_skipped(failure, "process 2"))
     for name in ("stage", "kind", "shard", "position", "items", "traceback"):
         assert getattr(found, name) == getattr(failure, name)
     assert repr(found.item) == repr(failure.item)
@@ -389,15 +392,15 @@ class Mute(Item):
 
 
 @pytest.mark.parametrize("item", [Item(), b"ab" * (1 << 20), "\ud800" * (1 << 20), ["x" * (1 << 21)]], ids=type)
-def test_of_an_item_that_stays_behind_a_dead_letter_says_the_same(item: Any) -> None:
-    data = carry_left_out(left(item))
+def test_the_dead_letter_of_an_item_that_stays_in_its_host_is_the_same(item: Any) -> None:
+    data = pickle_skipped(left(item))
     assert len(data) < 20_000
-    assert cut(repr(left_out(data).item)) == cut(repr(item))
+    assert cut(repr(unpickle_skipped(data).item)) == cut(repr(item))
 
 
 def test_a_record_is_carried_whatever_the_item_does() -> None:
-    assert "Mute whose repr raised SystemExit" in repr(left_out(carry_left_out(left(Mute()))).item)
-    assert "Silent" in left_out(carry_left_out(left(1, SilentError("a")))).traceback
+    assert "Mute whose repr raised SystemExit" in repr(unpickle_skipped(pickle_skipped(left(Mute()))).item)
+    assert "Silent" in unpickle_skipped(pickle_skipped(left(1, SilentError("a")))).traceback
 
 
 # Any ------------------------------------------------------------------------------------------------------------------
@@ -469,4 +472,4 @@ def insist_like(found: BaseException, error: BaseException) -> None:
 @examples(100)
 @given(exceptions())
 def test_any_exception_arrives_with_all_that_can_be_sent(error: BaseException) -> None:
-    insist_like(delivered(carry(error)), error)
+    insist_like(unpickle_exception(pickle_exception(error)), error)
