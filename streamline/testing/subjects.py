@@ -110,7 +110,7 @@ class PipelineSubject(Subject):
         return self._opening(None if text is None else Snapshot.from_json(text)).flow(tasks)
 
     def write(self, state: State) -> str:
-        return _saved(lambda: self._saving.snapshot(state, Gate()).to_json())
+        return _saved(lambda: self._saving.snapshots.take(state, Gate()).to_json())
 
     def changed(self, dice: Random) -> Subject:
         return replace(self, pipeline=changed(self.pipeline, dice))
