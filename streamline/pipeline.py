@@ -128,7 +128,7 @@ class Pipeline(Openable[T]):
           interleave: files that each worker reads in turn, item by item; more than one splits by "file".
 
         Raises:
-          PlanError: a second shard, or one behind the merge; a mode that the source doesn't have; a stage before it
+          PlanError: a second shard, or one after the merge; a mode that the source doesn't have; a stage before it
             that acts on items.
         """
         check_known(".shard", unknown, ("mode", "drop_remainder", "interleave"))
@@ -151,11 +151,11 @@ class Pipeline(Openable[T]):
 
         Args:
           window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
-            twice as many again. Behind `.shard`, in each worker.
+            twice as many again. After `.shard`, in each worker.
           seed: with it and the epoch (and shard and window), the order is always the same.
 
         Raises:
-          PlanError: without a window, the source has no index, or it stands behind `.shard`.
+          PlanError: without a window, the source has no index, or it stands after `.shard`.
         """
         check_known(".shuffle", unknown, ("window", "seed", "name"))
         if given:
@@ -241,7 +241,7 @@ class Pipeline(Openable[T]):
           name: by default the function's.
 
         Raises:
-          PlanError: options that the kind of function doesn't have; a seed behind a stage that chooses an order.
+          PlanError: options that the kind of function doesn't have; a seed after a stage that chooses an order.
         """
         check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "seed_globals", "name"))
         check_function(".map(fn)", fn)
@@ -392,7 +392,7 @@ class Pipeline(Openable[T]):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Pipeline[Block]:
-        """Put documents, sequences of tokens, one behind the other, and cut them into blocks of `length` tokens.
+        """Put documents, sequences of tokens, one after the other, and cut them into blocks of `length` tokens.
 
         A block is a dict of arrays: "tokens"; "segment_ids", 1, 2, ... for each document in it, 0 for padding; and
         "positions" in the segment, which begin at 0 in each document and in each block.
@@ -400,7 +400,7 @@ class Pipeline(Openable[T]):
         Args:
           length: tokens in a block; the last one is padded with 0.
           key: of the field with the tokens, where items are dicts; what else is in them is left out.
-          eos: a token that is put behind each document that has any.
+          eos: a token that is put after each document that has any.
           drop_remainder: leave out the last block if it isn't full.
         """
         stage = pack_of(length, key, eos, drop_remainder, name=self._name(name, "pack"))
@@ -429,7 +429,7 @@ class Pipeline(Openable[T]):
     ) -> Pipeline[T]:
         """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle behind
+        All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle after
         it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
         and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
         resumes, read on in its files. See docs/regenerating.md.
@@ -438,7 +438,7 @@ class Pipeline(Openable[T]):
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
             functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
           max_bytes: in each worker, of the items, as `streamline.core.tree.nbytes` counts them, or of the files: a pass
-            that is larger fails with `CacheFull`, behind all items that there is room for. None: no bound.
+            that is larger fails with `CacheFull`, after all items that there is room for. None: no bound.
         """
         if max_bytes is not None:
             max_bytes = check_int(".cache(max_bytes=)", max_bytes, 1)
@@ -463,7 +463,7 @@ class Pipeline(Openable[T]):
         cycle has the rest.
 
         Args:
-          size: items of a cycle; with `block`, rows. Behind `.shard`, in each worker.
+          size: items of a cycle; with `block`, rows. After `.shard`, in each worker.
           shuffle: whether they are; each serving by (seed, epoch, shard, cycle, serving) alone.
           reuse: how often each item is served before its cycle is dropped; each serving has an order of its own.
           block: the items are blocks, NumPy arrays or dicts and tuples of them, whose first axis are rows; they are
@@ -503,7 +503,7 @@ class Pipeline(Openable[T]):
         max_skips_per_round: int | None = None,
         max_lead: int | None = None,
     ) -> Pipeline[T]:
-        """Make one stream of the workers'. What comes behind acts on this stream.
+        """Make one stream of the workers'. What comes after acts on this stream.
 
         Args:
           kind: "strict": in turn, always the same order. "best_effort": whoever has an item, within bounds; the order
@@ -564,7 +564,7 @@ class Pipeline(Openable[T]):
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
 
-        Looks at files, unless servers or stores have to be asked in a running event loop of asyncio's: then `async
+        Looks at files, unless servers or stores have to be asked in an event loop that runs of asyncio's: then `async
         with` does, or `with`, and what is wrong with the data comes out there.
 
         Args:
@@ -619,7 +619,7 @@ class Pipeline(Openable[T]):
             one stopped; where the pipeline ends, it begins anew, in its next epoch. None: an epoch is one pass.
           fixed_epoch: each iteration is of the same epoch, with the same items in the same order: for validation.
           epoch: of the first iteration; by default the snapshot's, or 0.
-          resume: go on behind this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
+          resume: go on after this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
             known: with `steps_per_epoch`, an epoch begins there.
           persistent: threads and processes stay between epochs, and read ahead into the next one; `close`, or dropping
             the loader, ends them. False: each epoch has its own, and begins when it is asked for.
@@ -705,7 +705,7 @@ class Pipeline(Openable[T]):
 
         Lists the files, asks for sizes that the listing doesn't tell, reads the first record of a few files, compares
         these, and runs them through the stages: functions of the pipeline are called. A live source isn't read. Also in
-        a running event loop, which it holds up.
+        an event loop that runs, which it holds up.
 
         Args:
           world_size: of the job that is planned; by default it is found out, as in `open`.

@@ -1,16 +1,8 @@
-"""A plan looked through before it is run: what it would read, and what it would fail on, in seconds.
+"""A dry run of a plan: what it would read, and what it would fail on, found in seconds.
 
-Reads the listing, the sizes that it doesn't tell, and the first record of a few files, which then go through the
-stages. Nothing is written: no cache, no journal, no dead letters. A live source isn't read at all: what is read of it
-is gone.
-
-Who has how much to read, and who has nothing. Pure.
-
-The first records of a few files, and the sizes that no listing has told; side by side, within a deadline.
-
-A few records through the stages of a plan, in a thread: what raises on them would raise in the run.
-
-Whether the first records of several files are of one kind. Pure.
+Reads the listing, the sizes that it lacks, and the first record of a few files, side by side and within a deadline.
+The records then go through the stages, in a thread: what raises on them would raise in the run. Nothing is written: no
+cache, no journal, no dead letters. A live source isn't read: what is read of it is gone.
 """
 
 from __future__ import annotations

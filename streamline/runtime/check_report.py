@@ -33,8 +33,8 @@ class Load:
     """What one shard, or one rank, has to read; of one that is split unread, as far as can be said.
 
     Attributes:
-      items: objects, or of a source without files, items; None: nobody knows yet.
-      bytes: of its objects; None: of some, nobody knows.
+      items: objects, or of a source without files, items; None: unknown yet.
+      bytes: of its objects; None: of some, unknown.
     """
 
     items: int | None
@@ -48,7 +48,7 @@ class Report:
     Attributes:
       source: what is read, as the printed plan says it.
       files: whether it reads files; else `objects` are items.
-      objects: that would be read in all; None: nobody knows yet.
+      objects: that would be read in all; None: unknown yet.
       bytes: of those whose size is known.
       unsized: objects whose size isn't known.
       mode: how the source is split.

@@ -71,7 +71,7 @@ class DebugStream(PartIterator[T]):
         return self._runner.snapshot()
 
     def reset_cache(self) -> None:
-        """Let go of what `.cache` keeps, as that of `open` does."""
+        """Release what `.cache` keeps, as that of `open` does."""
         self._runner.reset_cache()
 
     @property
@@ -262,7 +262,7 @@ def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float |
             loop.run_until_complete(waiting)
 
     loop.call_soon(loop.stop)
-    loop.run_forever()  # a run that Ctrl-C has cut off leaves behind what ends the next one
+    loop.run_forever()  # a run that Ctrl-C has cut off leaves what ends the next one
     failed: Exception | None = None
     try:
         run(stream.aclose())

@@ -1,7 +1,7 @@
 """The thread in which a plan runs for a plain loop, and the border that lists cross.
 
 The event loop is uvloop where it exists. Success: the last list, then the end. Failure: every list before it, then the
-user's exception. Nothing here knows the stream: whoever drops it calls `stop`.
+user's exception. Nothing here knows the stream: what drops it calls `stop`.
 """
 
 from __future__ import annotations

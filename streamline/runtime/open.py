@@ -1,8 +1,7 @@
-"""From a plan to a stream: what is settled when a pipeline is opened, and the two ways to run it.
+"""Opening a pipeline: what is resolved before it runs, and the two ways to run it.
 
-All is settled at once, unless servers or stores have to be asked and asyncio's loop is running here: it must not stand
-still for them. Then `async with`, or the first item, awaits the answers, and whoever doesn't await waits for them when
-the stream is made.
+All is resolved at once, unless servers or stores have to be asked inside asyncio's loop, which must not block. Then
+`async with`, or the first item, awaits the answers; a plain stream waits for them when it is made.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Unsettled:
 
     @property
     def waits(self) -> bool:
-        """Whether settling it would hold up a running event loop, asyncio's, while servers or stores are asked."""
+        """Whether settling it would hold up an event loop that runs, asyncio's, while servers or stores are asked."""
         return self.opening.plan.source.is_remote and asyncio._get_running_loop() is not None
 
     def settled(self) -> ResolvedRun:

@@ -61,7 +61,7 @@ class SyncPause:
 
     Args:
       gate: the consumer's.
-      lock: whoever sends an event to it holds this.
+      lock: held to send it an event.
       far: the gate of the event loop.
     """
 
@@ -105,7 +105,7 @@ class SyncPause:
 
 
 def _leave(gate: Gate, lock: threading.RLock, far: RemoteGate, request: _PauseRequest) -> None:
-    """End a pause, once; the consumer's gate is the last to open, so that nobody waits for a loop that is paused."""
+    """End a pause, once; the consumer's gate is the last to open, so that nothing waits for a paused loop."""
     if far.request is request:
         far.resume(request)
         with lock:
@@ -116,7 +116,7 @@ def _leave(gate: Gate, lock: threading.RLock, far: RemoteGate, request: _PauseRe
 class RemoteGate:
     """The gate of an event loop that runs in another thread.
 
-    Requests cross in order. Whoever waits for an answer gets one, also from a loop that ends, and waits no longer than
+    Requests cross in order. Every request is answered, also from a loop that ends, and waits no longer than
     it said for a loop that is stuck in user code: that finds the gate closed as soon as it gives way.
 
     Attributes:
@@ -136,7 +136,7 @@ class RemoteGate:
         self._tasks, self._wake, self._context = tasks, waker(), copy_context()
 
     def end(self) -> None:
-        """Say that the loop has ended: nobody is to wait for it any more."""
+        """Say that the loop has ended: nothing waits for it any more."""
         self._over = True
         if (request := self.request) is not None:
             request.answer()
@@ -198,7 +198,7 @@ class _PauseRequest:
         self.job: Job | None = None
 
     def answer(self) -> None:
-        """Let whoever waits go on."""
+        """Let the waiting thread go on."""
         self.answers.put(None)
 
 

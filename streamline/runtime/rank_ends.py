@@ -1,6 +1,6 @@
 """What ranks agree on before a stream begins: how many items each gives; or that they find it out on the way.
 
-By arithmetic where lengths are known: every rank does the same sum, and nobody has to talk. It is exact as long as the
+By arithmetic where lengths are known: every rank does the same sum, without a message. It is exact as long as the
 plan is the one that was counted, and no item is left out because of an error. Otherwise over a store, round by round.
 """
 
@@ -98,7 +98,7 @@ class _ItemsLeft:
     """How many items are left on each rank.
 
     Attributes:
-      even: all come to their end together by themselves, also behind a resume that knows of one rank only.
+      even: all come to their end together by themselves, also after a resume that knows of one rank only.
       kept: these are numbers of the snapshot.
     """
 
@@ -132,7 +132,7 @@ def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _ItemsL
 
 
 def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) -> bool:
-    """Whether the stages behind the merge begin at this resume, so that they make of a number what they always do."""
+    """Whether the stages after the merge begin at this resume, so that they make of a number what they always do."""
     if any(isinstance(stage, Repeat) for stage in plan.after):
         return False
     kept = {stage.name for stage in plan.after if stage.kind != "numbering"}

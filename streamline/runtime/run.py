@@ -1,15 +1,13 @@
-"""What both kinds of stream are made from: a plan, where it runs, and where it begins.
+"""A resolved run: a plan, where it runs and the state that it begins at; it opens the flows, and resets caches.
 
-Letting go of what `.cache` keeps: the passes that have not begun for the consumer are drawn anew.
-
-A stream runs ahead of its consumer, and passes that the consumer hasn't seen may have begun. So a reset goes back to
-the consumer: it closes the flows, says in the state behind the last item from which pass on another drawing is served,
-and opens them there. What follows is what any resume of that state gives.
+A stream runs ahead of its consumer, and passes that the consumer hasn't seen may have begun. So `reset_cache` goes back
+to the consumer: it closes the flows, writes into the state after the last item from which pass on another drawing is
+served, and opens them there. What follows is what any resume of that state gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
@@ -20,14 +18,12 @@ from streamline.backends.base import Backend, Workers
 from streamline.core.channel import Inbox
 from streamline.core.dead_letters import DeadLetters
 from streamline.core.driver import behind_channel
-from streamline.core.error_policy import Errors, Policy, counting_in, counts_in
+from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
-from streamline.core.gate import Event, Gate, Phase
 from streamline.core.meters import Meters, Traffic
-from streamline.core.session import MEMORY_BYTES, Awaited, PendingItems, Session
-from streamline.core.state import Json, State, Tree
+from streamline.core.session import MEMORY_BYTES, Awaited, Session
+from streamline.core.state import Json, Tree
 from streamline.core.tasks import Tasks
-from streamline.core.text import Entry
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, MergeFlow
 from streamline.observe.progress import Progress
@@ -36,7 +32,6 @@ from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched
 from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
-from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan
 from streamline.plan.worker import SourceOpener, StageOpener
 from streamline.runtime.rank_ends import Resumed, agreed, begun_at
@@ -44,22 +39,16 @@ from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
 from streamline.sharding.split import shards_of_rank
-from streamline.snapshot.file_format import FORMAT_VERSION
-from streamline.snapshot.snapshot import Keeper, Snapshot
+from streamline.snapshot.coordinator import SnapshotCoordinator
+from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
 from streamline.transforms.pass_history import reset
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.regenerate import Regenerate
-from streamline.transforms.regenerate_spill import SpillKeeper
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["CacheReset", "ResolvedRun", "check_reset", "reset_from", "reset_kept"]
-
-
-BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
-"""How a snapshot leaves a stream as it found it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +65,7 @@ class ResolvedRun:
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks; None: by itself.
-      asked: what servers and stores were asked for all this; a running of it counts it as its own.
+      asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
     plan: Plan
@@ -93,9 +82,11 @@ class ResolvedRun:
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
     @cached_property
-    def fingerprint(self) -> list[Entry]:
-        """What the plan is; shared by all snapshots of the run."""
-        return fingerprint(self.plan)
+    def snapshots(self) -> SnapshotCoordinator:
+        """What takes the run's snapshots."""
+        return SnapshotCoordinator(
+            plan=self.plan, rank=self.rank, epoch=self.epoch, listing=self.listing, begun_from=self._state
+        )
 
     def flow(self, tasks: Tasks) -> Flow[Any]:
         """Return the last flow of the plan; its tasks belong to `tasks`."""
@@ -132,10 +123,10 @@ class ResolvedRun:
         return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
     def errors(self, meters: Meters) -> Errors:
-        """Return what counts the skipped items of one running: made anew for each.
+        """Return what counts the skipped items of one run: made anew for each.
 
         Args:
-          meters: of that running.
+          meters: of that run.
 
         Raises:
           DeadLetterError: they can't be written where they should be, or something else is there.
@@ -164,37 +155,17 @@ class ResolvedRun:
             found.update({(shard, name): count for name, count in counts_in(tree).items()})
         return found
 
-    def _with_gone(self, state: Tree) -> Tree:
-        """Return a state with the counts of stages that had skipped items, and that this plan has no more."""
-        if not any((self._gone_behind, *self._gone)):
-            return state
-        own = state[self.plan.merge.name]
-        workers = [counting_in(tree, gone) for tree, gone in zip(own["workers"], self._gone, strict=True)]
-        return {**counting_in(state, self._gone_behind), self.plan.merge.name: {**own, "workers": workers}}
-
-    @cached_property
-    def _gone(self) -> list[dict[str, int]]:
-        """Of each worker, what parts of it had skipped that were renamed or removed since: it counts all the same."""
-        state = self._state
-        trees = [] if state is None else state[self.plan.merge.name]["workers"]
-        return [_counts_of_others(tree, self.plan.worker_names) for tree in trees]
-
-    @cached_property
-    def _gone_behind(self) -> dict[str, int]:
-        """Likewise, behind the merge."""
-        return {} if self._state is None else _counts_of_others(self._state, self.behind)
-
     @property
     def behind(self) -> frozenset[str]:
-        """The names of the merge and the stages behind it."""
+        """The names of the merge and the stages after it."""
         return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
 
     def watched(self, session: Session) -> Watched:
-        """Return what a watchdog needs to know of a running of this."""
+        """Return what a watchdog needs to know of this run."""
         return Watched(session, self.plan.source.name, self.behind, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
-        """Show how a running of this gets on, if that is wanted."""
+        """Show the progress of the run, if that is wanted."""
         if self.progress:
             progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
@@ -202,7 +173,7 @@ class ResolvedRun:
             progress.start()
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
-        """Begin to write a trace of a running of this; it ends with it."""
+        """Begin to write a trace of the run; it ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
         trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, behind=self.behind | one)
         session.at_close(trace.stop)
@@ -213,85 +184,6 @@ class ResolvedRun:
         """The state to begin at, as flows write it."""
         return None if self.resume is None else self.resume.flow_state
 
-    def snapshot(self, state: State, gate: Gate | None, journal: PendingItems | None = None) -> Snapshot:
-        """Return the state of the run as it is now: closes the gate, copies, and leaves it as it was, in one step.
-
-        Args:
-          gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
-        """
-        if gate is None:
-            return self._snapshot_of(state.json(), journal)
-        before = gate.phase
-        if before in (Phase.CLOSED, Phase.CAPTURED):  # captured: a signal's handler takes one inside another
-            return self._snapshot_of(state.json(), journal)
-        if before is Phase.RUNNING:
-            gate.on(Event.QUIESCE)
-        gate.on(Event.CAPTURE)
-        try:
-            return self._snapshot_of(state.json(), journal)
-        finally:
-            gate.on(BACK[before])
-
-    def _snapshot_of(self, state: Tree, journal: PendingItems | None) -> Snapshot:
-        return Snapshot(
-            version=FORMAT_VERSION,
-            fingerprint=self.fingerprint,
-            listing=self.listing,
-            epoch=self.epoch,
-            rank=self.rank.rank,
-            world_size=self.rank.world_size,
-            num_shards=self.plan.shard.num_shards,
-            state=self._by_shard(self._with_gone(state)),
-            merge=self.plan.merge.name,
-            journal=None if journal is None else journal.entry(state),
-            keeper=self._keeper(journal),
-        )
-
-    def _keeper(self, journal: PendingItems | None) -> Any:
-        """Return what wants to know that a snapshot is stored; None: nobody."""
-        own = None if journal is None else journal.keeper
-        keepers = [keeper for keeper in (own, self._spills) if keeper is not None]
-        return _Keepers(tuple(keepers)) if len(keepers) > 1 else keepers[0] if keepers else None
-
-    @cached_property
-    def _spills(self) -> SpillKeeper | None:
-        """What removes cycles that stages have written down, and that no snapshot needs any more."""
-        plan = self.plan
-        folders = {stage.name: stage.spill for stage in (*plan.worker, *plan.after) if isinstance(stage, Regenerate)}
-        kept = {name: folder for name, folder in folders.items() if folder is not None}
-        if not kept:
-            return None
-        shards = self.rank.shards(plan.shard.num_shards)
-        return SpillKeeper(kept, plan.merge.name, shards, plan.shard.num_shards, self.rank.rank, self.rank.world_size)
-
-    def _by_shard(self, state: Tree) -> Tree:
-        """Return a state with the merge's lists keyed by shard: no two ranks have the same keys."""
-        name = self.plan.merge.name
-        own = dict(state[name])
-        shards = [str(shard) for shard in self.rank.shards(self.plan.shard.num_shards)]
-        for key in ("produced", "workers"):
-            own[key] = dict(zip(shards, own[key], strict=True))
-        return {**state, name: own}
-
-
-@dataclass(frozen=True)
-class _Keepers:
-    """Several keepers, as one."""
-
-    keepers: tuple[Keeper, ...]
-
-    def storing(self) -> None:
-        for keeper in self.keepers:
-            keeper.storing()
-
-    def stored(self, state: Tree, where: str) -> None:
-        for keeper in self.keepers:
-            keeper.stored(state, where)
-
-
-def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:
-    return {name: count for name, count in counts_in(tree).items() if name not in names}
-
 
 @dataclass(frozen=True)
 class _MergeOpener:
@@ -301,7 +193,7 @@ class _MergeOpener:
     backend: Backend
     site: Site
     journal: Json = None
-    begun: list[Workers] = field(default_factory=list, compare=False)  # one, for all that is opened in the running
+    begun: list[Workers] = field(default_factory=list, compare=False)  # one, for all that is opened in the run
 
     def __call__(self, state: Tree | None = None) -> Flow[Any]:
         plan, site = self.plan, self.site
@@ -328,7 +220,7 @@ class _MergeOpener:
             if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
                 merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
             if not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
-                _tell_when_spent(inboxes, site.tasks.session)
+                _notify_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
 
@@ -352,8 +244,8 @@ class _MergeOpener:
         return replace(self, site=site)
 
 
-def _tell_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
-    """Tell the session when all workers have come to their ends. If one fails, that is never."""
+def _notify_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
+    """Notify the session when all workers have come to their ends. If one fails, that is never."""
     left = len(inboxes)
 
     def ended(failed: bool) -> None:
@@ -370,7 +262,7 @@ def _tell_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
 def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:
     """Return the workers that a merge waits for; none if it is gone."""
     flow = merge()
-    return [] if flow is None else [Awaited(shards[worker], behind) for worker, behind in flow.awaited()]
+    return [] if flow is None else [Awaited(shards[worker], stage) for worker, stage in flow.awaited()]
 
 
 def check_reset(opening: ResolvedRun) -> None:
@@ -405,20 +297,20 @@ def reset_kept(opening: ResolvedRun) -> int:
     for cache in caches_of(plan):
         if cache.path is None:
             continue
-        behind = cache.name in of_rank
-        of = rank.world_size if behind else plan.shard.num_shards
-        for shard in [rank.rank] if behind else rank.shards(of):
+        merged = cache.name in of_rank
+        of = rank.world_size if merged else plan.shard.num_shards
+        for shard in [rank.rank] if merged else rank.shards(of):
             least = CacheFiles(cache.path, str(cache), cache.name, cache.of, shard, of).reset(least)
     return least
 
 
 def reset_from(opening: ResolvedRun, snapshot: Snapshot, *, begun: bool = True) -> ResolvedRun:
-    """Return what goes on from a snapshot of the same run, and draws the passes behind it anew.
+    """Return what goes on from a snapshot of the same run, and draws the passes after it anew.
 
     While nothing of it runs: a pass that is read ahead might be of the new drawing otherwise.
 
     Args:
-      begun: whether the snapshot is behind an item.
+      begun: whether the snapshot is after an item.
 
     Raises:
       ReadError: a folder can't be written.

@@ -3,7 +3,7 @@
 Success: the last item, then the end; everything has been closed by then. Stage failure: every item before it, then the
 user's exception, for ever. Cancellation of a pull, a timeout around one `anext`: no effect, the next pull goes on.
 Leaving the loop: `async with` closes and waits; without it, the end, a failure, or garbage collection closes.
-Snapshot: the state of the last flow, at any time, also behind the end.
+Snapshot: the state of the last flow, at any time, also after the end.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
-        """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
+        """Release what `.cache` keeps: the pass that was begun is finished as it was, those after it are drawn anew.
 
         Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
         disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
@@ -169,12 +169,12 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         if self._closed:
             reset_kept(self._opening)
             return
-        going = CacheReset(self._opening, self.snapshot(), begun=self.count > 0)
+        reset = CacheReset(self._opening, self.snapshot(), begun=self.count > 0)
         assert self._flow is not None
         assert self._tasks is not None
         try:
             await self._flow.aclose()
-            self._opening = going.reset()
+            self._opening = reset.reset()
             self._flow = self._opening.flow(self._tasks)
         except BaseException:
             await self.aclose()
@@ -182,12 +182,12 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._session.meters.gave(-self.at_hand)
         self._forget()
         self._begin_at(self._flow.state)
-        going.raise_if_failed()
+        reset.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
         """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
 
-        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; behind it,
+        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; after it,
         everything goes on where it was. Calls that are at work when it is entered are waited for. `async with` gives
         the names of those that didn't end in time; they are logged, too, and their results wait.
 
@@ -206,7 +206,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         return Pause(self._session.gate, quiesce_timeout)
 
     async def _pull(self) -> Chunk[T] | None:
-        """Pull a list; at the end, or behind a failure, close what isn't needed any more: it will say so again."""
+        """Pull a list; at the end, or after a failure, close what isn't needed any more: it will say so again."""
         check_asked(self._session.gate)
         meters, consumer = self._session.meters, self._session.meters.consumer
         consumer.body_ends()
@@ -298,7 +298,7 @@ class _Supervisor:
             await self._done.wait()
 
     def abandon(self) -> None:
-        """The stream is gone: clean up behind it. From any thread; does not wait."""
+        """The stream is gone: clean up after it. From any thread; does not wait."""
         self._session.errors.close(None)
         if self._wake is not None and not self._stop.is_set():
             try:

@@ -1,4 +1,4 @@
-"""A plan that runs: what both kinds of stream have, and tell, in common."""
+"""The base class of both streams: errors, stats, trace and snapshots of a plan that runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BaseStream(Cursor[T]):
     """A place in the items of a plan that runs.
 
     Args:
-      session: of this running; None: a new one.
+      session: of this run; None: a new one.
     """
 
     def __init__(self, opening: ResolvedRun, session: Session | None = None) -> None:
@@ -61,7 +61,7 @@ class BaseStream(Cursor[T]):
         return self._session.errors.report()
 
     def stats(self) -> Stats:
-        """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also behind the end."""
+        """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
         ends = self.ends
         return replace(stats_of(self._session.meters, self.at_hand), dropped=ends.dropped, padded=ends.padded)
 
@@ -113,11 +113,11 @@ class BaseStream(Cursor[T]):
         """
         state = self.before.get() if items_ago else self.state
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
-        return self._opening.snapshot(state, gate, self._session.journal)
+        return self._opening.snapshots.take(state, gate, self._session.journal)
 
     def snapshot_since(self, since: State, gate: Gate) -> Snapshot:
         """Return a snapshot of an earlier state of this flow, plus the choices made since; `gate` is the caller's.
 
-        From any thread. Not of a live source: its journal lets go of what this stream's consumer has passed.
+        From any thread. Not of a live source: its journal releases what this stream's consumer has passed.
         """
-        return self._opening.snapshot(since, gate)
+        return self._opening.snapshots.take(since, gate)

@@ -77,7 +77,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
 
         Args:
-          items_ago: 1: what resumes with that item, for whoever fetches one ahead of using it.
+          items_ago: 1: what resumes with that item, where one is fetched ahead of its use.
 
         Raises:
           DeadLetterError: a skipped item that it counts can't be written down.
@@ -88,7 +88,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             return self._snapshot(None, items_ago)
 
     def reset_cache(self) -> None:
-        """Let go of what `.cache` keeps: the pass that was begun is finished as it was, those behind it are drawn anew.
+        """Release what `.cache` keeps: the pass that was begun is finished as it was, those after it are drawn anew.
 
         Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
         disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
@@ -109,17 +109,17 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             return
         with self._lock:
             self._session.meters.gave(-self.at_hand)
-            going = CacheReset(self._opening, self._snapshot(None), begun=self.count > 0)
+            reset = CacheReset(self._opening, self._snapshot(None), begun=self.count > 0)
             self._dealt_with(self._hand)
             self._forget()
-            self._begin_at(self._engine.reopen(going.reset))
-            self._opening = going.opening
-            going.raise_if_failed()
+            self._begin_at(self._engine.reopen(reset.reset))
+            self._opening = reset.opening
+            reset.raise_if_failed()
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
 
-        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; behind it,
+        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; after it,
         everything goes on where it was. Calls that are at work when it is entered are waited for. `with` gives the
         names of those that didn't end in time; they are logged, too, and their results wait.
 

@@ -85,7 +85,7 @@ class ThreadBridge(Generic[T]):
     # In the consumer's thread -----------------------------------------------------------------------------------------
 
     def take(self, take: Callable[[], object], now: float) -> None:
-        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here behind it."""
+        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it."""
         dealt_s = now - self.taken_at
         if dealt_s > 2 * STEADY_S:
             self._depth = max(self._least, self._depth // 2)
@@ -178,10 +178,10 @@ class ThreadBridge(Generic[T]):
         return self._depth - (self._sent - self._dealt)
 
     def _wait_taken(self) -> None:
-        """Behind a list that took long, let a consumer that waits for it run, until it has taken the list.
+        """After a list that took long, let a consumer that waits for it run, until it has taken the list.
 
         A thread that is woken loses the race for the GIL against a loop that lets go of it for a microsecond now and
-        then: behind a slow sync map, 500 items were made before the first was handed out. For the first list of all it
+        then: after a slow sync map, 500 items were made before the first was handed out. For the first list of all it
         waits longer, and lets go of the core, too: where all cores are busy, a thread is woken late.
         """
         began, longest = perf_counter(), QUICK_S if self._dealt else FIRST_S

@@ -1,14 +1,13 @@
 """Whether a snapshot fits a plan: what differs, what of it was accepted, and the snapshot as the plan reads it.
 
-The two fingerprints are aligned section by section (before the shard, the workers', behind the merge): first what has
+The two fingerprints are aligned section by section (before the shard, the workers', after the merge): first what has
 the same kind and name, then, between those, what has the same kind at the same place (it was renamed); the rest was
-added or removed. Each stage says which changes its state survives. A change that alters the number or the order of
-items is refused where a stage behind it is in the middle of something that it will read again: it would find others.
+added or removed. Each stage says which changes its state survives. A change of the number or order of items is refused
+if a later stage is in the middle of something that it will read again: it would find others.
 
-What `open(accept=)` may say: which names there are in a plan, and what of them can be accepted at all.
-
-An entry is "NAME.what": an option ("batch.size"), "name", "added" or "removed" of a stage, or a change of the source's
-data ("read_jsonl.new_files"). Names are those of the plan that is opened; of a stage that was removed, its old one.
+An entry of `open(accept=)` is "NAME.what": an option ("batch.size"), "name", "added" or "removed" of a stage, or a
+change of the source's data ("read_jsonl.new_files"). Names are those of the plan that is opened; of a removed stage,
+its old one.
 """
 
 from __future__ import annotations
@@ -389,12 +388,12 @@ class _Comparison:
         return [self._snapshot.stages] if pair.section == 2 else self._snapshot.worker_states
 
     def _in_the_middle(self, at: int) -> str | None:
-        """Say which stage behind number `at` will read again something that the change alters."""
+        """Say which stage after number `at` will read again something that the change alters."""
         found = self._reading_again(at)
         return None if found is None else found_otherwise(*found)
 
     def _reading_again(self, at: int) -> tuple[str, str] | None:
-        """Return the first stage behind number `at` that is in the middle of something, and what it does again."""
+        """Return the first stage after number `at` that is in the middle of something, and what it does again."""
         for pair in self._pairs[at + 1 :]:
             name = pair.its["name"] if pair.its else None
             for tree in self._trees(pair) if name is not None else ():

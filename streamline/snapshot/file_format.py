@@ -1,12 +1,11 @@
-"""How a snapshot is written down: JSON that a person can read, with a checksum. Pure.
+"""The file format of snapshots: JSON that a person can read, with a checksum. Pure.
 
 A file is an object of three entries: `streamline_snapshot` (the format's version), `sha256` (of the canonical JSON of
-the body), and `body`. The envelope and the checksum's rule are for life; a new version changes the body only.
+the body), and `body`. The envelope and the checksum's rule are for life; a new version changes the body only. Each
+rank has a file, named for it, in a directory for a step of training.
 
 The text is the standard library's, not msgspec's: states hold integers of 128 bits (random generators) and file names
 that are not UTF-8, and both must come back.
-
-Where the snapshots of ranks lie: one file each, named for the rank, in a directory for a step of training.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = [
 
 
 FORMAT_VERSION = 2
-"""2: behind a mark, the order of a strict merge and the sizes of full batches are written down, too."""
+"""2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
 
 
 MAGIC = "streamline_snapshot"

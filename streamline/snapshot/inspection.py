@@ -1,6 +1,6 @@
-"""A snapshot for a person, at three in the morning: whose it is, of which plan and data, and where each shard stands.
+"""A snapshot as text for a person: whose it is, of which plan and data, and where each shard stands.
 
-States are the stages' own business, so anything may stand in them: what is not understood is shown as JSON, cut short.
+A stage may keep anything in its state: what is not understood is shown as JSON, cut short.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def of_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
 
 
 def behind_merge(snapshot: Snapshot) -> Iterator[str]:
-    """Yield what stages behind the merge of a rank do again at its state, and what the merge does first."""
+    """Yield what stages after the merge of a rank do again at its state, and what the merge does first."""
     own = snapshot.state[snapshot.merge]
     if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
         items = f"{count:,} item{'s' * (count != 1)}"
@@ -58,7 +58,7 @@ def _has_function(entry: Entry) -> bool:
 
 
 def section(entries: Sequence[Entry], *sections: int) -> list[Entry]:
-    """Return the entries before the shard (0), of the workers (1), behind the merge (2); without the source."""
+    """Return the entries before the shard (0), of the workers (1), after the merge (2); without the source."""
     found, at = [], 0
     for number, entry in enumerate(entries):
         name = entry.get("name")

@@ -1,6 +1,6 @@
 """A job's snapshot on another number of ranks: each shard's place stays, and each rank takes the shards that are its.
 
-The number of shards stays, so what was consumed of each is what it was. What stands behind the merge is a rank's own:
+The number of shards stays, so what was consumed of each is what it was. What stands after the merge is a rank's own:
 a stage that holds items there, or counts them, says so by name, and the change is refused. Pure.
 """
 
@@ -31,7 +31,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
       job: of all ranks; or of one that was alone.
 
     Raises:
-      ResumeError: it is of a live source, or something behind the merge holds what can't be divided anew.
+      ResumeError: it is of a live source, or something after the merge holds what can't be divided anew.
     """
     parts = job.parts or (job,)
     if any(part.journal is not None for part in parts):
@@ -57,7 +57,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
 
 
 def _behind(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
-    """Yield what the stages behind the merge go on with, by name.
+    """Yield what the stages after the merge go on with, by name.
 
     Raises:
       ResumeError: one of them can't.
@@ -73,14 +73,14 @@ def _behind(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator
 
 
 def _stages_behind(snapshot: Snapshot) -> dict[str, type[Stage[Any, Any]]]:
-    """Return the classes of the stages behind the merge, by name."""
+    """Return the classes of the stages after the merge, by name."""
     names = [entry.get("name") for entry in snapshot.fingerprint]
     behind = snapshot.fingerprint[names.index("merge") + 1 :] if "merge" in names else []
     return {str(entry.get("name")): stage_class(str(entry.get("kind")), entry.get("options") or {}) for entry in behind}
 
 
 def _errors(parts: tuple[Snapshot, ...]) -> dict[str, int]:
-    """Return how many items were skipped behind the merge, on all ranks together, by stage."""
+    """Return how many items were skipped after the merge, on all ranks together, by stage."""
     found: dict[str, int] = {}
     for part in parts:
         for name, count in part.state.get("errors", {}).items():

@@ -47,14 +47,14 @@ class Keeper(Protocol):
         """A snapshot is about to be stored: make durable what it refers to."""
 
     def stored(self, state: dict[str, Json], where: str) -> None:
-        """The snapshot of this state is stored: let go of what no later resume needs."""
+        """The snapshot of this state is stored: release what no later resume needs."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """Where a run stands: what resumes right *after* the last item that it delivered. Of one rank, or of a whole job.
 
-    It shares its trees with whoever made it; both leave them as they are.
+    It shares its trees with what made it; both leave them as they are.
 
     Attributes:
       version: of the format.

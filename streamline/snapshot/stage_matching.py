@@ -22,7 +22,7 @@ class Pair:
     """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing.
 
     Attributes:
-      section: 0 before the shard, 1 the workers', 2 behind the merge.
+      section: 0 before the shard, 1 the workers', 2 after the merge.
       source: whether it is the source.
     """
 

@@ -1,7 +1,7 @@
 """Whether a snapshot is whole, as far as types and ranges tell: each part of its states is of the type that its stage
 declares (`Stage.state_type`, `Source.state_type`). Pure.
 
-A snapshot's file has a checksum, but a snapshot also comes out of text that somebody has kept or edited. What is
+A snapshot's file has a checksum, but a snapshot also comes out of text that was kept or edited. What is
 checked here is opened, shown and resharded without a further look.
 """
 

@@ -5,13 +5,13 @@
 The laws, by the name that a broken one's message begins with:
 
 - Order: an uninterrupted run delivers what the oracle says.
-- Resume: what was delivered, and what a run delivers that is opened at the state behind it, are together the whole.
+- Resume: what was delivered, and what a run delivers that is opened at the state after it, are together the whole.
 Where the
-  order is fixed, exactly the rest; behind a choosing flow, the same multiset, each worker's items in their order.
+  order is fixed, exactly the rest; after a choosing flow, the same multiset, each worker's items in their order.
 - State: it is JSON, as it is: what would come back as something else (a tuple, a key that is no string) is none.
 - Quiescence: a state doesn't change while no pull is in progress, nor once it was handed out.
 - Close: `aclose` is idempotent, closes what was opened, and leaves no task.
-- Failure: the items before it, then the very exception, on every further pull; a resume behind a fix delivers the rest.
+- Failure: the items before it, then the very exception, on every further pull; a resume after a fix delivers the rest.
 - Bound: when the consumer stops, the source has been asked for no more than `max_in_flight` further items.
 - Liveness: something happens within seconds.
 

@@ -40,7 +40,7 @@ def check_resume(
     """Check that a finite pipeline delivers what it should, and that it resumes exactly, wherever it is interrupted.
 
     Runs it to its end, resumes it through JSON from every state on the way, and `generations` times in a row. Where
-    the order is fixed, exactly the rest must come; behind an unordered map or a best-effort merge the multiset must
+    the order is fixed, exactly the rest must come; after an unordered map or a best-effort merge the multiset must
     be whole. Also checks that states stand still between pulls, and that closing leaves nothing. Call it from plain
     code:
 
@@ -75,7 +75,7 @@ def check_failure(
     loop: str = "asyncio",
     backend: Backend | None = None,
 ) -> None:
-    """Check that a pipeline delivers what comes before `error`, then `error` itself for ever, and resumes behind a fix.
+    """Check that a pipeline delivers what comes before `error`, then `error` itself for ever, and resumes after a fix.
 
     Args:
       pipeline: fails with `error`.
@@ -117,7 +117,7 @@ def check_stage(
       items: what the source gives: finite, comparable by their `repr`, without equal ones.
       laws: which of `LAWS` to check.
       generations: resumes in a row, at random points.
-      behind_choices: check Resume behind an unordered map, too. Not for a stage of which the order of its input
+      behind_choices: check Resume after an unordered map, too. Not for a stage of which the order of its input
       decides which
         items come out (a running sum): there, comparing multisets of the output's parts says nothing.
       seed: of the random points.
@@ -205,7 +205,7 @@ class _CheckedStage:
 
     def bound(self) -> None:
         if not self._whole:
-            return  # nothing comes out that a consumer could stop behind
+            return  # nothing comes out that a consumer could stop after
         pipe = self.pipeline(*self._items)
         per_item = max(1.0, len(self._items) / len(self._whole))
         held = pipe.max_in_flight

@@ -1,6 +1,6 @@
 """Random pipelines, for hypothesis: every stage, over every source that can be read again, wherever a plan allows it.
 
-Where the order of items is open (behind an unordered map or a best-effort merge), only stages follow for which the
+Where the order of items is open (after an unordered map or a best-effort merge), only stages follow for which the
 multiset of what comes out doesn't depend on it: so that comparing multisets proves something.
 """
 
@@ -56,7 +56,7 @@ class Composition:
         return (merging is not None and merging.chooses) or any(stage.chooses for stage in self.pipeline.stages)
 
     def with_steps(self, steps: Sequence[Step], choosing: bool | None = None) -> Composition:
-        """Add those that a plan allows, and behind which the multiset is still determined."""
+        """Add those that a plan allows, and after which the multiset is still determined."""
         found = self
         for step in steps:
             if found._takes(step):
@@ -103,7 +103,7 @@ def compositions(
     Args:
       choosing: whether something in it must choose an order; None: as it comes.
       most: items of the source, about.
-      stages: before the merge, and again behind it, at the most.
+      stages: before the merge, and again after it, at the most.
       kinds: of sources, those to choose from.
       more: steps to choose from beside all stages.
     """

@@ -1,4 +1,4 @@
-"""A backend that copies: hosts that are tasks of the stream's own event loop, behind links that pickle what crosses.
+"""A backend that copies: hosts that are tasks of the stream's own event loop, at links that pickle what crosses.
 
 It shows, without a process and in a reproducible order, what worker processes show: what can't cross, what was shared
 that must not be, and what becomes of a stream when a host dies at any moment (`Cut`).

@@ -1,6 +1,6 @@
-"""The laws, each as it is checked on a subject. When one is broken, an `AssertionError` begins with its name.
+"""The laws, each as it is checked on a subject: what is expected, and how it is compared with what was delivered.
 
-What is to be delivered, and how what was delivered is compared with it.
+When a law is broken, an `AssertionError` begins with its name.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script
 async def failure_law(
     tasks: Tasks, broken: Subject, mended: Subject, error: BaseException, truth: ExpectedItems, least: int, dice: Random
 ) -> None:
-    """What comes before a failure, then the failure, for ever; a resume behind a fix goes on there.
+    """What comes before a failure, then the failure, for ever; a resume after a fix goes on there.
 
     Args:
       broken: fails with `error`.
@@ -204,7 +204,7 @@ class ExpectedItems:
     Args:
       items: by an uninterrupted run.
       choosing: their order is open: results are compared as multisets of `atoms`.
-      workers: what each worker delivers, in its order; None where the stages behind it don't let that be seen.
+      workers: what each worker delivers, in its order; None where the stages after it don't let that be seen.
     """
 
     def __init__(self, items: Sequence[Any], choosing: bool, workers: Sequence[Sequence[Any]] | None = None) -> None:

@@ -1,10 +1,8 @@
 """The oracle: what an uninterrupted, strict run delivers, computed one item at a time.
 
 Plain generators: no lists, no states, no tasks, no channels. What defines the order (permutations, the split, the
-random generators) is shared with the engine; how it is carried out is not. An unordered map is taken as ordered, and
+random generators) is shared with the library; how it is carried out is not. An unordered map is taken as ordered, and
 a best-effort merge as strict: what they deliver is compared as a multiset.
-
-What the oracle says of stages and sources that take more than a few lines.
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ def _indices(plan: Plan, site: Site) -> Iterator[int]:
 
 
 def _index(ops: Sequence[Stage[Any, Any]], length: int, epoch: tuple[int, ...]) -> Iterator[int]:
-    """Return the index behind what stands before the shard."""
+    """Return the index after what stands before the shard."""
     if not ops:
         yield from range(length)
         return
@@ -253,7 +251,7 @@ def _as_read(plan: Plan, site: Site, loop: BlockingPortal) -> Iterator[Any]:
 
 # Stages -------------------------------------------------------------------------------------------------------------
 def _behind(stage: Stage[Any, Any], chain: Chain, loops: _Loops) -> Chain:
-    """Return what comes out of one stage behind `chain`."""
+    """Return what comes out of one stage after `chain`."""
     if isinstance(stage, Repeat):
         repeat = stage
         return lambda site: _repeat(repeat, chain, site)

@@ -1,8 +1,6 @@
-"""Scripted sources: items, and what may happen between them.
+"""Scripted sources and a slow device: items with aborts and pauses between them, and transfers that take their time.
 
 The idea of a test source with ABORT and PAUSE between its items is bytewax's.
-
-A device that is nowhere: as slow to reach as any, for laws that a transfer has to keep without one.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class _SlowMover(Mover):
 
 
 def to_elsewhere(pipe: Pipeline[Any], target: Target | None = None, depth: int = 2) -> Pipeline[Any]:
-    """Return a pipeline with a transfer as it is to a GPU: in a thread, behind a channel of its own."""
+    """Return a pipeline with a transfer as it is to a GPU: in a thread, after a channel of its own."""
     merged = pipe if pipe.merging is not None else pipe.merge()
     return merged._with(Transfer(name="transfer", device="cuda", depth=depth, target=target or SlowDevice()))
 
@@ -109,7 +107,7 @@ class Script(Source[Any]):
     Attributes:
       shards: the entries of each shard; of one only, its items are interleaved over however many shards there are. A
       mark
-        belongs to the shard of the item behind it, and acts each time that this item is asked for.
+        belongs to the shard of the item after it, and acts each time that this item is asked for.
       schedule: makes it choose its pace: before list number i the source gives way `schedule[i]` times (cyclically, and
         somewhere else in each opening), and the list is short. With several shards, this is what interleaves them.
       record: what happened.
@@ -220,7 +218,7 @@ def _is_mark(entry: Any) -> bool:
 
 
 def _place(entries: Sequence[Any], done: int) -> int:
-    """Return the index behind the first `done` items; marks behind them are still to come."""
+    """Return the index after the first `done` items; marks after them are still to come."""
     at = 0
     while done and at < len(entries):
         done -= not _is_mark(entries[at])

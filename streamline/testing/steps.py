@@ -23,8 +23,8 @@ class Step:
     """One method call on a pipeline, printed as it would be written.
 
     Attributes:
-      ordered: what comes out depends on the order of what goes in: not behind choices.
-      whole: it takes apart or drops by content: not on batches made behind choices.
+      ordered: what comes out depends on the order of what goes in: not after choices.
+      whole: it takes apart or drops by content: not on batches made after choices.
       grows: how many times more comes out than goes in, about.
     """
 
@@ -257,7 +257,7 @@ def regenerates(draw: st.DrawFn) -> Step:
 
 
 def transfers() -> st.SearchStrategy[Step]:
-    """The last stage of all, behind the merge: to the host, where items are already, or to what is waited for."""
+    """The last stage of all, after the merge: to the host, where items are already, or to what is waited for."""
     awaited = small.map(lambda n: Step(f".transfer(elsewhere, depth={n})", lambda p: to_elsewhere(p, depth=n)))
     return st.one_of(st.just(Step(".transfer(host)", lambda p: p.transfer("host"))), awaited)
 
@@ -266,7 +266,7 @@ UNBATCH = Step(".unbatch()", lambda p: p.unbatch())
 
 
 def steps() -> st.SearchStrategy[Step]:
-    """Any stage, for a worker or behind the merge."""
+    """Any stage, for a worker or after the merge."""
     return st.one_of(
         maps(),
         maps(),

@@ -110,7 +110,7 @@ class PipelineSubject(Subject):
         return self._opening(None if text is None else Snapshot.from_json(text)).flow(tasks)
 
     def write(self, state: State) -> str:
-        return _saved(lambda: self._saving.snapshot(state, Gate()).to_json())
+        return _saved(lambda: self._saving.snapshots.take(state, Gate()).to_json())
 
     def changed(self, dice: Random) -> Subject:
         return replace(self, pipeline=changed(self.pipeline, dice))
@@ -136,7 +136,7 @@ class Read:
 
     Attributes:
       items: in order.
-      states: (items before it, state, the state's text when it was new); several may stand behind one item (progress).
+      states: (items before it, state, the state's text when it was new); several may stand after one item (progress).
       failure: what the flow failed with.
     """
 
@@ -200,7 +200,7 @@ async def read(
 
 
 def run(work: Callable[[Tasks], Awaitable[R]], loop: str = "asyncio") -> R:
-    """Run `work` on an event loop, with tasks that end behind it, and return what it returns.
+    """Run `work` on an event loop, with tasks that end after it, and return what it returns.
 
     Raises:
       AssertionError: it took longer than `TIMEOUT_S`.
@@ -231,7 +231,7 @@ def run(work: Callable[[Tasks], Awaitable[R]], loop: str = "asyncio") -> R:
 
 @asynccontextmanager
 async def opened(tasks: Tasks, subject: Subject, text: str | None) -> AsyncIterator[Flow[Any]]:
-    """Open a subject as a stream does: with tasks of its own, which all have ended behind it."""
+    """Open a subject as a stream does: with tasks of its own, which all have ended after it."""
     ready, stop, ended = anyio.Event(), anyio.Event(), anyio.Event()
     own: list[Tasks] = []
 

@@ -1,7 +1,7 @@
-"""Which epoch comes next, and how far into it: a loader's accounting. Pure: each event returns the accounts behind it.
+"""Which epoch comes next, and how far into it: a loader's accounting. Pure: each event returns the accounts after it.
 
 A loader is *waiting* (no iteration, or one that has run to its end), *running* (an iteration gives items), or has been
-*left* (by `break` or an exception, with the rest of its epoch untouched). A state that is saved behind `break` resumes
+*left* (by `break` or an exception, with the rest of its epoch untouched). A state that is saved after `break` resumes
 where the loop was left; the next `iter()` of the same loader goes on with the next epoch.
 """
 
@@ -23,7 +23,7 @@ class LoaderPhase(Enum):
 
 @dataclass(frozen=True)
 class EpochPlace:
-    """Right behind item `step` of an epoch.
+    """Right after item `step` of an epoch.
 
     Attributes:
       epoch: 0-based.
@@ -83,7 +83,7 @@ class Epochs:
         return self.left(taken) == 0
 
     def left(self, taken: int) -> int | None:
-        """Return how many steps this iteration has left, behind `taken` items; None: a pass has as many as it has."""
+        """Return how many steps this iteration has left, after `taken` items; None: a pass has as many as it has."""
         return None if self.steps is None else max(0, self.steps - self.place.step - taken)
 
     def at(self, taken: int) -> EpochPlace:
@@ -101,7 +101,7 @@ class Epochs:
         return replace(self, place=self.behind, phase=LoaderPhase.WAITING, given=None)
 
     def leave(self, taken: int) -> Epochs:
-        """The iteration was left behind `taken` items; one that gave none has not begun its epoch."""
+        """The iteration was left after `taken` items; one that gave none has not begun its epoch."""
         if self.full(taken):
             return replace(self, begun=True).end()
         if taken:

@@ -1,14 +1,10 @@
-"""What a trainer holds: a pipeline that can be iterated again and again, one epoch each time.
+"""The loader: a pipeline that can be iterated again and again, one epoch each time.
 
 Success: an iteration ends, and the next `iter()` is the next epoch. Failure, `break`, Ctrl-C: the iteration was left,
-its stream is closed, the state is behind the last item that it gave; the next `iter()` is the next epoch. An iteration
-that was left before its first item has not begun: the next `iter()` is the same. Snapshot: at any time.
+its stream is closed, the state is right after the last item that it gave; the next `iter()` is the next epoch. An
+iteration that was left before its first item has not begun: the next `iter()` is the same. Snapshot: at any time.
 
 Which epoch comes next is decided in `streamline.training.epochs`; here it is done.
-
-How many items an epoch of a loader has, where that is known without reading.
-
-What a loader tells of its present iteration, or of the last one.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ def length_of(opening: ResolvedRun) -> int:
     """Return the items in an epoch, on this rank.
 
     Raises:
-      TypeError: nobody knows before they have been read, or there is no end.
+      TypeError: unknown before they have been read, or there is no end.
     """
     rank = opening.rank
     if rank.found_in == "alone":
@@ -131,7 +127,7 @@ class Loader(Reports[T]):
     def epoch(self) -> int:
         """The epoch of the iteration that is going on; while there is none, of the one that the next `iter()` begins.
 
-        Behind a resume it may wait for the next item, to see whether there is another in its epoch.
+        After a resume it may wait for the next item, to see whether there is another in its epoch.
         """
         return self._present.epoch
 
@@ -172,7 +168,7 @@ class Loader(Reports[T]):
         """Return the items in an epoch, on this rank.
 
         Raises:
-          TypeError: nobody knows before they have been read, or there is no end.
+          TypeError: unknown before they have been read, or there is no end.
         """
         steps = self._now.epochs.steps
         return length_of(self._opening) if steps is None else steps
@@ -219,7 +215,7 @@ class Loader(Reports[T]):
         self.close()
 
     def _part_of_steps(self, token: object) -> Iterator[T] | None:
-        """Return what gives the next items of an epoch of steps, and none of the one behind it."""
+        """Return what gives the next items of an epoch of steps, and none of the one after it."""
         self._insist_on(token)
         epochs, run = self._now
         while run is not None and not epochs.full(run.taken):
@@ -326,7 +322,7 @@ class Loader(Reports[T]):
         return self._loaded if run is None else run.snapshot
 
     def reset_cache(self) -> None:
-        """Let go of what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
+        """Release what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
         epochs, run = self._now
         if run is not None and run.alive and (epochs.phase is LoaderPhase.RUNNING or not epochs.upcoming.fresh):
             self._now = Now(epochs, run.reset())
@@ -341,8 +337,8 @@ class Loader(Reports[T]):
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """Return where the loader stands, as a dict of strings and integers: what resumes right after the last item.
 
-        Behind an epoch's last item that is the next epoch's beginning. To know that it was the last, this may wait for
-        the next item, or the end: the loop still gets it. Behind `break` or an exception, it is where it was left.
+        After an epoch's last item that is the next epoch's beginning. To know that it was the last, this may wait for
+        the next item, or the end: the loop still gets it. After `break` or an exception, it is where it was left.
 
         Args:
           batches_ago: 1: what resumes with the last item, for trainers that fetch one ahead of using it; never waits.
@@ -416,7 +412,7 @@ class Loader(Reports[T]):
     def snapshot(self) -> Snapshot:
         """Return where the pipeline stands, right after the last item, for `save`. Doesn't wait for an item.
 
-        It knows nothing of `steps_per_epoch`: with that, save `state_dict()`. Behind an epoch's last item it is of that
+        It knows nothing of `steps_per_epoch`: with that, save `state_dict()`. After an epoch's last item it is of that
         epoch; a loader that is resumed from it goes on with the next.
         """
         position = self._position

@@ -1,11 +1,9 @@
 """A loader's passes over its pipeline, and the hosts that stay between them: the next pass is opened ahead.
 
-When the workers of a pass have given all that they have, the trainer still has what lies in the channels. In that
-moment the next epoch is opened, in the same hosts, and its workers fill channels of their own: at the boundary neither
-they nor the trainer wait. What was opened ahead is used if it is what the next `iter()` would open, and otherwise
-closed. So it changes nothing but when things are read.
-
-What a loader iterates: a pass over its pipeline, and the iteration that hands out its items.
+When the workers of a pass are done, the trainer still has what lies in the channels. At that moment the next epoch is
+opened, in the same hosts, and its workers fill channels of their own: at the boundary neither they nor the trainer
+wait. What was opened ahead is used if it is what the next `iter()` would open, and otherwise closed: it changes only
+when things are read.
 """
 
 from __future__ import annotations
@@ -290,7 +288,7 @@ class LoaderRun(Generic[T]):
         return replace(self, alive=False)
 
     def reset(self) -> LoaderRun[T]:
-        """Let go of what its caches keep."""
+        """Release what its caches keep."""
         self.stream.reset_cache()
         return self if self.begin is None else replace(self, begin=self.stream.snapshot())
 

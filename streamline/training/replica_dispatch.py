@@ -1,20 +1,12 @@
-"""The one task that reads a replicated stream and deals its items.
+"""The dispatcher of a replicated stream: the one task that reads it, and hands item i to replica i mod n.
 
-It runs in the event loop of whoever asks first, if the stream is async and that is an event loop; else in a thread of
-its own, with a loop of its own. It knows the shares, never the replicas: one that is dropped is noticed.
+It runs in the event loop of the first reader, if the stream is async; else in a thread with a loop of its own. It knows
+the shares, never the replicas: one that is dropped is noticed. One task fills the shares, one reader empties each,
+perhaps in another thread: each counter has one writer, and a deque's two ends may be used at once.
 
-Success: the stream's end, then each replica's, behind its last item; the stream is closed by then. Failure: likewise,
+Success: the stream's end, then each replica's, after its last item; the stream is closed by then. Failure: likewise,
 with the user's own exception. A replica whose queue is full stops the reading; while others starve of that, a clock
-runs, and behind `stall_timeout` all of them fail. Close: the task is cancelled, and closes what it opened.
-
-Waiting for news out of any thread or event loop.
-
-Who gets which item, and what waits for whom: arithmetic, without a task or a thread.
-
-Item i goes to replica i mod n. One task or thread deals, one takes out of each share, in other threads perhaps; each
-counter has one writer, and a deque's two ends may be used at once.
-
-How the one stream is read, whatever it is: a sync or an async iterable, a running stream, or a plan.
+runs, and after `stall_timeout` all of them fail. Close: the task is cancelled, and closes what it opened.
 """
 
 from __future__ import annotations
@@ -84,13 +76,13 @@ class _Waiter:
 
 
 class Notifier:
-    """Wakes the one who waits at it, a task or a thread. Whoever rings does so behind the change that is waited for.
+    """Wakes the one who waits at it, a task or a thread. Whoever rings does so after the change that is waited for.
 
-    Nothing is locked: who waits looks again once he can be seen to wait, and who rings looks behind the change. What
+    Nothing is locked: who waits looks again once he can be seen to wait, and who rings looks after the change. What
     was rung is said of one wait, so that a ring which comes late can't take the next one's.
 
     Attributes:
-      waiter: who waits; None: nobody.
+      waiter: who waits; None: nothing waits.
     """
 
     __slots__ = ("waiter",)
@@ -148,7 +140,7 @@ EXIT_S = 1.0
 
 
 class ReplicasEnd(Exception):  # noqa: N818 - it is the end, no error
-    """The stream's end, behind the last item of each replica."""
+    """The stream's end, after the last item of each replica."""
 
 
 class Dispatcher:
@@ -156,23 +148,23 @@ class Dispatcher:
 
     Args:
       shares: what each replica is given.
-      open_tap: makes what reads the stream; called once, where the first item is asked for.
+      open_source: makes what reads the stream; called once, where the first item is asked for.
       stall_timeout: seconds; infinite: readers are waited for for ever.
 
     Attributes:
-      tap: what reads the stream; None: it hasn't begun.
-      end: what each replica ends with, behind its last item; None: it goes on.
+      source: what reads the stream; None: it hasn't begun.
+      end: what each replica ends with, after its last item; None: it goes on.
       blocked: the share whose queue is full, while the task waits for its reader.
     """
 
-    def __init__(self, shares: ReplicaShares, open_tap: Callable[[], ReplicaSource], stall_timeout: float) -> None:
+    def __init__(self, shares: ReplicaShares, open_source: Callable[[], ReplicaSource], stall_timeout: float) -> None:
         self.shares = shares
-        self.tap: ReplicaSource | None = None
+        self.source: ReplicaSource | None = None
         self.end: BaseException | None = None
         self.blocked: ReplicaShare | None = None
         self._ring_at = 0
         self._news = Notifier()
-        self._open_tap = open_tap
+        self._open_source = open_source
         self._stall_timeout = stall_timeout
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._not_run = [True]
@@ -198,7 +190,7 @@ class Dispatcher:
 
     @property
     def begun(self) -> bool:
-        """Whether somebody has asked for an item."""
+        """Whether an item was asked for."""
         return self._begun
 
     def begin(self, *, in_loop: bool) -> None:
@@ -210,14 +202,14 @@ class Dispatcher:
         with self._lock:  # Ctrl-C may come anywhere in here: then the next one who asks begins
             if self._begun or self.end is not None:
                 return
-            if self.tap is None:
+            if self.source is None:
                 try:
-                    self.tap = self._open_tap()
+                    self.source = self._open_source()
                 except Exception as failure:
                     self._begun = True
                     self._ended(failure)
                     return
-            if in_loop and self.tap.is_async:
+            if in_loop and self.source.is_async:
                 self._thread_id = threading.get_ident()
                 spawn(self._main, "replicator", self._cut_off)
             else:
@@ -244,7 +236,7 @@ class Dispatcher:
     def leave(self, share: ReplicaShare) -> None:
         """A replica was closed on purpose: its share is dropped from now on."""
         share.leave("closed")
-        share.bell.ring()
+        share.notifier.ring()
         if not self.shares.open:
             self.stop()
         self._news.ring()
@@ -302,18 +294,18 @@ class Dispatcher:
         await self._main()
 
     async def _main(self) -> None:
-        tap = self.tap
-        assert tap is not None
+        source = self.source
+        assert source is not None
         self._wake = waker()
         end: BaseException = ClosedError("the event loop in which the replicator read its stream has ended")
         try:
             with anyio.CancelScope() as self._scope:
                 try:
                     if not self._stopped:
-                        end = await self._deal(tap)
+                        end = await self._deal(source)
                 finally:
                     with anyio.CancelScope(shield=True):
-                        failure = await self._closed(tap)
+                        failure = await self._closed(source)
                     if failure is not None and isinstance(end, ReplicasEnd):
                         end = failure
         finally:
@@ -330,11 +322,11 @@ class Dispatcher:
         self._over.set()
         self._gone.ring()
 
-    async def _deal(self, tap: ReplicaSource) -> BaseException:
+    async def _deal(self, source: ReplicaSource) -> BaseException:
         """Deal until the end or a failure; return which."""
         try:
             while await self._wait_room():
-                if await tap.draw(int(min(self.shares.room, LIST_ITEMS)), self.shares):
+                if await source.draw(int(min(self.shares.room, LIST_ITEMS)), self.shares):
                     return ReplicasEnd()
                 await anyio.lowlevel.checkpoint()
         except BaseException as error:
@@ -343,9 +335,9 @@ class Dispatcher:
             return self._blamed(error, f"item {self.shares.at + 1:,} of the stream")
         return ClosedError("the replicator is closed")
 
-    async def _closed(self, tap: ReplicaSource) -> BaseException | None:
+    async def _closed(self, source: ReplicaSource) -> BaseException | None:
         try:
-            await tap.aclose()
+            await source.aclose()
         except BaseException as error:
             return self._blamed(error, "its close")
         return None
@@ -358,7 +350,7 @@ class Dispatcher:
         return error
 
     async def _wait_room(self) -> bool:
-        """Wait until an item may be dealt; False if nobody wants any.
+        """Wait until an item may be dealt; False if none is wanted.
 
         Raises:
           ReplicaStalled: a replica wasn't read for too long while others starved.
@@ -410,11 +402,11 @@ class Dispatcher:
         return f"replica {share.replica} of {len(self.shares.all)}"
 
     def _finish(self, end: BaseException, soon: bool = False) -> None:
-        """Let each replica end, behind its last item; the first end holds, but for a replica that is lost."""
+        """Let each replica end, after its last item; the first end holds, but for a replica that is lost."""
         if self.end is None or (isinstance(self.end, ReplicasEnd) and isinstance(end, ReplicaStalled)):
             self.end = end
         for share in self.shares.all:
-            share.bell.ring(soon)
+            share.notifier.ring(soon)
 
 
 MOST = sys.maxsize
@@ -429,11 +421,11 @@ class ReplicaStats:
 
     Attributes:
       replica: its number.
-      standing: "unasked": nobody has asked for it yet; "read"; "closed": on purpose, its share is dropped; "lost": its
+      standing: "unasked": not asked for yet; "read"; "closed": on purpose, its share is dropped; "lost": its
         reader is gone.
       taken: items that its reader has taken.
       waiting: items that wait for it.
-      dropped: items of its share that nobody gets, because it is closed.
+      dropped: items of its share that are not delivered, because it is closed.
     """
 
     replica: int
@@ -451,13 +443,13 @@ class ReplicaShare:
       pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
       left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
       promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
-        dealer need not wait for that.
+        dispatcher need not wait for that.
       before: items that an earlier run has taken.
-      bell: at which its reader waits.
+      notifier: at which its reader waits.
       open: whether it is given anything.
     """
 
-    __slots__ = ("before", "bell", "items", "left", "open", "pops", "promised", "replica", "standing")
+    __slots__ = ("before", "items", "left", "notifier", "open", "pops", "promised", "replica", "standing")
 
     def __init__(self, replica: int, taken: int) -> None:
         self.replica = replica
@@ -469,7 +461,7 @@ class ReplicaShare:
         self.promised = MOST
         self.standing: Standing = "unasked"
         self.open = True
-        self.bell = Notifier()
+        self.notifier = Notifier()
 
     @property
     def taken(self) -> int:
@@ -513,8 +505,8 @@ class ReplicaShares:
         if share.open and (at >= self._behind or at // len(self.all) >= share.before):
             share.items.append(item)
         self.at = at + 1
-        if share.bell.waiter is not None:
-            share.bell.ring()
+        if share.notifier.waiter is not None:
+            share.notifier.ring()
 
     def give_all(self, items: Sequence[Any]) -> None:
         """Deal a list."""
@@ -528,8 +520,8 @@ class ReplicaShares:
                 share.items.extend(items[(share.replica - at) % count :: count])
         self.at = at + len(items)
         for share in self.all:
-            if share.bell.waiter is not None and share.items:
-                share.bell.ring()
+            if share.notifier.waiter is not None and share.items:
+                share.notifier.ring()
 
     @property
     def room(self) -> int | float:
@@ -547,13 +539,13 @@ class ReplicaShares:
 
     @property
     def open(self) -> bool:
-        """Whether anybody is given anything."""
+        """Whether any replica is given anything."""
         return any(share.open for share in self.all)
 
     @property
     def starving(self) -> list[int]:
         """The replicas whose readers wait, with nothing there for them."""
-        return [share.replica for share in self.all if share.bell.waiter is not None and not share.items]
+        return [share.replica for share in self.all if share.notifier.waiter is not None and not share.items]
 
     def given(self, share: ReplicaShare) -> int:
         """Return how many items of the stream were a replica's so far."""
@@ -695,7 +687,7 @@ class PlanReplicaSource(ReplicaSource):
         return False
 
     async def _pull(self, stream: Stream[Any], shares: ReplicaShares) -> bool:
-        """Fetch the next list; False at the end. The state behind it is known before any of it is dealt."""
+        """Fetch the next list; False at the end. The state after it is known before any of it is dealt."""
         self._list, self._dealt = [], 0
         before = stream.behind
         try:
@@ -713,12 +705,12 @@ class PlanReplicaSource(ReplicaSource):
         return True
 
     def snapshot(self, oldest: int) -> tuple[int, Snapshot] | None:
-        """Return a snapshot from which everything behind item `oldest` is had again, and how many items are before it.
+        """Return a snapshot from which everything after item `oldest` is had again, and how many items are before it.
 
         None: nothing was drawn. From any thread.
 
         Raises:
-          Passed: nobody needs that item any more.
+          Passed: that item is not needed any more.
         """
         now = self._now
         if self._stream is None or now is None:
@@ -760,7 +752,7 @@ def check_source(source: object) -> None:
 
 
 def tap_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> ReplicaSource:
-    """Return what reads `source`; of a pipeline, opened with these options, behind `resume` and `at` items."""
+    """Return what reads `source`; of a pipeline, opened with these options, after `resume` and `at` items."""
     if isinstance(source, Openable):
         return PlanReplicaSource(source, options, resume, at)
     return AsyncReplicaSource(source) if isinstance(source, AsyncIterable) else SyncReplicaSource(source)

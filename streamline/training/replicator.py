@@ -1,10 +1,7 @@
 """`Replicator`: one stream for n readers of one process, item i for replica i mod n.
 
-A replica as the live source of a pipeline of its own.
-
-One replica of a stream: what its reader holds, an iterator for `async for` and for `for`.
-
-What a replicator's `state_dict` holds: integers, strings and lists of them.
+Each reader holds a `Replica`, for `async for` and for `for`; `ReplicaFeed` is one as the live source of a pipeline. The
+`state_dict` holds integers, strings and lists of them.
 """
 
 from __future__ import annotations
@@ -51,13 +48,13 @@ class ReplicaFeed(CountedStream[Any]):
     """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.
 
     Args:
-      dealer: of all replicas.
+      dispatcher: of all replicas.
       replica: what is read.
       again: the stream can be read again, so that an item is known by its number.
     """
 
-    def __init__(self, dealer: Dispatcher, replica: Replica[Any], *, again: bool) -> None:
-        self._dealer = dealer
+    def __init__(self, dispatcher: Dispatcher, replica: Replica[Any], *, again: bool) -> None:
+        self._dispatcher = dispatcher
         self._replica = replica
         self._again = again
         self._reading = Lock()
@@ -73,7 +70,7 @@ class ReplicaFeed(CountedStream[Any]):
                     "were handed out, and this StreamReplicator can't read those between again: make a new one; it "
                     "reads from the start, or from a state_dict() that is no newer than this snapshot"
                 )
-            self._dealer.begin(in_loop=False)  # a pipeline's loop may end with it, and others may read on
+            self._dispatcher.begin(in_loop=False)  # a pipeline's loop may end with it, and others may read on
             async for item in replica:
                 if not self._again or replica.taken > read:
                     yield item
@@ -108,15 +105,15 @@ again as taking it."""
 class Replica(Generic[T]):
     """The items i of a stream with i mod n = r, in order: for one reader, `async for` or `for`, in any thread.
 
-    Ends and errors come behind its last item, then for ever. A cancelled wait took nothing, and the next one goes on.
+    Ends and errors come after its last item, then for ever. A cancelled wait took nothing, and the next one goes on.
 
     `async with` or `with` around the loop says what leaving means: left without an exception, the rest of its share is
     dropped, and counted; left with one, the reader has died, and the other replicas fail with a `ReplicaStalled` that
     names this one. So they do if it is garbage collected unread. After a bare `break` it may be read on.
     """
 
-    def __init__(self, dealer: Dispatcher, share: ReplicaShare) -> None:
-        self._dealer = dealer
+    def __init__(self, dispatcher: Dispatcher, share: ReplicaShare) -> None:
+        self._dispatcher = dispatcher
         self._share = share
         self._items, self._budget = share.items, share.left
         self._pops: Iterator[T] = share.pops
@@ -124,7 +121,7 @@ class Replica(Generic[T]):
         self._over: BaseException | None = None
         self._trace: TracebackType | None = None
         self._pace = Pace()
-        self._finalize = weakref.finalize(self, dealer.lose, share, "was dropped by its reader")
+        self._finalize = weakref.finalize(self, dispatcher.lose, share, "was dropped by its reader")
         self._finalize.atexit = False
 
     @property
@@ -152,10 +149,10 @@ class Replica(Generic[T]):
             if (end := self._ended(in_loop=True)) is not None:
                 raise StopAsyncIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
             self._check_alone()
-            await share.bell.wait(self._ready)
+            await share.notifier.wait(self._ready)
         share.promised = self._budget() - 1
-        if self._dealer.blocked is share:
-            self._dealer.made_room()
+        if self._dispatcher.blocked is share:
+            self._dispatcher.made_room()
         return next(self._pops)
 
     def __next__(self) -> T:
@@ -164,19 +161,19 @@ class Replica(Generic[T]):
             if (end := self._ended(in_loop=False)) is not None:
                 raise StopIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
             self._check_alone()
-            share.bell.wait_in_thread(self._ready)
+            share.notifier.wait_in_thread(self._ready)
         share.promised = self._budget() - 1
-        if self._dealer.blocked is share:
-            self._dealer.made_room()
+        if self._dispatcher.blocked is share:
+            self._dispatcher.made_room()
         # Between taking an item and returning it there is no place where Python looks for a signal, and no other line.
         for item in self._pops: return item  # fmt: skip # noqa: E701
         raise AssertionError("unreachable: an item waited")
 
     def _ready(self) -> bool:
         """Whether there is no need to wait; looked at when a ring would be heard."""
-        if self._share.items or self._dealer.end is not None or not self._share.open:
+        if self._share.items or self._dispatcher.end is not None or not self._share.open:
             return True
-        self._dealer.starves()
+        self._dispatcher.starves()
         return False
 
     def _ended(self, *, in_loop: bool) -> BaseException | None:
@@ -184,9 +181,9 @@ class Replica(Generic[T]):
         if self._over is None:
             if not self._share.open:
                 self._over = ClosedError(f"replica {self.number} is closed")
-            elif (end := self._dealer.end) is None:
-                self._dealer.begin(in_loop=in_loop)
-                return self._dealer.end if not self._share.items else None
+            elif (end := self._dispatcher.end) is None:
+                self._dispatcher.begin(in_loop=in_loop)
+                return self._dispatcher.end if not self._share.items else None
             elif self._share.items:  # they came just before it
                 return None
             else:
@@ -196,7 +193,7 @@ class Replica(Generic[T]):
         return self._over
 
     def _check_alone(self) -> None:
-        if self._share.bell.taken:
+        if self._share.notifier.taken:
             raise PlanError(
                 f"replica {self.number} has two readers that wait for its next item, and only one would get it: let "
                 "one read, or make a StreamReplicator of more replicas"
@@ -208,13 +205,13 @@ class Replica(Generic[T]):
         """Drop the rest of its share, on purpose: the others go on. Idempotent; doesn't wait."""
         self._finalize.detach()
         if self._share.open and (self._over is None):
-            self._dealer.leave(self._share)
+            self._dispatcher.leave(self._share)
 
     async def aclose(self) -> None:
         """As `close`. The last one to leave a stream waits until that is closed."""
         self.close()
-        if not self._dealer.shares.open:
-            await self._dealer.aclose()
+        if not self._dispatcher.shares.open:
+            await self._dispatcher.aclose()
 
     def __enter__(self) -> Replica[T]:
         return self
@@ -227,18 +224,18 @@ class Replica(Generic[T]):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._left(error)
-        if not self._dealer.shares.open:
-            await self._dealer.aclose()
+        if not self._dispatcher.shares.open:
+            await self._dispatcher.aclose()
 
     def _left(self, error: BaseException | None) -> None:
         if error is None or self._over is not None:
             self.close()
         else:
             self._finalize.detach()
-            self._dealer.lose(self._share, f"was left by its reader with {type(error).__name__}", error)
+            self._dispatcher.lose(self._share, f"was left by its reader with {type(error).__name__}", error)
 
     def __repr__(self) -> str:
-        of = len(self._dealer.shares.all)
+        of = len(self._dispatcher.shares.all)
         return f"<replica {self.number} of {of}: {self.taken:,} taken, {len(self._share.items):,} waiting>"
 
 
@@ -291,15 +288,15 @@ class Replicator(Generic[T]):
         shares = ReplicaShares(taken, self._capacity, at)
         for replica in closed:
             shares.all[replica].leave("closed")
-        open_tap: Callable[[], ReplicaSource] = partial(tap_of, self._source, self._options, resume, at)
-        self._dealer = Dispatcher(shares, open_tap, self._stall_timeout)
-        self._finalize = finalize(self, _orphaned, self._dealer)
+        open_source: Callable[[], ReplicaSource] = partial(tap_of, self._source, self._options, resume, at)
+        self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
+        self._finalize = finalize(self, _orphaned, self._dispatcher)
         self._finalize.atexit = False
 
     @property
     def num_replicas(self) -> int:
         """How many replicas there are."""
-        return len(self._dealer.shares.all)
+        return len(self._dispatcher.shares.all)
 
     # Replicas --------------------------------------------------------------------------------------------------------
 
@@ -310,7 +307,7 @@ class Replicator(Generic[T]):
           PlanError: there is no such replica, or somebody has it already.
           ResumeError: it was closed in the run that is gone on with.
         """
-        return Replica(self._dealer, self._claimed(number))
+        return Replica(self._dispatcher, self._claimed(number))
 
     def _feed(self, number: int) -> ReplicaFeed:
         """Take replica `number` for a pipeline, whose source reads this feed.
@@ -327,15 +324,15 @@ class Replicator(Generic[T]):
                 "items: let the pipeline be in order; or read the replicas themselves, and save state_dict(), which "
                 "holds what was chosen; or give StreamReplicator the open stream, if no resume is wanted"
             )
-        return ReplicaFeed(self._dealer, self.replica(number), again=again)
+        return ReplicaFeed(self._dispatcher, self.replica(number), again=again)
 
     def _claimed(self, number: int) -> ReplicaShare:
         self._check_number(number)
-        share = self._dealer.shares.all[number]
+        share = self._dispatcher.shares.all[number]
         if share.standing == "unasked":
             share.standing = "read"
             return share
-        if share.standing == "closed" and self._resume is not None and not self._dealer.begun:
+        if share.standing == "closed" and self._resume is not None and not self._dispatcher.begun:
             raise ResumeError(f"replica {number} was closed in the run that is gone on with: its share is dropped")
         raise PlanError(
             f"replica {number} has been asked for before, and has one reader: keep what the first call returned"
@@ -350,25 +347,25 @@ class Replicator(Generic[T]):
 
     def stats(self) -> tuple[ReplicaStats, ...]:
         """Return, of each replica, how many items were taken, wait, and were dropped."""
-        return self._dealer.shares.stats()
+        return self._dispatcher.shares.stats()
 
     # Resume ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where all replicas stand: each right behind the last item that its reader took. Of a pipeline.
+        """Return where all replicas stand: each right after the last item that its reader took. Of a pipeline.
 
-        At any time, also behind the end or the close, from any thread; each replica's place is taken on its own. What a
+        At any time, also after the end or the close, from any thread; each replica's place is taken on its own. What a
         resume reads again is from the slowest replica's place on: at most what waits for the others, and two lists.
 
         Raises:
           PlanError: the source isn't a pipeline, or that is a live one.
         """
         self._check_again("state_dict")
-        shares, tap = self._dealer.shares, self._dealer.tap
+        shares, source = self._dispatcher.shares, self._dispatcher.source
         while True:
             taken = shares.taken
             try:
-                found = tap.snapshot(shares.oldest(taken)) if isinstance(tap, PlanReplicaSource) else None
+                found = source.snapshot(shares.oldest(taken)) if isinstance(source, PlanReplicaSource) else None
                 break
             except Passed:
                 continue  # readers have gone on since
@@ -393,7 +390,7 @@ class Replicator(Generic[T]):
                 f"the state is of {len(found.taken)} replicas, and there are {self.num_replicas}: make a "
                 f"StreamReplicator(source, {len(found.taken)})"
             )
-        if any(share.standing != "unasked" for share in self._dealer.shares.all):
+        if any(share.standing != "unasked" for share in self._dispatcher.shares.all):
             raise PlanError("load_state_dict comes before the first replica(...) or pipeline(...) of a replicator")
         self._finalize.detach()
         resume = Snapshot.from_json(found.snapshot) if found.snapshot else None
@@ -408,7 +405,7 @@ class Replicator(Generic[T]):
             )
         if isinstance(self._source.plan.source, Live):
             raise PlanError(
-                f"StreamReplicator.{what}: {self._source.plan.source} is read once, and its journal lets go of what "
+                f"StreamReplicator.{what}: {self._source.plan.source} is read once, and its journal releases what "
                 "the replicator has read: read each replica through replicator.pipeline(r), whose snapshots hold it"
             )
         if (chooser := _repeated_chooser(self._source)) is not None:
@@ -425,11 +422,11 @@ class Replicator(Generic[T]):
         Code that is stuck in a thread is waited for a second at most; in the event loop that reads the stream, nothing
         is waited for: there, `await aclose()`.
         """
-        self._dealer.close()
+        self._dispatcher.close()
 
     async def aclose(self) -> None:
         """As `close`, without holding the event loop. Cancellation: the clean-up is finished all the same."""
-        await self._dealer.aclose()
+        await self._dispatcher.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -448,13 +445,13 @@ class Replicator(Generic[T]):
         return f"<StreamReplicator of {self.num_replicas}: {rows}>"
 
 
-def _orphaned(dealer: Dispatcher) -> None:
+def _orphaned(dispatcher: Dispatcher) -> None:
     """The replicator is gone: what nobody has asked for, nobody can ask for any more."""
-    if not any(share.standing == "read" for share in dealer.shares.all):
-        dealer.stop()
-    for share in dealer.shares.all:
+    if not any(share.standing == "read" for share in dispatcher.shares.all):
+        dispatcher.stop()
+    for share in dispatcher.shares.all:
         if share.standing == "unasked":
-            dealer.lose(share, "was never asked for, and its StreamReplicator is gone,")
+            dispatcher.lose(share, "was never asked for, and its StreamReplicator is gone,")
 
 
 def _repeated_chooser(pipe: Openable[Any]) -> str | None:

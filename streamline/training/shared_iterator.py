@@ -1,6 +1,6 @@
-"""Drawing from an iterator that several readers share, one item for one of them, until it is dropped.
+"""An iterator that several readers draw from, each item for one of them, until it is dropped.
 
-End: for ever. Failure: the same exception, for ever. Drop: it is closed, by who is at work with it, if anybody is.
+End: for ever. Failure: the same exception, for ever. Drop: it is closed, after the draw that is under way, if any.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SharedIterator(ABC, Generic[T]):
         """Return the iterator."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it stands: `load_state_dict` begins behind the last item given."""
+        """Return where it stands: `load_state_dict` begins after the last item given."""
         behind = max(self._at, self._pass_over)
         if self._foreign is None or self._at < behind or not behind or self._ended:
             return {"items": behind, "ended": self._ended, "state": None}
@@ -171,7 +171,7 @@ class SharedSyncIterator(SharedIterator[T]):
         raise StopIteration
 
     def drop(self) -> None:
-        """Close the iterator; if somebody draws from it, it is closed behind that. Idempotent."""
+        """Close the iterator; during a draw, it is closed after that. Idempotent."""
         self._dropped = True
         self._close()
 
@@ -250,7 +250,7 @@ class SharedAsyncIterator(SharedIterator[T]):
         raise StopAsyncIteration
 
     async def drop(self) -> None:
-        """Close the iterator; if somebody draws from it, it is closed behind that. Idempotent."""
+        """Close the iterator; during a draw, it is closed after that. Idempotent."""
         self._dropped = True
         await self._close()
 
@@ -258,7 +258,7 @@ class SharedAsyncIterator(SharedIterator[T]):
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:
-            return  # who has it looks behind it
+            return  # who has it looks after it
         try:
             if not self._closed:
                 self._closed = True

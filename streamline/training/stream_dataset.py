@@ -45,7 +45,7 @@ class Drew(msgspec.Struct):
 class StreamDataset(Generic[T]):
     """Iterates what `factory` makes, once: `iter()` again goes on where the last iteration stood, until `reset()`.
 
-    So behind the end, iterating again gives nothing, and behind a failure the same exception again; a failure of
+    So after the end, iterating again gives nothing, and after a failure the same exception again; a failure of
     `factory` itself is not kept: the next item that is asked for calls it again. It is called when the first item is
     asked for. Any number of threads, or of tasks of one event loop, may iterate: each item goes to exactly one of them.
 
@@ -160,7 +160,7 @@ class StreamDataset(Generic[T]):
     # Resume ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration stands: behind the last item that anybody took.
+        """Return where the iteration stands: after the last item that anybody took.
 
         It holds the iterator's own state, if that has `state_dict` and `load_state_dict` (or `get_state` and
         `set_state`). Between two items: not while another thread is waiting for one.

@@ -1,14 +1,11 @@
-"""What a trainer is handed in place of a loader: the loader, minding what that trainer does otherwise.
+"""Loaders as trainers take them: `AccelerateLoader` and `LightningLoader`.
 
-Accelerate: `accelerator.register_for_checkpointing(AccelerateLoader(pipe.loader()))`.
+Accelerate: `accelerator.register_for_checkpointing(AccelerateLoader(pipe.loader()))`. It asks each process for its
+state, and writes only the first one's: with a plain loader, the place of all other ranks would be missing.
 
-Accelerate asks each process for its state, and writes down that of the first one: a plain loader's place on all other
-ranks would not be in the checkpoint.
-
-Lightning: `trainer.fit(model, LightningLoader(pipe.loader()))`. Its checkpoints hold the loader's state.
-
-Lightning fetches a batch ahead where it doesn't know how many there are, and saves in between: a plain loader's state
-would be one batch further than the model. It saves what `state_dict` returns, and loads it before it begins.
+Lightning: `trainer.fit(model, LightningLoader(pipe.loader()))`; its checkpoints hold the loader's state. It fetches a
+batch ahead where the number of batches is unknown, and saves in between: a plain loader's state would be one batch
+further than the model. It saves what `state_dict` returns, and loads it before it begins.
 """
 
 from __future__ import annotations
@@ -99,7 +96,7 @@ class AccelerateLoader(OfAllRanks):  # type: ignore[type-arg]
 class OneAhead(OfAllRanks[T]):
     """A loader under a trainer that fetches one batch ahead of the one that it trains on, where it knows no length.
 
-    The state is behind the batch that is trained on.
+    The state is after the batch that is trained on.
     """
 
     _given = 0

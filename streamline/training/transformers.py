@@ -2,7 +2,7 @@
 
 The Trainer saves between two steps, with nothing fetched ahead, and each checkpoint gets the loader's state, a file for
 each rank. Where training resumes, the Trainer counts off the batches of its epoch that it has trained on. The loader
-stands behind them already, so what is counted off are blanks.
+stands after them already, so what is counted off are blanks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types
 
 
 class _TrainerBatches(LoaderView, IterableDataset):  # type: ignore[misc, type-arg]
-    """The loader's batches; behind a resume, the first iteration begins with as many blanks as are counted off."""
+    """The loader's batches; after a resume, the first iteration begins with as many blanks as are counted off."""
 
     blanks = 0
 

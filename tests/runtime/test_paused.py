@@ -627,7 +627,8 @@ def test_snapshots_from_a_signal_handler_inside_a_snapshot_are_taken() -> None:
     with sl.from_items(range(40)).open() as stream:
         next(stream)
         taken: list[sl.Snapshot | None] = []
-        inner = stream._opening._snapshot_of
+        coordinator = stream._opening.snapshots
+        inner = coordinator._assemble
 
         def interrupted(state: Any) -> sl.Snapshot:
             if not taken:
@@ -636,7 +637,7 @@ def test_snapshots_from_a_signal_handler_inside_a_snapshot_are_taken() -> None:
             return inner(state, None)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(stream._opening), "_snapshot_of", lambda self, state, journal: interrupted(state))
+            patch.setattr(type(coordinator), "_assemble", lambda self, state, journal: interrupted(state))
             assert stream.snapshot() == taken[0]
         assert stream._gate.phase is Phase.RUNNING
 

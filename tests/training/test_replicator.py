@@ -438,7 +438,7 @@ def test_a_close_in_another_thread_ends_waits() -> None:
 
     def close() -> None:
         waits.wait(200)
-        replicator._dealer.stop()
+        replicator._dispatcher.stop()
 
     closing = threading.Thread(target=close)
     closing.start()

@@ -1,0 +1,163 @@
+"""The snapshot coordinator: what happens when a snapshot is taken, step by step, at each backend alike.
+
+1. The stream picks the state right after the last item that its consumer received, or right before it. Every chunk
+   carries the states of its items, from worker threads, processes and hosts, too: no backend is asked for anything, and
+   from here on Inline, Threads, Processes, remote hosts and Ray are alike.
+2. What that state counts as skipped is written to the dead letters (`BaseStream._snapshot`).
+3. The gate of the consumer's event loop goes to CAPTURED: nothing is handed out during the copy, which doesn't wait for
+   items in work. A plain loop passes no gate: nothing else moves in its thread.
+4. The state is evaluated to a tree of JSON, keyed by stage name; the journal of a live source adds its entry.
+5. Skip counts of stages that this plan no longer has are added, and the merge's lists are keyed by shard.
+6. Fingerprint, listing, epoch and rank make a `Snapshot` of it, in memory.
+7. The gate returns to the phase that it had.
+8. Later, `Snapshot.save` writes the file and notifies the keepers, which release what only earlier snapshots needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from streamline.core.error_policy import counting_in, counts_in
+from streamline.core.gate import Event, Gate, Phase
+from streamline.core.session import PendingItems
+from streamline.core.state import State, Tree
+from streamline.core.text import Entry
+from streamline.plan.fingerprint import fingerprint
+from streamline.plan.plan import Plan
+from streamline.sharding.ranks import Rank
+from streamline.snapshot.file_format import FORMAT_VERSION
+from streamline.snapshot.snapshot import Keeper, Snapshot
+from streamline.transforms.regenerate import Regenerate
+from streamline.transforms.regenerate_spill import SpillKeeper
+
+__all__ = ["SnapshotCoordinator"]
+
+
+BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
+"""How a snapshot leaves a stream as it found it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotCoordinator:
+    """Takes the snapshots of one run.
+
+    Attributes:
+      rank: which rank's part of the plan runs.
+      listing: what the source reads, bound into snapshots.
+      begun_from: the state that the run began at, as flows write it; None: at the beginning.
+    """
+
+    plan: Plan
+    rank: Rank
+    epoch: int
+    listing: Any
+    begun_from: Tree | None
+
+    @cached_property
+    def fingerprint(self) -> list[Entry]:
+        """What the plan is; shared by all snapshots of the run."""
+        return fingerprint(self.plan)
+
+    def take(self, state: State, gate: Gate | None, journal: PendingItems | None = None) -> Snapshot:
+        """Return the snapshot of a state of the run, and leave the gate as it was; without a wait.
+
+        Args:
+          gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
+          journal: the items of a live source that a resume needs.
+        """
+        if gate is None:
+            return self._assemble(state.json(), journal)
+        before = gate.phase
+        if before in (Phase.CLOSED, Phase.CAPTURED):  # captured: a signal's handler takes one inside another
+            return self._assemble(state.json(), journal)
+        if before is Phase.RUNNING:
+            gate.on(Event.QUIESCE)
+        gate.on(Event.CAPTURE)
+        try:
+            return self._assemble(state.json(), journal)
+        finally:
+            gate.on(BACK[before])
+
+    def _assemble(self, state: Tree, journal: PendingItems | None) -> Snapshot:
+        return Snapshot(
+            version=FORMAT_VERSION,
+            fingerprint=self.fingerprint,
+            listing=self.listing,
+            epoch=self.epoch,
+            rank=self.rank.rank,
+            world_size=self.rank.world_size,
+            num_shards=self.plan.shard.num_shards,
+            state=self._by_shard(self._with_gone(state)),
+            merge=self.plan.merge.name,
+            journal=None if journal is None else journal.entry(state),
+            keeper=self._keeper(journal),
+        )
+
+    def _keeper(self, journal: PendingItems | None) -> Any:
+        """Return what is notified when the snapshot is stored, if anything is."""
+        own = None if journal is None else journal.keeper
+        keepers = [keeper for keeper in (own, self._spills) if keeper is not None]
+        return _Keepers(tuple(keepers)) if len(keepers) > 1 else keepers[0] if keepers else None
+
+    @cached_property
+    def _spills(self) -> SpillKeeper | None:
+        """What removes the cycles on disk that no snapshot needs any more."""
+        plan = self.plan
+        folders = {stage.name: stage.spill for stage in (*plan.worker, *plan.after) if isinstance(stage, Regenerate)}
+        kept = {name: folder for name, folder in folders.items() if folder is not None}
+        if not kept:
+            return None
+        shards = self.rank.shards(plan.shard.num_shards)
+        return SpillKeeper(kept, plan.merge.name, shards, plan.shard.num_shards, self.rank.rank, self.rank.world_size)
+
+    def _by_shard(self, state: Tree) -> Tree:
+        """Return a state with the merge's lists keyed by shard: no two ranks have the same keys."""
+        name = self.plan.merge.name
+        own = dict(state[name])
+        shards = [str(shard) for shard in self.rank.shards(self.plan.shard.num_shards)]
+        for key in ("produced", "workers"):
+            own[key] = dict(zip(shards, own[key], strict=True))
+        return {**state, name: own}
+
+    def _with_gone(self, state: Tree) -> Tree:
+        """Return a state with the counts of stages that had skipped items, and that this plan has no more."""
+        if not any((self._gone_merged, *self._gone)):
+            return state
+        own = state[self.plan.merge.name]
+        workers = [counting_in(tree, gone) for tree, gone in zip(own["workers"], self._gone, strict=True)]
+        return {**counting_in(state, self._gone_merged), self.plan.merge.name: {**own, "workers": workers}}
+
+    @cached_property
+    def _gone(self) -> list[dict[str, int]]:
+        """Of each worker, the items skipped in stages that were renamed or removed since: they count all the same."""
+        state = self.begun_from
+        trees = [] if state is None else state[self.plan.merge.name]["workers"]
+        return [_counts_of_others(tree, self.plan.worker_names) for tree in trees]
+
+    @cached_property
+    def _gone_merged(self) -> dict[str, int]:
+        """Likewise, of the merge and the stages after it."""
+        merged = {self.plan.merge.name, *(stage.name for stage in self.plan.after)}
+        return {} if self.begun_from is None else _counts_of_others(self.begun_from, merged)
+
+
+@dataclass(frozen=True)
+class _Keepers:
+    """Several keepers, as one."""
+
+    keepers: tuple[Keeper, ...]
+
+    def storing(self) -> None:
+        for keeper in self.keepers:
+            keeper.storing()
+
+    def stored(self, state: Tree, where: str) -> None:
+        for keeper in self.keepers:
+            keeper.stored(state, where)
+
+
+def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:
+    return {name: count for name, count in counts_in(tree).items() if name not in names}
