@@ -320,7 +320,7 @@ class Buckets(Generic[In]):
     def arrive(self, chunk: Chunk[In]) -> None:
         """These items are the next to be taken."""
         self._arrived = _UpstreamChunk(self._next, self._behind, chunk.states)
-        self._behind = chunk.behind
+        self._behind = chunk.end_reference
 
     def take(self, items: Sequence[In], start: int) -> tuple[int, int | None, BaseException | None]:
         """Take items from `start` on, until a bucket is full.

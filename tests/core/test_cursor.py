@@ -136,11 +136,11 @@ async def test_what_was_taken_is_counted_across_lists() -> None:
 async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -> None:
     reader = FlowReader(Listed((range(5), None), ("b", None)))
     assert await anext(reader) == 0
-    hand = reader._hand
-    many = hand.many
+    current = reader._current
+    many = current.many
     reader._forget()
     assert list(many) == []
-    assert (list(hand.rest), reader.at_hand, place(reader)) == ([], 0, 1)
+    assert (list(current.rest), reader.at_hand, place(reader)) == ([], 0, 1)
     assert await anext(reader) == "b"
 
 

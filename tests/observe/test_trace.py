@@ -73,7 +73,7 @@ def meters() -> Meters:
 
 
 def test_each_stage_of_each_worker_is_a_track_with_its_work_and_its_waits(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters, rank=2, behind={"batch"}):
+    with Trace(tmp_path / "run.json", meters, rank=2, after_merge={"batch"}):
         decode = meters.stage("decode", "map", 3)
         decode.waited("wait_input", 1.0, 1.5)
         decode.worked(1.5, 2.0)

@@ -39,7 +39,7 @@ class RemotePause:
         self._busy = busy
         self._handle = handle
         self._failed = failed
-        self._mover = gate.mover("")
+        self._mover = gate.remote_participant("")
         self._mover.names = self._names
         self._said: tuple[str, ...] = ()
         self._link: Link | None = None

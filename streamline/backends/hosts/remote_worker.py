@@ -350,7 +350,7 @@ class RemoteWorker(Generic[T]):
     def _arrived(self, chunk: Chunk[T]) -> None:
         self.deaths.gave(len(chunk.items))
         self.heard_at = perf_counter()
-        self._behind = chunk.behind
+        self._behind = chunk.end_reference
         self.channel.post(chunk)
         if self.feeding is not None:
             self.feeding.trim()

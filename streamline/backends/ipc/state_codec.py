@@ -118,7 +118,7 @@ class Columns:
         if news is not None:
             stretch.learn(news, self._shifts.get(flow, 0))
         if fork is not None:
-            fork.stretch.branches += ((fork.at, stretch),)
+            fork.segment.branches += ((fork.at, stretch),)
         if later is not None:
             stretch.later = self._find(type(stretch), later)
 
