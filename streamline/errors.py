@@ -92,7 +92,7 @@ class CacheFull(StreamlineError, MemoryError):  # noqa: N818 - it names a state
 
 
 class CodeChangedWarning(UserWarning):
-    """A resume behind which a function does something else than in the run that the snapshot was taken of.
+    """A resume after which a function does something else than in the run that the snapshot was taken of.
 
     Not an error: that is how a run resumes after a fix. What was delivered stays as it was.
     """
@@ -101,7 +101,7 @@ class CodeChangedWarning(UserWarning):
 class RanksError(StreamlineError, RuntimeError):
     """Ranks that were to end together can't: one of them says nothing, or has other items than it was counted to have.
 
-    Nothing is lost: a snapshot is behind the last item that was given.
+    Nothing is lost: a snapshot includes the last item that was given.
     """
 
 
@@ -140,7 +140,7 @@ class TransportError(StreamlineError, TypeError):
 class WorkerDied(StreamlineError, RuntimeError):  # noqa: N818 - it says what happened
     """A worker's process died again and again, and the worker gave nothing in between: killed, crashed, out of memory.
 
-    Nothing is lost: what it gave is in the snapshot, and a resume begins behind it.
+    Nothing is lost: what it gave is in the snapshot, and a resume begins after it.
 
     Attributes:
       shard: the worker's.

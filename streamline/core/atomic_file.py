@@ -107,7 +107,7 @@ def _checked(path: Path, flags: int, mode: int) -> int:
     try:
         descriptor = os.open(path, flags | _SAFELY, mode)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
             _check_kind(path.stat(), path)
         raise
     try:
@@ -127,7 +127,7 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 
 def _is_shared(directory: Path) -> bool:
-    """Whether anybody but root and this user says who may write to a directory."""
+    """Whether a user other than root and this one says who may write to a directory."""
     if os.name == "nt":
         return False
     status = directory.stat()
@@ -151,7 +151,7 @@ def is_own(uid: int, directory: Path) -> bool:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed; whether that could be done: nobody else has locked it.
+    """Lock an open file until it is closed; False: another process has locked it.
 
     Raises:
       OSError: the file system has no locks.
@@ -229,7 +229,7 @@ def _begin(family: str) -> str:
 
 
 def _remove_abandoned(directory: Path, begin: str) -> None:
-    """Remove temporaries that a kill has left; those that somebody is writing are locked."""
+    """Remove temporaries that a kill has left; those that are being written are locked."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(begin) and entry.name.endswith(".tmp"):
@@ -245,7 +245,7 @@ def _new(directory: Path, begin: str) -> tuple[Path, int, int | None]:
             if try_lock(descriptor) and is_open_as(descriptor, path):
                 return path, descriptor, os.dup(descriptor)
         except (OSError, ImportError):
-            return path, descriptor, None  # nobody can lock it, so nobody removes it
+            return path, descriptor, None  # it can't be locked, so it isn't removed
         except BaseException:
             os.close(descriptor)
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Naming the culprit: what is added to a user's exception before it travels to the consumer.
+"""Calls of a user's sync function on the items of a flow, and the notes that say at which item an exception was raised.
 
-Calling a user's sync function on the items of a flow, in slices, failing behind the last good item.
+A failing call ends the slice after the last good item: what came before is yielded first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def function_name(fn: object) -> str:
 
 
 def cancellation_requested(error: BaseException) -> bool:
-    """Whether `error`, out of user code that was awaited, is a cancellation that somebody asked this task for.
+    """Whether `error`, out of user code that was awaited, is a cancellation that was requested for this task.
 
     A library may let a `CancelledError` of a task of its own escape; taken for ours, it would end a worker in silence.
     """
@@ -103,7 +103,7 @@ Out = TypeVar("Out")
 
 
 def not_awaited(stage: str, results: Sequence[Any], way: str) -> PlanTypeError | None:
-    """Return what is wrong with results that are coroutines, which nobody awaits; None: nothing is.
+    """Return what is wrong with results that are coroutines that are never awaited; None: nothing is.
 
     Args:
       results: the first one is looked at. All coroutines among them are closed.
@@ -149,7 +149,7 @@ async def results(
             if failure is not None:
                 run.judge(failure, chunk.items[done], chunk.states[done])
                 done += 1
-                if done == count:  # else the states of what follows are behind it
+                if done == count:  # else the states of what follows include it
                     yield Chunk((), (), chunk.end), []
             del out  # the reader has it: large results are not kept while the next are made
             await pace.breathe()

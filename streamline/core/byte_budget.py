@@ -1,4 +1,4 @@
-"""How many bytes may be read ahead, over all flows of one running in one process.
+"""How many bytes may be read ahead, over all flows of one run in one process.
 
 Inputs are throttled, never outputs: a request that is running ends without asking for anything more. Each flow may
 always start the request that its reader waits for, so no flow ever waits for another one's reader; of the budget, one
@@ -22,7 +22,7 @@ MIN_PART_BYTES = 64 * 2**10
 
 
 class Budget:
-    """The bytes that all flows of a running hold.
+    """The bytes that all flows of a run hold.
 
     Attributes:
       most: bytes that may be held.
@@ -66,7 +66,7 @@ class Budget:
         self.freed()
 
     def freed(self) -> None:
-        """Bytes are free again: tell whoever wants some."""
+        """Bytes are free again: wake the flows that wait for some."""
         if self._hungry:
             hungry, self._hungry = self._hungry, set()
             for poke in hungry:
@@ -74,7 +74,7 @@ class Budget:
 
 
 class Account:
-    """What one flow holds. Its own readers ask for more by themselves; others are told of what is given back."""
+    """What one flow holds. Its own readers ask for more by themselves; others are notified of what is given back."""
 
     __slots__ = ("_budget", "held")
 

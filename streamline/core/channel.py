@@ -1,23 +1,15 @@
-"""Channels: where one task ends and another begins.
+"""Channels: bounded queues between two tasks, which carry lists of items with their states.
 
-A channel is an anyio memory object stream that carries lists of items with their states. It differs from a plain one
-in three ways:
+A channel differs from an anyio memory object stream in three ways:
 
-- The list that still waits in the buffer stays open: what is sent next is appended to it until it is received, so no
-  item waits for a list to fill, and a slow receiver gets few long lists.
-- It has room (`streamline.core.channel`) for so many items (and bytes, if asked to), including those that the receiver
-  has taken as a list but not dealt with yet.
-- It ends in three ways, never mistaken for one another: `finish`, `fail`, and `abandon`, when its driver is cancelled.
+- The list that waits in the buffer stays open: what is sent next is appended to it until it is received, so no item
+  waits for a list to fill, and a slow receiver gets few long lists.
+- Its capacity is counted in items (and bytes, if asked for), including those that the receiver has taken but not
+  consumed yet. A sender asks for room *before* it pulls: inputs are throttled, outputs never.
+- It ends in three distinct ways: `finish`, `fail`, and `abandon`, when its driver is cancelled.
 
-What a channel carries: a list that takes more items until it is received.
-
-Room in a channel: how many items it may hold, how many bytes, and how many it holds.
-
-Inputs are throttled, outputs never: a sender asks for room *before* it pulls. What was received counts until its
-receiver has dealt with it.
-
-A channel may be wider for items that take no time to make, and lists longer: a list and its switches of tasks cost as
-much as making a hundred of these. What is made in half a microsecond takes little memory.
+Where items take no time to make, capacity and lists grow: a list with its task switches costs as much as a hundred of
+them.
 """
 
 from __future__ import annotations
@@ -53,16 +45,16 @@ class Room:
       capacity_bytes: likewise in bytes as `streamline.core.tree` counts them; one item is always admitted. None: no
         bound.
       by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
-        `capacity_bytes`. Else nobody knows how much the next list would hold, and items are pulled one by one.
+        `capacity_bytes`. Else it is unknown how much the next list would hold, and items are pulled one by one.
       widest: the capacity for items that take no time to make. None: the same.
 
     Attributes:
       counts_bytes: whether there is a bound in bytes.
       held: items that are in here, or with the receiver; `held_bytes` together.
-      meter: of this channel; None: nobody counts.
-      filler: of the stage whose items wait for room here; None: nobody is told of waits.
+      meter: of this channel; None: not counted.
+      filler: of the stage whose items wait for room here; None: waits aren't counted.
       longest: items of a list that is to be pulled, at the most.
-      on_freed: called when the receiver has dealt with items.
+      on_freed: called when the receiver has consumed items.
     """
 
     meter: ChannelMeter | None = None
@@ -91,7 +83,7 @@ class Room:
 
     @property
     def room(self) -> int:
-        """Items that may be pulled now; under a byte budget one after the other: nobody knows how large the next is."""
+        """Items that may be pulled now; under a byte budget one after the other: the next one's size is unknown."""
         room = self.capacity - self.held
         if self.counts_bytes:
             free = not self.held or self.held_bytes < self.capacity_bytes
@@ -100,12 +92,12 @@ class Room:
 
     @property
     def room_at_once(self) -> int:
-        """The room, or 0 where `wait_room` waits: behind a whole list, a quarter of another one is worth a pull."""
+        """The room, or 0 where `wait_room` waits: after a whole list, a quarter of another one is worth a pull."""
         few = self.held < LIST_ITEMS or self.held <= self.capacity * 3 // 4
         return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; behind a full channel, for a quarter of it: lists are to be long."""
+        """Wait until there is room, and return it; after a full channel, for a quarter of it: lists are to be long."""
         if room := self.room_at_once:
             return room
         if self._widest != self._usual:
@@ -126,7 +118,7 @@ class Room:
                 meter.peak = self.held
 
     def freed(self, items: int, size: int) -> None:
-        """Take note that the receiver has dealt with `items` items of `size` bytes together."""
+        """Take note that the receiver has consumed `items` items of `size` bytes together."""
         self.held -= items
         self.held_bytes -= size
         if self.meter is not None:
@@ -145,7 +137,7 @@ class Room:
             self.meter.capacity = self.capacity
 
     async def _wait_freed(self) -> None:
-        """Wait until the receiver has dealt with some items, and tell the filler's meter of it."""
+        """Wait until the receiver has consumed some items, and tell the filler's meter of it."""
         self._waiting = anyio.Event()
         if self.filler is not None:
             self.filler.wait_begins("wait_output", ROOM)
@@ -164,7 +156,7 @@ class Channel(Room, Generic[T]):
       capacity, capacity_bytes, by_list, widest: as `Room` has them.
 
     Attributes:
-      gate: of the running that it belongs to, once that is known.
+      gate: of the run that it belongs to, once that is known.
     """
 
     def __init__(
@@ -187,7 +179,7 @@ class Channel(Room, Generic[T]):
         self.inbox = Inbox(self, streams[1], begin)
 
     def join(self, session: Session) -> None:
-        """Take note of the running that this channel belongs to; before anything is sent."""
+        """Take note of the run that this channel belongs to; before anything is sent."""
         self.gate = session.gate
         if session.most_ahead is not None:
             self.bound(session.most_ahead)
@@ -209,7 +201,7 @@ class Channel(Room, Generic[T]):
             self.post(part)
 
     def admit(self, item: T, states: States, size: int) -> None:
-        """Hand on one item of `size` bytes at once, whatever the room: whoever calls this minds the bounds."""
+        """Hand on one item of `size` bytes at once, whatever the room: the caller keeps the bounds."""
         self.held_bytes += size
         self.reserve(1)
         self._packet().sizes.append(size)
@@ -243,7 +235,7 @@ class Channel(Room, Generic[T]):
         self.finish()
 
     def abandon(self) -> None:
-        """Close both ends: nobody is going to read what is left."""
+        """Close both ends: what is left will not be read."""
         self._send.close()
         if self.open is not None:
             self.open.items.clear()  # anyio keeps what is buffered, closed or not
@@ -295,7 +287,7 @@ class Inbox(Flow[T]):
 
     @property
     def capacity(self) -> int:
-        """Items that may be here, or be dealt with."""
+        """Items that may be here, or be in use."""
         return self._channel.capacity
 
     def keep(self) -> int:
@@ -319,7 +311,7 @@ class Inbox(Flow[T]):
     def ready(self) -> int:
         """Items that `take` would return now, if it was asked for that many.
 
-        Half of the capacity at the most, so that the sender has room while a list is dealt with.
+        Half of the capacity at the most, so that the sender has room while a list is consumed.
         """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
             with suppress(anyio.EndOfStream):  # Ctrl-C came before it was sent, and is in it
@@ -340,12 +332,12 @@ class Inbox(Flow[T]):
 
     @property
     def hungry(self) -> bool:
-        """Whether somebody waits here who has dealt with all that he took, and there is nothing to see."""
+        """Whether a receiver waits here that has consumed all it took, and there is nothing to see."""
         return self._waiting and not self._unreleased and self.idle
 
     @property
     def unreleased(self) -> tuple[int, int]:
-        """Items that were taken and not dealt with yet, and their bytes, where they are counted."""
+        """Items that were taken and not consumed yet, and their bytes, where they are counted."""
         return self._unreleased, self._unreleased_bytes
 
     def take(self, limit: int) -> Chunk[T] | None:
@@ -364,7 +356,9 @@ class Inbox(Flow[T]):
         if packet.sizes:
             self._unreleased_bytes += sum(packet.sizes[first : first + count])
         chunk = Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
-        self._behind = chunk.behind  # a merge takes and never pulls: the state where it began must not be kept for ever
+        self._state_ref = (
+            chunk.end_reference
+        )  # a merge takes and never pulls: the state where it began must not be kept for ever
         return chunk
 
     @property
@@ -414,7 +408,7 @@ class Inbox(Flow[T]):
             self.free(self._unreleased, self._unreleased_bytes)
 
     def free(self, items: int, size: int) -> None:
-        """Say that so many of the items that were taken have been dealt with."""
+        """Say that so many of the items that were taken have been consumed."""
         self._unreleased -= items
         self._unreleased_bytes -= size
         self._channel.freed(items, size)
@@ -423,7 +417,7 @@ class Inbox(Flow[T]):
         """Close the receiving end; what is buffered is dropped."""
         self._shut = not self._channel.finished
         self._receive.close()
-        self.notify()  # whoever waits in a merge learns of it
+        self.notify()  # a waiting merge learns of it
 
     def cancel(self) -> None:
         """Ask the task that feeds this inbox to end; do not wait."""

@@ -1,8 +1,8 @@
-"""The log of a choosing flow, in stretches that link forward only: what no state leads to any more is freed by itself.
+"""The log of a choosing flow, in segments that link forward only: what no state leads to any more is freed by itself.
 
 A walk along the log goes from a mark to a later state of the same flow. Where a flow runs in another process that died,
 and another was opened in its place, the log forks: states that came before may stand beyond the place at which the new
-flow began. So each stretch belongs to a *generation*, and a walk takes the branch that leads to its target's.
+flow began. So each segment belongs to a *generation*, and a walk takes the branch that leads to its target's.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class LogSegment(ABC):
 
     Attributes:
       name: of the stage that chooses; "" where the log never leaves its process.
-      later: the next stretch, once there is one.
+      later: the next segment, once there is one.
       generation: restarts of the flow's process before these choices.
-      branches: what began inside this stretch, in a later generation: (where, first stretch), oldest first.
+      branches: what began inside this segment, in a later generation: (where, first segment), oldest first.
     """
 
     __slots__ = ("__weakref__", "branches", "generation", "later", "name")
@@ -35,18 +35,18 @@ class LogSegment(ABC):
         self.branches: tuple[tuple[int, Any], ...] = ()
 
     def onward(self: S, target: LogSegment) -> tuple[int | None, S | None]:
-        """Return where a walk to `target` leaves this stretch (None: behind its end), and the next one on the way."""
-        for at, stretch in reversed(self.branches):
-            if stretch.generation <= target.generation:
-                return at, stretch
+        """Return where a walk to `target` leaves this segment (None: after its end), and the next one on the way."""
+        for at, segment in reversed(self.branches):
+            if segment.generation <= target.generation:
+                return at, segment
         return None, self.later
 
     @abstractmethod
-    def news(self, told: Any) -> tuple[Any, Any]:
-        """Return what a copy elsewhere doesn't know yet (None: nothing), and what it has been told then.
+    def news(self, known: Any) -> tuple[Any, Any]:
+        """Return what a copy elsewhere doesn't know yet (None: nothing), and what it has been known then.
 
         Args:
-          told: as it was returned the last time; None: it knows nothing.
+          known: as it was returned the last time; None: it knows nothing.
         """
 
     @abstractmethod
@@ -59,7 +59,7 @@ class LogSegment(ABC):
 
 
 class Log(LogSegment):
-    """A stretch of choices, numbered on from one to the next."""
+    """A segment of choices, numbered on from one to the next."""
 
     __slots__ = ("made", "planned", "start")
 
@@ -72,7 +72,7 @@ class Log(LogSegment):
         self.planned = planned  # choices below this number were given at the opening, and stand until they are made
 
     def between(self, first: int, stop: int, target: Log | None = None) -> list[int]:
-        """Return choices first ... stop - 1, all of this stretch or later, on the way to `target`."""
+        """Return choices first ... stop - 1, all of this segment or later, on the way to `target`."""
         found: list[int] = []
         log: Log | None = self
         while log is not None and log.start < stop:
@@ -83,14 +83,14 @@ class Log(LogSegment):
         return found
 
     def leads_to(self, target: Log) -> bool:
-        """Whether `target` is of the same flow as this stretch, or of one that was opened in its place."""
+        """Whether `target` is of the same flow as this segment, or of one that was opened in its place."""
         log: Log | None = self
         while log is not None and log is not target:
             log = log.onward(target)[1]
         return log is target
 
-    def news(self, told: Any) -> tuple[Any, Any]:
-        return (None, told) if told else ((self.start, self.made, self.planned), True)
+    def news(self, known: Any) -> tuple[Any, Any]:
+        return (None, known) if known else ((self.start, self.made, self.planned), True)
 
     def learn(self, news: Any, shift: int) -> None:
         start, self.made, planned = news
@@ -102,12 +102,12 @@ class Branch(NamedTuple):
 
     Attributes:
       name: of the stage.
-      stretch: that the state stands in.
+      segment: that the state stands in.
       at: how far into it, as its walks count.
       shift: what the new flow will count as 0.
     """
 
     name: str
-    stretch: LogSegment
+    segment: LogSegment
     at: int
     shift: int

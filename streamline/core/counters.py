@@ -1,19 +1,11 @@
-"""What is counted of one stage in one worker while it runs.
+"""Counters of one stage, one channel and one host while a stream runs, and the labels under which they are shown.
 
-Each counter has one writer, the event loop's thread. They may be read in any thread: what is read is right but for the
-list that is being counted. Times are those of `time.perf_counter`.
+Each counter has one writer, the event loop's thread, and may be read in any thread: it is exact but for the list that
+is being counted. Times are those of `time.perf_counter`.
 
-What is counted of one channel while it is in use.
-
-What only one kind of stage counts: the cycles of a cache, the components of a mixture, bytes copied to a device.
-
-A stage tells its meter how to find out (`StageMeter.tells`), and is asked when somebody wants to know: counting costs
-what it takes to keep a number. From then on all is the same for all stages: details cross from processes with the
-meter's other counts, are put together over workers here, and are drawn by their names.
-
-What is counted of one host: a thread or a process in which workers run, as the running sees it.
-
-What stages, channels and hosts are called, wherever figures and messages name them.
+Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
+stage registers a function for them (`StageMeter.tells`), called only when figures are read. They travel from worker
+processes with the other counts, are aggregated over workers here, and are shown by name.
 """
 
 from __future__ import annotations
@@ -78,7 +70,7 @@ class Detail:
       name: what it is; the unit at its end, "_s" or "_bytes".
       value: of all workers together: their sum, or of "now" the least.
       part: which part of the stage it is of, the name of a component, say; "": all of it.
-      how: "count": since the stream was opened. "total": a sum that the state has, so that it goes on behind a resume.
+      how: "count": since the stream was opened. "total": a sum that the state has, so that it goes on after a resume.
         "now": how it stands, each worker its own.
     """
 
@@ -133,7 +125,7 @@ def since(earlier: Details, now: Details) -> Details:
 
 
 class HostMeter:
-    """One host of one running. Its writer is the running's event loop.
+    """One host of one run. Its writer is the run's event loop.
 
     Args:
       pid: tells the process; None: there is none yet.
@@ -200,7 +192,7 @@ HostKind: TypeAlias = Literal["process", "thread"]
 
 
 BORDER = " (border)"
-"""Behind the name of a channel whose items come from a host; the stage may fill another channel there."""
+"""Suffix of the name of a channel whose items come from a host; the stage may fill another channel there."""
 
 
 def label(name: str, kind: str) -> str:
@@ -222,7 +214,7 @@ Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
 
 
 Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
-"""Called with what a meter was told: meter, what was done, began, ended."""
+"""Called with what a meter counts: meter, what was done, began, ended."""
 
 
 HOLD_S = 0.1
@@ -271,14 +263,14 @@ class StageMeter:
     """One stage in one worker.
 
     Attributes:
-      shard: the worker's; behind the merge, the rank.
+      shard: the worker's; downstream of the merge, the rank.
       worked_s: that it was at its own work while others could run: it waited for a call, or was in a thread.
       held_s: that it was at its own work while the event loop stood still.
-      begun: when the stretch of work that holds the loop now began; None: none does.
+      begun: when the segment of work that holds the loop now began; None: none does.
       loop: in which its inline functions run, with those of the others.
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
-      observer: told of every stretch of work and of waiting; a trace, say. None: nobody listens, the usual case.
-      on_hold: told how long a stretch of at least `HOLD_S` held the event loop; None: nobody minds.
+      observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
+      on_hold: called with how long a segment of at least `HOLD_S` held the event loop; None: not called.
       host: in which the worker runs; None: in the stream's own event loop.
     """
 
@@ -336,13 +328,13 @@ class StageMeter:
         return self.worked_s + self.held_s
 
     def worked(self, began: float, ended: float) -> None:
-        """Count a stretch of the stage's own work: in the user's function, in reading."""
+        """Count a segment of the stage's own work: in the user's function, in reading."""
         self.worked_s += ended - began
         if self.observer is not None:
             self.observer(self, "work", began, ended)
 
     def held(self, began: float, ended: float) -> None:
-        """Count a stretch of the stage's own work in which the event loop stood still."""
+        """Count a segment of the stage's own work in which the event loop stood still."""
         self.begun = None
         spent = ended - began
         self.held_s += spent
@@ -357,7 +349,7 @@ class StageMeter:
             self.on_hold(self, ended - began)
 
     def waited(self, doing: Doing, began: float, ended: float) -> None:
-        """Count a wait: for an item from before the stage ("wait_input"), or for room behind it ("wait_output")."""
+        """Count a wait: for an item from before the stage ("wait_input"), or for room downstream ("wait_output")."""
         if doing == "wait_input":
             self.wait_input_s += ended - began
         else:
@@ -466,7 +458,7 @@ class StageMeter:
 
 
 class HoldTimer:
-    """`with Holding(meter):` counts a stretch of work in which the event loop stands still."""
+    """`with HoldTimer(meter):` counts a segment of work in which the event loop stands still."""
 
     __slots__ = ("_began", "_meter")
 
@@ -485,7 +477,7 @@ class HoldTimer:
 
 
 class Working:
-    """`with Working(meter):` counts a stretch of work that is awaited; a stage does one at a time."""
+    """`with Working(meter):` counts a segment of work that is awaited; a stage does one at a time."""
 
     __slots__ = ("_meter",)
 

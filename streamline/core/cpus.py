@@ -32,7 +32,7 @@ def cpus_here() -> int:
 
 
 def usable_cpus() -> int:
-    """Return how many cores this process may keep busy, whoever shares them; at least 1."""
+    """Return how many cores this process may keep busy, shared or not; at least 1."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS

@@ -71,12 +71,12 @@ class CurrentChunk(Generic[T]):
 
     Attributes:
       rest: what was not taken yet.
-      many: all but the last one, popped off `rest` without a line of Python. Whoever takes items takes them here, so
-        that nobody else's is ever out of step.
+      many: all but the last one, popped off `rest` without a line of Python. All items are
+        taken here, so that no other count is ever out of step.
       last: likewise the last one.
       size: how many there were.
       received: items of all lists up to this one, also of those that were dropped.
-      coming: what was fetched to come next, until that is at hand. It goes with this list, in one step.
+      coming: what was fetched to come next, until that is at current. It goes with this list, in one step.
     """
 
     __slots__ = (
@@ -109,15 +109,15 @@ class CurrentChunk(Generic[T]):
         return self._passed + self.size - len(self.rest)
 
     @property
-    def behind(self) -> Reference:
-        """The state right behind the last item taken."""
+    def state_after(self) -> Reference:
+        """The state right after the last item taken."""
         left = len(self.rest)
         if not left and self._after is not None:
             return Reference.to(self._after)
         return Reference(self._states, self.size - left - 1) if left < self.size else self._before
 
     @property
-    def before(self) -> Reference:
+    def state_before(self) -> Reference:
         """The state right before the last item taken."""
         taken = self.size - len(self.rest)
         if taken > 1:
@@ -126,10 +126,10 @@ class CurrentChunk(Generic[T]):
 
     def then(self, chunk: Chunk[T]) -> CurrentChunk[T]:
         """Return the list that comes next."""
-        return CurrentChunk(chunk, self.count, self.behind, self.before, self.received)
+        return CurrentChunk(chunk, self.count, self.state_after, self.state_before, self.received)
 
     def drop(self) -> None:
-        """Let nobody take anything from it any more, not even who was about to."""
+        """Make both iterators empty, also for a caller that is about to take from them."""
         deque(self.many, 0)
         deque(self.last, 0)
         self.rest.clear()
@@ -140,62 +140,62 @@ class Cursor(ABC, Generic[T]):
 
     def __init__(self, begin: State) -> None:
         before = Reference.to(begin)
-        self._hand: CurrentChunk[T] = CurrentChunk(Chunk((), ()), 0, before, before)
+        self._current: CurrentChunk[T] = CurrentChunk(Chunk((), ()), 0, before, before)
 
     @property
     def count(self) -> int:
         """How many items have been taken so far."""
-        return self._hand.count
+        return self._current.count
 
     @property
     def state(self) -> State:
         """The state right after the last item returned. It changes only while a pull is in progress."""
-        return self.behind.get()
+        return self.state_after.get()
 
     @property
     def at_hand(self) -> int:
         """Items of the list at hand that were not returned yet."""
-        return len(self._hand.rest)
+        return len(self._current.rest)
 
     @property
-    def behind(self) -> Reference:
+    def state_after(self) -> Reference:
         """The same as `state`, not made yet."""
-        return self._hand.behind
+        return self._current.state_after
 
     @property
-    def before(self) -> Reference:
+    def state_before(self) -> Reference:
         """The state right before the last item returned; before any was, that of the beginning."""
-        return self._hand.before
+        return self._current.state_before
 
     def _begin_at(self, begin: State) -> None:
         """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
         before = Reference.to(begin)
-        self._hand = CurrentChunk(Chunk((), ()), self.count, before, before, self._hand.received)
+        self._current = CurrentChunk(Chunk((), ()), self.count, before, before, self._current.received)
 
     def _load(self, chunk: Chunk[T]) -> None:
         """Go to the beginning of the next list."""
-        self._hand = self._hand.then(chunk)
+        self._current = self._current.then(chunk)
 
     def _forget(self) -> None:
-        """Drop the items at hand; the state stays behind the last one returned."""
-        hand = self._hand
+        """Drop the items at hand; the state stays that of the last one returned."""
+        current = self._current
         self._load(Chunk((), ()))
-        hand.drop()
+        current.drop()
 
     def _part_at_hand(self) -> Iterator[T]:
         """Return what gives all of the list at hand but its last item, or that one, once it may be taken."""
-        hand = self._hand
-        if len(hand.rest) > 1:
-            return hand.many
-        self._prepare_last(hand)
-        self._dealt_with(hand)
-        return hand.last
+        current = self._current
+        if len(current.rest) > 1:
+            return current.many
+        self._prepare_last(current)
+        self._on_consumed(current)
+        return current.last
 
-    def _prepare_last(self, hand: CurrentChunk[T]) -> None:
+    def _prepare_last(self, current: CurrentChunk[T]) -> None:
         """Do what an item needs before it is taken, where lists are of one. Idempotent; if it raises, none is taken."""
 
     @abstractmethod
-    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+    def _on_consumed(self, current: CurrentChunk[T]) -> None:
         """The last item of a list is about to be taken. Idempotent."""
 
 
@@ -206,7 +206,7 @@ class AsyncCursor(Cursor[T]):
         return self
 
     async def __anext__(self) -> T:
-        for item in self._hand.many:
+        for item in self._current.many:
             return item
         with TrimmedTraceback():
             part = await self.part()
@@ -219,7 +219,7 @@ class AsyncCursor(Cursor[T]):
         Raises:
           StopAsyncIteration: at the end.
         """
-        while not self._hand.rest:
+        while not self._current.rest:
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration
             self._load(chunk)
@@ -227,8 +227,8 @@ class AsyncCursor(Cursor[T]):
 
     def take_rest(self) -> list[T]:
         """Return the items of the list at hand, as if each had been asked for."""
-        found = list(self._hand.many)
-        if self._hand.rest:
+        found = list(self._current.many)
+        if self._current.rest:
             found.extend(self._part_at_hand())
         return found
 
@@ -247,5 +247,5 @@ class FlowReader(AsyncCursor[T]):
     async def _pull(self) -> Chunk[T] | None:
         return await self._flow.pull()
 
-    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+    def _on_consumed(self, current: CurrentChunk[T]) -> None:
         self._flow.release()

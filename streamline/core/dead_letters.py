@@ -90,7 +90,7 @@ class DeadLetters:
         }
 
     def append(self, letters: Iterable[Letter]) -> None:
-        """Write lines behind those that are there.
+        """Write lines after those that are there.
 
         Raises:
           DeadLetterError: the disk is full, say; a part of a line may be there, and is removed at the next opening.

@@ -1,9 +1,9 @@
-"""The driver: the one place that moves items between tasks.
+"""The driver: the one task that moves items from a flow into a channel.
 
-Success: every list is sent, the flow is closed, then the channel says that this was all. Stage failure: what came
-before has been sent; the flow is closed, then the channel fails with the user's exception. Cancellation: the flow is
-closed under a shield, and the channel is abandoned. Snapshot, pause: before and behind each list the driver passes the
-gate; the states travel with the items, so that is all it has to do.
+Success: every list is sent, the flow is closed, then the channel finishes. Stage failure: what came before has been
+sent; the flow is closed, then the channel fails with the user's exception. Cancellation: the flow is closed under a
+shield, and the channel is abandoned. Snapshot, pause: before and after each list the driver passes the gate; the states
+travel with the items.
 
 A driver never raises: its exception would cancel its siblings and strand what they hold.
 """
@@ -54,7 +54,7 @@ class Sink(Protocol[T]):
         """Let the receiver have what was sent, then the failure."""
 
     def abandon(self) -> None:
-        """Nobody is going to read what is left."""
+        """What is left will not be read."""
 
 
 def behind_channel(
@@ -113,7 +113,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 await gate.passage()
             chunk = await flow.pull(min(room, channel.longest))
             if gate.holding:
-                await gate.passage()  # behind a read that ended when nothing was to move any more
+                await gate.passage()  # after a read that ended when nothing was to move any more
             if chunk is None:
                 return
             await channel.send(chunk)

@@ -1,7 +1,7 @@
 """Whether two shards of a source that splits itself begin alike: then both read the same, and each item comes twice.
 
 Only the source's function knows what a shard is. So the first items of each worker are digested where they are read,
-before a shuffle or a map makes others of them, and the digests of a rank's workers are compared. Behind these first
+before a shuffle or a map makes others of them, and the digests of a rank's workers are compared. After these first
 items it costs nothing.
 
 The finding comes out at the consumer's next edge (`streamline.core.session`): as a warning in its thread, at its line.
@@ -35,7 +35,7 @@ class Beginning(NamedTuple):
     Attributes:
       source: its name.
       epoch: as in a `Site`.
-      where: what reads it, "process 2"; "": the running itself.
+      where: what reads it, "process 2"; "": the run itself.
       digests: of its first items.
     """
 
@@ -50,13 +50,13 @@ class Beginning(NamedTuple):
 
 
 class DuplicateCheck:
-    """The beginnings of one running's shards. Told in its event loop's thread.
+    """The beginnings of one run's shards. Used in its event loop's thread.
 
     Args:
       on_chunk_boundary: as of a `Session`.
 
     Attributes:
-      tell: told of each beginning; in a host, this sends it to the running.
+      tell: called with each beginning; in a host, this sends it to the run.
     """
 
     def __init__(self, on_chunk_boundary: Callable[[Callable[[Any], None]], None]) -> None:
@@ -101,7 +101,7 @@ class FirstItems:
     """Looks at the first items of a shard.
 
     Args:
-      tell: told of them when there are enough.
+      tell: called with them when there are enough.
     """
 
     def __init__(

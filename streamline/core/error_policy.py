@@ -1,14 +1,11 @@
-"""Leaving out items on which user code fails: decided in the stage, counted at consumption.
+"""The error policy: which failed items are skipped, decided in the stage and counted at consumption.
 
-A stage that skips an item adds one to its count, which its states carry from there on, and leaves what happened with
-the run's `Errors`. When the consumer asks for another list, the count in its state says which of these failures are
-consumed: those are written down, reported, and compared with `max_errors`. So a resume goes on with the count of its
-snapshot, and what is read again is counted again.
+A stage that skips an item adds one to its count, which its states carry from there on, and records the failure in the
+run's `Errors`. When the consumer asks for another list, the count in its state says which failures are consumed: those
+are written as dead letters, reported, and compared with `max_errors`. So a resume continues the count of its snapshot,
+and items that are read again are counted again.
 
-What is called in the event loop and what in the consumer's thread share one queue per stage and shard, filled by one
-and emptied by the other.
-
-What is said of an item that is left out because user code failed on it, and when a run may leave items out.
+The event loop and the consumer's thread share one queue per stage and shard, filled by the first, emptied by the other.
 """
 
 from __future__ import annotations
@@ -77,7 +74,7 @@ class Failure:
     Attributes:
       stage: the stage's name.
       kind: "map", "filter", "batch", "read_jsonl".
-      shard: where it ran; behind the merge, the rank.
+      shard: where it ran; downstream of the merge, the rank.
       position: of the item in the source, for a person; "" where it isn't known.
       item: what the stage was given: of a batch the list, of `from_items` the index, of a line file the line's bytes.
       error: what was raised. Behind the handler it has no `__traceback__`: frames hold on to items.
@@ -117,7 +114,7 @@ class ErrorReport:
       total: items.
       stages: items by stage.
       last: the last few, oldest first; of the run at hand, not of what it resumed.
-      dead_letters: the file that says of each what happened; None: nobody asked for one.
+      dead_letters: the file that says of each what happened; None: there is none.
     """
 
     total: int = 0
@@ -251,14 +248,14 @@ class DeadLetterSink(Protocol):
 
 
 class Errors:
-    """The skipped items of one running.
+    """The skipped items of one run.
 
     Args:
       policy: what may be skipped.
       before: of the state that the run begins at: skipped items by (shard, stage).
       letters: where they are written down.
       size: items of the source in one that the merge takes: more than one where workers make batches.
-      meters: told of every item that is skipped; None: nobody is.
+      meters: count every item that is skipped; None: not counted.
 
     Attributes:
       goes_on: items were skipped before the state that the run begins at.
@@ -329,7 +326,7 @@ class Errors:
             return
         self._count(state)
 
-    def judge(self, behind: Reference) -> None:
+    def judge(self, state: Reference) -> None:
         """Count, and fail the run if it was too much: then for ever.
 
         Raises:
@@ -341,7 +338,7 @@ class Errors:
         if self._happened == self._counted and not self._unjudged:
             return
         try:
-            tally = self._count(behind.get())
+            tally = self._count(state.get())
             self._unjudged = self._told
             if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
                 raise self._too_many()
@@ -512,7 +509,7 @@ class Skips:
         return refusal
 
     def add(self, failure: Failure) -> None:
-        """Count a failure; states that are handed on from now on have to be behind it."""
+        """Count a failure; states that are handed on from now on must include it."""
         self.count += failure.items
         self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
 

@@ -39,7 +39,7 @@ LONG_LIST_ITEMS = 1024
 
 
 class Chunk(Generic[T]):
-    """Some items in order, the state after each, and perhaps *progress*: a later state behind them all.
+    """Some items in order, the state after each, and perhaps *progress*: a state later than all of them.
 
     A chunk without items carries progress alone: what was read since the last item was dropped.
     """
@@ -52,14 +52,14 @@ class Chunk(Generic[T]):
         self.after = after
 
     @property
-    def behind(self) -> Reference:
-        """The state behind everything in this chunk, not made yet."""
+    def end_reference(self) -> Reference:
+        """The same as `end`, not made yet."""
         return Reference(self.states, len(self.items) - 1) if self.after is None else Reference.to(self.after)
 
     @property
     def end(self) -> State:
-        """The state behind everything in this chunk."""
-        return self.behind.get()
+        """The state after everything in this chunk."""
+        return self.end_reference.get()
 
     def part(self, start: int, count: int) -> Chunk[T]:
         """Return items start … start + count - 1; the last part keeps the progress."""
@@ -83,16 +83,16 @@ class Flow(ABC, Generic[T]):
     exception for ever, and a finished one stays finished. It holds on to no item that it has returned.
 
     Attributes:
-      meter: of the stage that this is the flow of; counts the lists that are pulled. None: nobody counts, or the stage
+      meter: of the stage that this is the flow of; counts the lists that are pulled. None: not counted, or the stage
         counts itself.
-      reader: of the stage that pulls this flow; told of waits. None: nobody is.
+      reader: of the stage that pulls this flow; counts waits. None: not counted.
     """
 
     meter: StageMeter | None = None
     reader: StageMeter | None = None
 
     def __init__(self, begin: State) -> None:
-        self._behind = Reference.to(begin)
+        self._state_ref = Reference.to(begin)
         self._rest: Chunk[T] | None = None
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
@@ -101,7 +101,7 @@ class Flow(ABC, Generic[T]):
     @property
     def state(self) -> State:
         """The state right after the last item returned. It changes only while a pull is in progress."""
-        return self._behind.get()
+        return self._state_ref.get()
 
     def since(self, mark: State) -> State:
         """Return `mark`, an earlier state of this flow, plus the choices made since."""
@@ -110,7 +110,7 @@ class Flow(ABC, Generic[T]):
     async def pull(self, limit: int = LIST_ITEMS) -> Chunk[T] | None:
         """Return the next 1 to `limit` items, or none and progress; None at the end.
 
-        Asking again says that the items of the last list have been dealt with.
+        Asking again says that the items of the last list have been consumed.
         """
         chunk, self._rest = self._rest, None
         if chunk is None:
@@ -132,18 +132,18 @@ class Flow(ABC, Generic[T]):
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
         after = chunk.after
-        self._behind = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
+        self._state_ref = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
         if self.meter is not None:
             self.meter.count(chunk.items)
         return chunk
 
     @property
     def at_once(self) -> bool:
-        """Whether the next pull neither waits nor calls anybody's function, so that no item need be handed on first."""
+        """Whether the next pull neither waits nor calls a user's function, so that no item need be handed on first."""
         return self._rest is not None
 
     def release(self) -> None:
-        """Say that the items returned so far have been dealt with, without asking for more."""
+        """Say that the items returned so far have been consumed, without asking for more."""
 
     async def aclose(self) -> None:
         """Close what this flow opened, and keep no item. Idempotent; asking for more is an error, not an end."""
@@ -235,7 +235,7 @@ class Demand:
         self.kept: dict[str, Any] = {}
 
     def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
-        """Return the failure if its item is to be left out; then it is counted, and states have to be behind it.
+        """Return the failure if its item is to be left out; then it is counted, and later states must include it.
 
         Raises:
           What the stream is to fail with, otherwise.
@@ -249,7 +249,7 @@ class Demand:
 
 
 class Run(Demand, Generic[In]):
-    """One running of a stage, as its generator sees it.
+    """One run of a stage, as its generator sees it.
 
     Attributes:
       upstream: the flow that the stage reads.
@@ -277,10 +277,10 @@ class ListsFlow(Flow[T]):
       begin: the state before the first item.
       lists: the generator, not started.
       demand: where the generator reads how many items are wanted.
-      opened: flows to close behind it.
+      opened: flows to close after it.
 
     Attributes:
-      instant: nothing in here waits or calls anybody's function, ever.
+      instant: nothing in here waits or calls a user's function, ever.
     """
 
     instant = False

@@ -3,7 +3,7 @@
 User code may fork. A child that does its own work and ends is its own business. A function of a pipeline may also
 return on both sides of `os.fork()`: then the copy would give items, or be asked for some, as if it were the process
 that it was copied from. So in a thread of ours a copy ends, quietly, where it comes back from user code: that is when
-the nearest frame of this package goes on. A trace function sees that; nothing is looked at unless somebody forks.
+the nearest frame of this package goes on. A trace function sees that; nothing is looked at unless user code forks.
 Rejected: asking after each call whether this is still the same process, which costs more than a short call.
 """
 
@@ -31,7 +31,7 @@ class Disowned(Protocol):
     """What belongs to the process that made it."""
 
     def disown(self) -> None:
-        """Let go of it: this is a copy of that process, in which only the thread that has forked goes on."""
+        """Release it: this is a copy of that process, in which only the thread that has forked goes on."""
 
 
 _owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
@@ -41,7 +41,7 @@ _host: list[int] = []  # in a host process: a pipe, which ends when it does
 
 
 def disowned_in_copies(thing: Disowned) -> None:
-    """Call `thing.disown()` in copies of this process, as long as somebody has it."""
+    """Call `thing.disown()` in copies of this process, as long as it lives."""
     _owned.add(thing)
 
 
@@ -51,7 +51,7 @@ def adopt() -> None:
 
 
 def belongs_elsewhere(what: str, owner: int) -> str:
-    """Return the message for somebody who wants something of `what` in a copy of the process that has it."""
+    """Return the message for a caller that wants something of `what` in a copy of the process that has it."""
     return (
         f"this {what} belongs to process {owner}, which this one (pid {os.getpid()}) was forked from: open another one "
         "here, or fork before it's opened"

@@ -1,11 +1,11 @@
-"""The gate: what a stream is doing, as one table, without I/O.
+"""The gate: the phases of a stream as one transition table, without I/O.
 
-Tasks that move items, *movers*, pass the gate between two lists, and again behind every wait. On one event loop
-everything but the running task is at rest at any instant, so a snapshot closes the gate, copies the state and opens it
-again in one step, without waiting.
+Tasks that move items, *participants*, pass the gate between two lists, and again after every wait. On one event loop
+all other tasks are at rest at any instant, so a snapshot closes the gate, copies the state and opens it again in one
+step, without waiting.
 
-A pause waits. A mover is at rest while it waits at the gate, or for another mover: in a channel's sending or receiving
-end. In user work, or while it reads, it is at work, and comes to the gate when that is done.
+A pause waits. A participant is at rest while it waits at the gate, or for another participant: at the sending or
+receiving end of a channel. In user code, or while it reads, it is active, and comes to the gate when that is done.
 
 An illegal event raises and changes nothing (the idea is h11's).
 """
@@ -72,17 +72,17 @@ class Gate:
 
     Attributes:
       phase: what the stream is doing. The one thing that an event changes: Ctrl-C may come between any two.
-      on_rest: called whenever a mover comes to rest; None: nobody wants to know.
+      on_rest: called whenever a participant comes to rest; None: not called.
       copied_from: in a fork, the process whose stream this is; None: it is this one's.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.RUNNING
         self.on_rest: Callable[[], None] | None = None
-        self._opened: anyio.Event | None = None  # made where somebody waits: outside of a loop they are slow
+        self._opened: anyio.Event | None = None  # made by the first waiter: outside of a loop they are slow
         self._rested: anyio.Event | None = None
         self._pausing: object = None
-        self._movers: set[Participant] = set()
+        self._participants: set[Participant] = set()
         self._at_work = 0
         self._holders: dict[Callable[[], None], Callable[[], None]] = {}
         self.copied_from: int | None = None
@@ -110,12 +110,12 @@ class Gate:
             if self._opened is not None:
                 self._opened.set()
                 self._opened = None
-            self._wake_pause()  # whoever waits for rest learns that there is nothing to wait for
+            self._wake_pause()  # a waiting pause learns that there is nothing to wait for
         return before
 
     @property
     def holding(self) -> bool:
-        """Whether items must not move. Whoever passes for every list looks at it before it awaits a passage."""
+        """Whether items must not move. Callers on the hot path check it before they await `passage`."""
         phase = self.phase
         return (phase is not _RUNNING and phase is not _CLOSED) or self.copied_from is not None
 
@@ -127,7 +127,7 @@ class Gate:
             await resting(self._opened.wait())
 
     async def pause(self, within_s: float | None = None) -> tuple[str, ...]:
-        """Let nothing move any more: close the gate, and wait until every mover is at rest.
+        """Let nothing move any more: close the gate, and wait until every participant is at rest.
 
         Cancellation: everything goes on as before, unless `insist` was called meanwhile.
 
@@ -135,7 +135,7 @@ class Gate:
           within_s: how long to wait; the pause holds all the same. None: as long as it takes.
 
         Returns:
-          The movers that were still at work, by name.
+          The participants that were still at work, by name.
 
         Raises:
           RuntimeError: a stream that doesn't run; ClosedError where it is closed. Nothing has changed.
@@ -166,7 +166,7 @@ class Gate:
             hold()
 
     def insist(self) -> None:
-        """Let the pause hold although some movers may still be at work; they find the gate closed when they come."""
+        """Let the pause hold although some participants may still be at work; they stop at the closed gate later."""
         if self.phase is Phase.QUIESCING:
             self.on(Event.PAUSE)
             self._wake_pause()
@@ -180,21 +180,21 @@ class Gate:
 
     @property
     def at_work(self) -> tuple[str, ...]:
-        """The movers that are not at rest, by name, with how many there are of each. May be read from any thread."""
-        names = Counter(name for mover in list(self._movers) if not mover.rests for name in mover.names())
+        """The participants that are not at rest, by name, with the number of each. From any thread."""
+        names = Counter(name for each in list(self._participants) if not each.rests for name in each.names())
         return tuple(name if count == 1 else f"{name} ({count} calls)" for name, count in sorted(names.items()))
 
     async def participate(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work`, whose task is a mover from now on; `name` is what people read while a pause waits for it."""
-        mover = Participant(self, name)
-        self._movers.add(mover)
+        """Do `work`, whose task is a participant from now on; `name` is what people read while a pause waits for it."""
+        participant = Participant(self, name)
+        self._participants.add(participant)
         self._at_work += 1
-        _mover.set(mover)  # never reset: the task ends with it
+        _participant.set(participant)  # never reset: the task ends with it
         try:
             await work()
         finally:
-            self._movers.discard(mover)
-            if not mover.rests:
+            self._participants.discard(participant)
+            if not participant.rests:
                 self._one_rests()
 
     def on_pause(self, hold: Callable[[], None], release: Callable[[], None]) -> None:
@@ -207,18 +207,18 @@ class Gate:
         """Forget what `holds` was told."""
         self._holders.pop(hold, None)
 
-    def mover(self, name: str) -> Participant:
-        """Return what stands for movers elsewhere; it is at rest until it says `wake`."""
-        mover = Participant(self, name)
-        mover.rests = 1
-        self._movers.add(mover)
-        return mover
+    def remote_participant(self, name: str) -> Participant:
+        """Return what stands for participants elsewhere; it is at rest until it says `wake`."""
+        participant = Participant(self, name)
+        participant.rests = 1
+        self._participants.add(participant)
+        return participant
 
-    def unregister(self, mover: Participant) -> None:
-        """Forget what `mover` returned."""
-        if mover in self._movers:
-            self._movers.discard(mover)
-            if not mover.rests:
+    def unregister(self, participant: Participant) -> None:
+        """Forget what `participant` returned."""
+        if participant in self._participants:
+            self._participants.discard(participant)
+            if not participant.rests:
                 self._one_rests()
 
     def _one_rests(self) -> None:
@@ -260,25 +260,25 @@ class Participant:
             self.gate._at_work += 1
 
 
-_mover: ContextVar[Participant | None] = ContextVar("streamline mover", default=None)
+_participant: ContextVar[Participant | None] = ContextVar("streamline participant", default=None)
 
 
 async def resting(wait: Awaitable[T]) -> T:
-    """Return what `wait` gives: a wait for another mover, so that this one is at rest meanwhile.
+    """Return what `wait` gives: a wait for another participant, so that this one is at rest meanwhile.
 
     Before it moves anything then, it passes the gate.
     """
-    mover = _mover.get()
-    if mover is None:
+    participant = _participant.get()
+    if participant is None:
         return await wait
-    mover.rest()
+    participant.rest()
     try:
         return await wait
     finally:
-        mover.wake()
+        participant.wake()
 
 
 async def passage() -> None:
-    """Wait while items must not move, in whatever mover this is; the consumer's task is none."""
-    if (mover := _mover.get()) is not None:
-        await mover.gate.passage()
+    """Wait while items must not move, in whatever participant this is; the consumer's task is none."""
+    if (participant := _participant.get()) is not None:
+        await participant.gate.passage()

@@ -1,13 +1,11 @@
-"""Raw items of a live source, written down as they were when they were read: the user may change them in place later.
+"""Encodings of items for files: JSON forms plus the bytes of arrays. Never pickle: loading can't run code.
 
-What is immutable is kept; another JSON value becomes its text, an array the bytes of an npy file. What would come back
-as something else (a tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is
-written. Never pickle: loading can't run code.
+A live source's raw items are encoded when they are read, since the user may change them in place later. Immutable
+values are kept; other JSON values become text, an array the bytes of an npy file. What would come back as something
+else (a tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is written.
 
-Items as a form in JSON and the bytes of their arrays: what is kept in files. Never pickle.
-
-A form is a value of JSON as it is, or a list that begins with its kind: an array, a NumPy number, bytes, and
-containers. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
+A form for caches and spills is a JSON value, or a list that begins with its kind: an array, a NumPy number, bytes, or a
+container. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def unpack(form: Json, read: Read) -> Any:
 
 
 def unpack_all(forms: list[Json], read: Read) -> list[Any]:
-    """Return what all of these forms are of; none is left in the list, as each is let go of when its item is there."""
+    """Return what all of these forms are of; none is left in the list, as each is released when its item is there."""
     forms[:] = forms[::-1]
     return [unpack(forms.pop(), read) for _ in range(len(forms))]
 

@@ -1,17 +1,8 @@
-"""What is counted while a pipeline runs.
+"""All meters of one run: of its stages, channels, hosts, consumer, and of what its sources ask of servers.
 
-A stage's run in one worker counts in a `StageMeter`, a channel in a `ChannelMeter`, the consumer in a `ConsumerMeter`:
-once a list, or once an awaited call, never once an item. `collect` in `streamline.observe.stats` puts
-together what they say at one moment.
-
-Each counter has one writer, the event loop's thread or the consumer's. They may be read in any thread: what is read is
-right but for the list that is being counted.
-
-Times are those of `time.perf_counter`.
-
-What is counted of the training loop: how long it waits, and what its body takes of a shared event loop.
-
-What a source's reading costs: requests, tries again, bytes; and what a cache saves of it.
+Meters count once a list, or once an awaited call, never once an item. `collect` in `streamline.observe.stats` takes
+their values at one moment. Each counter has one writer, the event loop's thread or the consumer's, and may be read in
+any thread: it is exact but for the list that is being counted. Times are those of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -111,16 +102,16 @@ class ConsumerMeter:
 
 
 class Meters:
-    """All meters of one running. A stage that is opened again (by a repeat, say) goes on with its meter.
+    """All meters of one run. A stage that is opened again (by a repeat, say) goes on with its meter.
 
     Attributes:
-      order: names of the stages as they stand in the plan; others come behind them.
+      order: names of the stages as they stand in the plan; others come after them.
       on: False: nothing is counted of stages and channels; for measuring what that costs.
       on_hold: given to every meter made from now on.
       hosts: in which workers run.
-      on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: nobody asks.
+      on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: not called.
       first: what it has made: where the warm-up ended. None: the consumer has no list yet.
-      on_observed: called, in the thread of whoever traces, when a trace begins and when it ends.
+      on_observed: called, in the tracing thread, when a trace begins and when it ends.
     """
 
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
@@ -151,7 +142,7 @@ class Meters:
         return part
 
     def observe(self, observer: Observer | None) -> None:
-        """Let `observer` be told of every stretch of work and of waiting; None: nobody."""
+        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
         self.observer = observer
         for meter in list(self.stages.values()):
             meter.observer = observer
@@ -196,7 +187,7 @@ class Traffic:
 
     Attributes:
       requests: that were sent, tries again and redirects among them.
-      retries: tries again, each behind a failure.
+      retries: tries again, each after a failure.
       bytes: that arrived of objects; what arrived twice counts twice.
       hits: objects, or ranges of one, that were read from the cache on disk.
       misses: those that weren't there.

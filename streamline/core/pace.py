@@ -30,8 +30,8 @@ SLICE_S = 0.001
 
 
 HANDOVER_S = 0.0002
-"""Seconds of work behind a channel after which its reader gets a turn: a switch of tasks costs a twentieth of this, and
-large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
+"""Seconds of work downstream of a channel after which its reader gets a turn: a task switch costs a twentieth of this,
+and large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
 
 
 LIST_S = 0.004
@@ -46,7 +46,7 @@ suddenly takes 200 µs is noticed after 13 ms."""
 def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
     """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises.
 
-    It returns early when the items take long, so that no result waits for many others, nor whoever wants to leave.
+    It returns early when the items take long, so that no result waits for many others, nor a cancellation.
     """
     results: list[Out] = []
     stop = perf_counter() + LIST_S
@@ -64,7 +64,7 @@ class Pace:
     """The clock of one stage.
 
     Args:
-      meter: told of the time spent in the stage's function; None: nobody counts.
+      meter: counts the time spent in the stage's function; None: not counted.
     """
 
     __slots__ = ("_calls", "_meter", "_since")
@@ -75,7 +75,7 @@ class Pace:
         self._since = perf_counter()
 
     def begin(self) -> None:
-        """Begin a slice: whoever waited has given way."""
+        """Begin a slice: the stage has just given way."""
         self._since = perf_counter()
 
     async def breathe(self, after_s: float = SLICE_S) -> None:

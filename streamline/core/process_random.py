@@ -37,7 +37,7 @@ def torch_generator(rng: np.random.Generator) -> Any:
 
 @contextmanager
 def set_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Set the generators of this process for the item that `rng` is for; behind the block they are as before."""
+    """Set the generators of this process for the item that `rng` is for; after the block they are as before."""
     torch = import_module("torch") if find_spec("torch") is not None else None  # else the call may import, and draw
     words = _words(rng, 2)
     before = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
@@ -54,10 +54,10 @@ def set_globally(rng: np.random.Generator) -> Iterator[None]:
             torch.set_rng_state(before[2])
 
 
-def _words(rng: np.random.Generator, stretch: int) -> list[int]:
-    """Return random words for an item, of another stretch than what its `rng` draws."""
+def _words(rng: np.random.Generator, segment: int) -> list[int]:
+    """Return random words for an item, of another segment than what its `rng` draws."""
     begun: Any = rng.bit_generator.state["state"]
-    counter = [0, 0, int(begun["counter"][2]), stretch]
+    counter = [0, 0, int(begun["counter"][2]), segment]
     words: list[int] = np.random.Philox(key=begun["key"], counter=counter).random_raw(3).tolist()
     return words
 

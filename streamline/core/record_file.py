@@ -48,7 +48,7 @@ warns of some, which a filter may make an error of."""
 
 
 class DamagedError(ValueError):
-    """A file isn't as it was written; the words say in what, behind its name: "is cut short"."""
+    """A file isn't as it was written; the words say in what, after its name: "is cut short"."""
 
 
 def whose(name: str, shard: int, num_shards: int) -> str:

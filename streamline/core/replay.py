@@ -1,7 +1,7 @@
 """Running the one item again on which user code failed: `replay(error)`.
 
 An exception out of user code carries the call that raised it: the function and the very item. It is called again in
-the thread of whoever asks, so that breakpoints, prints and a debugger's prompt work.
+the caller's thread, so that breakpoints, prints and a debugger's prompt work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One running of a plan, from its opening to its close: what all its parts share, and what is done at its edges.
+"""One run of a plan, from its opening to its close: what all its parts share, and what is done at its edges.
 
 The consumer takes lists. An *edge* is the moment at which it asks for another one: whatever must follow what was
 consumed (trimming a journal, counting errors) is done there, once a list and never once an item, in the consumer's own
-thread, with the state right after the last item that it got, which isn't made unless somebody reads it.
+thread, with the state right after the last item that it got, which isn't made unless it is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PendingItems(Protocol):
 
     @property
     def keeper(self) -> Any:
-        """What a snapshot tells that it has been stored, see `Snapshot.keeper`; None: nobody needs to know."""
+        """What a snapshot tells that it has been stored, see `Snapshot.keeper`; None: nothing."""
 
     def entry(self, state: Tree) -> Json:
         """Return what a snapshot of this state must hold. From the consumer's thread; doesn't wait."""
@@ -44,7 +44,7 @@ class Awaited:
     """A worker that the merge waits for.
 
     Attributes:
-      state: right behind the last item that the merge has taken from it.
+      state: right after the last item that the merge has taken from it.
     """
 
     shard: int
@@ -52,7 +52,7 @@ class Awaited:
 
 
 class Session:
-    """What the parts of one running share. Made anew at each opening.
+    """What the parts of one run share. Made anew at each opening.
 
     Attributes:
       gate: what every task that moves items passes between two lists.
@@ -64,14 +64,14 @@ class Session:
       errors: items that are left out because of an error.
       beginnings: the first items of shards, compared with one another.
       spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
-        of them; perhaps more than once. None: nobody wants to know.
+        of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
       shares: what the flows of one source share, by its name; their own business.
       other_ranks: what is waited for that others have to say; "": nothing.
       spare: items that this rank doesn't give, since others have none left; and whether there may be more of them.
       arrived: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
         it; None: that is the same.
-      where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the running itself.
+      where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
@@ -128,14 +128,14 @@ class Session:
         self._at_leaving.append(work)
 
     def leave(self) -> None:
-        """The stream is about to be closed, by its consumer or behind its end."""
+        """The stream is about to be closed, by its consumer or after its end."""
         for work in self._at_leaving:
             work()
 
-    def run_chunk_boundary(self, behind: Reference) -> None:
-        """The consumer asks for another list; `behind` is the state right after the last item that it got."""
+    def run_chunk_boundary(self, state: Reference) -> None:
+        """The consumer asks for another list; `state` is the state right after the last item that it got."""
         for work in self._on_chunk_boundary:
-            work(behind)
+            work(state)
 
     def at_close(self, work: Callable[[], None]) -> None:
         """Do `work` when the stream has ended, in whatever way and thread that comes about; it never raises."""

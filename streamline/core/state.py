@@ -80,12 +80,12 @@ class State(ABC):
 
     @property
     def latest(self) -> State:
-        """The state that an `until` means: behind a mark, where the stage stands now."""
+        """The state that an `until` means: after a mark, where the stage stands now."""
         return self
 
     @abstractmethod
     def tally(self, found: Tally) -> None:
-        """Add what was consumed up to here; behind a mark, up to where the stage stands now.
+        """Add what was consumed up to here; after a mark, up to where the stage stands now.
 
         A source adds where it stands; a stage has to ask its upstream's state, or what was skipped there is never
         counted.

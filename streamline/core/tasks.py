@@ -75,7 +75,7 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has asked this task to end."""
+        """Whether this task was asked to end."""
         return self._scope.cancel_called
 
     def cancel(self) -> None:
@@ -85,8 +85,7 @@ class Job:
     async def stop(self) -> None:
         """Cancel the task and wait until it has cleaned up, also when the caller is being cancelled itself.
 
-        A task that hasn't begun has nothing to clean up, and may never begin: a loop that ends cancels it behind our
-        back.
+        A task that hasn't begun has nothing to clean up, and may never begin: a loop that ends cancels it unseen.
         """
         self._scope.cancel()
         if self._begun:
@@ -94,7 +93,7 @@ class Job:
                 await self._done.wait()
 
     def finished(self) -> None:
-        """Clean up behind a task that will not run any more, whether or not it ever did."""
+        """Clean up after a task that will not run any more, whether or not it ever did."""
         self._cleanup()
         self._done.set()
 
@@ -103,7 +102,7 @@ class Tasks:
     """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop.
 
     Attributes:
-      session: the running that all this belongs to.
+      session: the run that all this belongs to.
       threads: for sync user code that shall not hold the loop.
     """
 
@@ -144,8 +143,8 @@ class Tasks:
         self._jobs.discard(job)
 
     def finished(self) -> None:
-        """Clean up behind all jobs: one that was cancelled before its first step never ran its own `finally`, and what
-        stands behind a channel that nobody asked for anything was never closed by a job."""
+        """Clean up after all jobs: one that was cancelled before its first step never ran its own `finally`, and what
+        is downstream of a channel that was never pulled was never closed by a job."""
         for job in self._jobs:
             job.finished()
         self._jobs.clear()
@@ -157,7 +156,7 @@ class Tasks:
 
 
 async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: Session) -> None:
-    """Own a task group until `stop` is set, then cancel what still runs and clean up behind it."""
+    """Own a task group until `stop` is set, then cancel what still runs and clean up after it."""
     tasks: Tasks | None = None
     try:
         async with anyio.create_task_group() as group:
@@ -172,11 +171,11 @@ async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: 
         session.close()
 
 
-def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, behind: Callable[[], None] = lambda: None) -> None:
-    """Start a task that belongs to the event loop, not to whoever calls.
+def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Callable[[], None] = lambda: None) -> None:
+    """Start a task that belongs to the event loop, not to the caller.
 
     Args:
-      behind: called when asyncio's task has ended, also if its loop has cancelled it before its first step; trio runs
+      on_end: called when asyncio's task has ended, also if its loop has cancelled it before its first step; trio runs
         that step in any case.
     """
     try:
@@ -187,4 +186,4 @@ def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, behind: Call
         return
     _spawned.add(task)
     task.add_done_callback(_spawned.discard)
-    task.add_done_callback(lambda _: behind())
+    task.add_done_callback(lambda _: on_end())

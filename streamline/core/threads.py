@@ -1,12 +1,8 @@
-"""A few threads for sync user code. Daemons: user code that never returns can't keep the interpreter alive.
+"""Daemon threads for blocking calls: a pool for sync user code, and an executor of one thread.
 
-anyio's own worker threads stay for ten seconds after their last call, and concurrent.futures joins its threads at
-exit; a stream that was closed must leave no thread behind, and one that is stuck must not stop anybody.
-
-One daemon thread for blocking calls, as an executor, for aiofiles and name look-ups.
-
-The event loop's default executor and `ThreadPoolExecutor` join their threads at exit, and keep idle ones: a stream
-that was closed must leave no thread, and a mount that hangs must not stop the interpreter.
+The event loop's default executor, anyio's workers and `ThreadPoolExecutor` keep idle threads or join them at exit. A
+closed stream must leave no thread, and a call that hangs, in user code or on a mount, must not block the interpreter's
+exit.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ class OneThread(Executor):
             self._thread = thread
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let the thread end behind the calls that were submitted; waits only for one that has nothing to do."""
+        """Let the thread end after the calls that were submitted; waits only for one that has nothing to do."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._calls.put(None)
@@ -178,7 +174,7 @@ class ThreadPool:
         return ThreadShare(self, most)
 
     def close(self) -> None:
-        """Let the threads end behind the calls that they are in. Returns at once."""
+        """Let the threads end after the calls that they are in. Returns at once."""
         for _ in self._threads:
             self._jobs.put(None)
         self._threads.clear()
@@ -254,7 +250,7 @@ class ThreadShare:
                 if follower is None:
                     self._busy -= 1
             if follower is not None:
-                self._put(follower)  # behind those of others
+                self._put(follower)  # after those of others
 
 
 class _ThreadCall(Generic[R]):
@@ -272,7 +268,7 @@ class _ThreadCall(Generic[R]):
         self._failure: BaseException | None = None
 
     async def wait(self) -> R:
-        """Return the result, once it is there; a call that nobody waits for any more doesn't begin."""
+        """Return the result, once it is there; a call whose waiter was cancelled doesn't begin."""
         try:
             await self._done.wait()
         finally:
@@ -295,7 +291,7 @@ class _ThreadCall(Generic[R]):
             except BaseException as failure:  # else its caller waits for ever, and this thread is gone
                 self._failure = failure
             self._fn = None
-            del fn  # a cycle may hang on it, and whoever waits draws the next one at once
+            del fn  # a cycle may hang on it, and the waiter makes the next one at once
             self.wake(self._done.set)
 
 
@@ -304,14 +300,14 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
         try:
             job()
         except RuntimeError:
-            return  # the loop has ended: nobody waits any more
+            return  # the loop has ended, and its waiters with it
         del job  # an idle thread must not hold on to items
 
 
 async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
     """Return `fn()`, called in a thread. A caller that is cancelled waits for it all the same.
 
-    For calls of milliseconds into libraries: a thread that were left behind in pyarrow would be killed there when
+    For calls of milliseconds into libraries: an abandoned thread in pyarrow would be killed there when
     Python ends, and one that copies from memory would read what has been freed.
 
     Raises:
@@ -350,7 +346,7 @@ def hold_descriptors() -> None:
 
 
 def hold_quietly() -> None:
-    """Let the current event loop, one of our own that nobody else minds, not tell in debug mode of each slow item."""
+    """Let the current event loop, one of our own, not log each slow item in debug mode."""
     asyncio.get_running_loop().slow_callback_duration = math.inf
 
 

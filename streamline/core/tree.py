@@ -1,8 +1,7 @@
-"""A digest of an item, to tell whether two items are the same: cheap, however large the item is.
+"""Nested items and batches: digests to compare them, their size in bytes, and replacing their leaves.
 
-How many bytes an item holds, for byte budgets.
-
-Arrays and tensors inside a batch: in dicts, lists, (named) tuples and dataclasses, however deep.
+Leaves are found in dicts, lists, (named) tuples and dataclasses, at any depth. A digest is cheap, however large the
+item is; sizes are for byte budgets.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Enough(Exception):  # noqa: N818 - no error
 
 
 class _DigestInput:
-    """What a digest is made of: each part behind its type and its length, so that no two items look like one."""
+    """What a digest is made of: each part after its type and its length, so that no two items look like one."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=DIGEST_BYTES)

@@ -453,7 +453,7 @@ class Taking:
                 return last
         if chunk.after is not None:
             self.progressed = True
-        return chunk.behind
+        return chunk.end_reference
 
     def __getitem__(self, index: int, /) -> State:
         before = self.before

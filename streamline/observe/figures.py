@@ -1,4 +1,4 @@
-"""What was counted, at one moment: frozen, with units, for people and for the verdict."""
+"""Figures of a stream at one moment, or between two: frozen, with units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WorkerStats:
     """A stage in one worker; seconds as in `StageStats`.
 
     Attributes:
-      shard: the worker's; behind the merge, the rank.
+      shard: the worker's; downstream of the merge, the rank.
       details: what only this kind of stage counts.
     """
 
@@ -51,7 +51,7 @@ class StageStats:
       busy_s: at its own work: in the user's function, in reading. Summed over workers and calls, so it may exceed the
         time that has passed; an awaited call counts from its start to its result.
       wait_input_s: waiting for an item from before it; of a concurrent stage, summed over the calls that it might make.
-      wait_output_s: waiting for room behind it; likewise.
+      wait_output_s: waiting for room downstream; likewise.
       errors: items that it skipped.
       held_s: the part of `busy_s` in which the event loop stood still: sync functions that are called inline.
       executor: where it does its work.
@@ -131,9 +131,9 @@ class ChannelStats:
     """One kind of channel, over all workers.
 
     Attributes:
-      name: of the stage that fills it; with " (border)" behind it, if its items come from a host.
+      name: of the stage that fills it; with the suffix " (border)" if its items come from a host.
       items: that went through.
-      depth: items in them now; behind a concurrent map, its inputs at work count too.
+      depth: items in them now; after a concurrent map, its inputs at work count too.
       peak: the most that were in one of them at once.
       capacity: of one of them.
       channels: how many there are: one a worker, or one.
@@ -207,7 +207,7 @@ class ReadStats:
     Attributes:
       name: of the source.
       requests: that were sent, tries again and redirects among them.
-      retries: tries again, each behind a failure: a drop, a stall, a busy server.
+      retries: tries again, each after a failure: a drop, a stall, a busy server.
       bytes: that arrived; what arrived twice counts twice.
       cache_hits: objects, or ranges of one, that were read from `cache_dir`.
       cache_misses: those that weren't there, and were asked for.

@@ -117,7 +117,7 @@ class Progress:
                 while not self._ended.wait(REFRESH_S):
                     live.refresh()
             live.leave(summary(self._stats(), self._epoch))
-        except Exception as error:  # a closed stderr, a TERM that nobody knows: no reason to stop training
+        except Exception as error:  # a closed stderr, an unknown TERM: no reason to stop training
             logger.warning("the progress display ended: %s: %s", type(error).__name__, error)
         finally:
             _on_screen.release()

@@ -1,6 +1,6 @@
 """What the tasks of an event loop wait for, as Python prints stacks: a thread's stack shows only the loop that waits.
 
-A task's frame leads to what it awaits, and so on down to the last one; asynchronous generators hide theirs behind
+A task's frame leads to what it awaits, and so on down to the last one; asynchronous generators hide theirs in
 objects without attributes, where the collector finds them all the same.
 """
 

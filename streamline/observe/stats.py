@@ -1,7 +1,4 @@
-"""What the meters of a running say at one moment, put together.
-
-The frozen picture of a stream that users get.
-"""
+"""Statistics of a stream at one moment, collected from the meters of its run; frozen."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = ["Stats", "collect", "host_stats", "stats_of", "worker_stats"]
 
 
 def collect(meters: Meters) -> Figures:
-    """Return what the meters of a running say now. From any thread."""
+    """Return what the meters of a run say now. From any thread."""
     consumer = meters.consumer
     now = perf_counter() if consumer.closed_at is None else consumer.closed_at
     places = {name: place for place, name in enumerate(meters.order)}

@@ -37,7 +37,7 @@ def table(figures: Figures) -> str:
     and requests; errors only if there are any.
 
     Percentages are of the time in which all calls that a stage may have at work at once could have been busy: at work,
-    waiting for an item ("no input"), waiting for room behind it. Of a host, of the time: its event loop was held.
+    waiting for an item ("no input"), waiting for room downstream. Of a host, of the time: its event loop was held.
     """
     elapsed_s = figures.elapsed_s
     waits = figures.consumer_wait_s / elapsed_s if elapsed_s else 0.0

@@ -1,14 +1,11 @@
-"""What every stage did and when, written while it runs, for Perfetto and chrome://tracing.
+"""A trace of what every stage did and when, written while it runs, for Perfetto and chrome://tracing.
 
-It is bounded. Stretches of one track are put together until they are long enough to see, and the longer, the more of
-them come; the file is one of two, see `trace_file`. So the newest half of `max_bytes` at least is always there: all of
-a run of minutes, the last hours of one of weeks.
+It is bounded. Adjacent segments of one track are merged until they are long enough to see, and the longer, the more of
+them come. A file that has half of `max_bytes` becomes "NAME.previous.json", in place of an earlier one, and another
+begins: the newest half is always there, all of a run of minutes, the last hours of one of weeks.
 
-Trace events in a file that is bounded, and can be loaded at every moment.
-
-The JSON array form of the trace-event format: an array that lacks its end is put up with by its viewers, so events are
-written whole, each with the comma before it, and the end comes last. A file that has its share becomes
-"NAME.previous.json", in place of an earlier one, and another begins.
+The file is the JSON array form of the trace-event format and can be loaded at any moment: viewers accept an array
+without its end, so events are written whole, each with the comma before it, and the end comes last.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
 """
@@ -48,19 +45,19 @@ LEAST_BYTES = 1 << 20
 
 
 EVENTS_PER_S = 500
-"""From here on, more stretches are put together: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
+"""From here on, more segments are merged: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
 
 
 FINEST_S, COARSEST_S = 0.0001, 60.0
-"""Stretches that are within so much of a track are one span: what is shorter is seldom seen."""
+"""Segments that are within so much of a track are one span: what is shorter is seldom seen."""
 
 
 LONGEST_S = 1.0
-"""Adjacent stretches of one kind make no longer span: what goes on for hours is to be seen meanwhile."""
+"""Adjacent segments of one kind make no longer span: what goes on for hours is to be seen meanwhile."""
 
 
 ROUNDING_S = 1e-9
-"""By so much a stretch may seem to begin before the one before it ended."""
+"""By so much a segment may seem to begin before the one before it ended."""
 
 
 COUNT_EVERY_S = 0.1
@@ -87,10 +84,10 @@ class Trace:
 
     Args:
       path: of the file, which is overwritten.
-      meters: of the running that is traced.
+      meters: of the run that is traced.
       max_bytes: of the file and its predecessor together.
       rank: of this process.
-      behind: names of the stages that a rank has one of: those behind the merge, and the reader of a live source.
+      after_merge: names of the stages that a rank has one of, those downstream of the merge and a live reader.
 
     Raises:
       PlanError: `max_bytes` is less than 1 MiB, or another trace of the same stream is being written.
@@ -104,7 +101,7 @@ class Trace:
         *,
         max_bytes: int = MAX_BYTES,
         rank: int = 0,
-        behind: Collection[str] = (),
+        after_merge: Collection[str] = (),
     ) -> None:
         max_bytes = check_int(".trace(max_bytes=)", max_bytes, LEAST_BYTES)
         if meters.observer is not None:
@@ -112,7 +109,7 @@ class Trace:
         self.path = Path(path)
         self._meters = meters
         self._place = f"rank {rank}"
-        self._behind = behind
+        self._after_merge = after_merge
         self._lock = RLock()  # a garbage collection within `_observe` may stop this
         self._tracks: dict[StageMeter, _Track] = {}
         self._processes: dict[int, str] = {}
@@ -154,7 +151,7 @@ class Trace:
                 return
             lane = self._lane(meter, began)
             if lane is None:
-                return  # more calls side by side than anybody can look at
+                return  # more calls side by side than a viewer can show
             span = lane.add(doing, began, ended, self._resolution.seconds)
             if span is not None:
                 self._write(_span(lane, span, self._us))
@@ -170,7 +167,7 @@ class Trace:
         """Return a lane of a stage's track on which nothing else is from `at` on."""
         track = self._tracks.get(meter)
         if track is None:
-            place = self._place if meter.name in self._behind else f"shard {meter.shard}"
+            place = self._place if meter.name in self._after_merge else f"shard {meter.shard}"
             order = self._meters.order
             nth = order.index(meter.name) if meter.name in order else len(order)
             sort = (nth * MOST_WORKERS + meter.shard) * MOST_LANES
@@ -191,7 +188,7 @@ class Trace:
         return lane
 
     def _finish_spans(self, now: float) -> None:
-        """Write the spans that are being put together, and the work that is going on."""
+        """Write the spans that are being merged, and the work that is going on."""
         for meter, track in list(self._tracks.items()):
             for lane in track.lanes:
                 if lane.span is not None:
@@ -230,20 +227,20 @@ class Trace:
 
 
 class _Span:
-    """What is drawn as one: a stretch, or several that are put together.
+    """What is drawn as one: a segment, or several that are merged.
 
     Attributes:
       seconds: how much of it was spent at what.
     """
 
-    __slots__ = ("began", "ended", "seconds", "stretches")
+    __slots__ = ("began", "ended", "seconds", "segments")
 
     def __init__(self, doing: Doing, began: float, ended: float) -> None:
-        self.began, self.ended, self.stretches = began, ended, 1
+        self.began, self.ended, self.segments = began, ended, 1
         self.seconds: dict[Doing, float] = {doing: ended - began}
 
     def takes(self, doing: Doing, began: float, ended: float, resolution: float) -> bool:
-        """Whether a later stretch belongs to this span."""
+        """Whether a later segment belongs to this span."""
         length = ended - self.began
         if length <= resolution:
             return True
@@ -252,7 +249,7 @@ class _Span:
 
     def add(self, doing: Doing, began: float, ended: float) -> None:
         self.ended = ended
-        self.stretches += 1
+        self.segments += 1
         self.seconds[doing] = self.seconds.get(doing, 0.0) + ended - began
 
 
@@ -268,7 +265,7 @@ class _TraceThread:
         self.span: _Span | None = None
 
     def add(self, doing: Doing, began: float, ended: float, resolution: float) -> _Span | None:
-        """Take a stretch; return the span before it if that is finished now."""
+        """Take a segment; return the span before it if that is finished now."""
         span, began, self.end = self.span, max(began, self.end), ended
         if span is not None and span.takes(doing, began, ended, resolution):
             span.add(doing, began, ended)
@@ -324,15 +321,15 @@ class _Counters:
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
-        self._told: dict[str, dict[str, float]] = {}
+        self._written: dict[str, dict[str, float]] = {}
         self.counted_at = float("-inf")
         self._items, self._waited = 0, 0.0
 
     def read(self, now: float, ts: float) -> Iterator[Event]:
         """Yield a counter event for each that has changed."""
         for name, values in (*self._channels(), *self._consumer(now)):
-            if self._told.get(name) != values:
-                self._told[name] = values
+            if self._written.get(name) != values:
+                self._written[name] = values
                 yield {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": ts, "args": values}
         self.counted_at = now
 
@@ -358,15 +355,15 @@ def _process(pid: int, name: str) -> Event:
 
 
 def _span(lane: _TraceThread, span: _Span, us: Callable[[float], float]) -> Event:
-    """Return a span as an event; one of several stretches is called after what took most of it."""
+    """Return a span as an event; one of several segments is called after what took most of it."""
     doing = max(span.seconds, key=lambda kind: span.seconds[kind])
     name = NAMES[doing] if len(span.seconds) == 1 else f"mostly {NAMES[doing]}"
     began = us(span.began)
     dur = round(us(span.ended) - began, 3)
     event: Event = {"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.number, "ts": began, "dur": dur}
-    if span.stretches > 1:
+    if span.segments > 1:
         spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in span.seconds.items()}
-        event["args"] = {"stretches": span.stretches, **spent}
+        event["args"] = {"stretches": span.segments, **spent}
     return event
 
 
@@ -403,7 +400,7 @@ class TraceFile:
         self._begin()
 
     def write(self, event: Event) -> None:
-        """Take one event; it is in the file behind the next `flush`, or sooner."""
+        """Take one event; it is in the file after the next `flush`, or sooner."""
         if self._events and self._written + self._waiting > self._most:
             self.close()
             self._path.replace(previous_of(self._path))
@@ -430,7 +427,7 @@ class TraceFile:
             self._file.close()
 
     def give_up(self) -> None:
-        """Close behind a write that failed: with an end if there is room for so much."""
+        """Close after a write that failed: with an end if there is room for so much."""
         self._parts.clear()
         if not self._file.closed:
             with suppress(OSError):

@@ -1,14 +1,9 @@
-"""Which stage limits a stream, in one line. Pure: figures in, a verdict or nothing out.
+"""The verdict: which stage limits a stream, and what to do about it, in one line. Pure: figures in, a verdict out.
 
-The rules are those of docs/seeing.md, tried in the order of `RULES`; the first that applies speaks. Making the most
-loaded part faster helps until the next one is as loaded: that bounds every estimate. What a load is, `Loads` says.
-
-What a verdict advises: how the work of a stage gets out of the way of the others.
-
-How loaded the parts of a stream are: its figures as shares of the time.
-
-A *load* is the share of the time for which something was at work: an event loop, which all inline functions in it
-share, or the calls that a stage may have at work at once.
+A *load* is the share of the time for which something was busy: an event loop, which all inline functions in it share,
+or the calls that a stage may have in progress at once (`Loads`). The rules are those of docs/seeing.md, tried in the
+order of `RULES`; the first that applies wins. Making the most loaded part faster helps until the next one is as loaded:
+that bounds every estimate.
 """
 
 from __future__ import annotations
@@ -171,8 +166,8 @@ class Loads:
     def rest_of_rank(self, but: StageStats) -> float:
         """The highest load that stays when all that workers do goes elsewhere."""
         at = next((at for at, stage in enumerate(self.stages) if stage.kind == "merge"), len(self.stages))
-        behind = [max(self.holds(stage), self.awaited(stage)) for stage in self.stages[at:] if stage is not but]
-        return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *behind])
+        downstream = [max(self.holds(stage), self.awaited(stage)) for stage in self.stages[at:] if stage is not but]
+        return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *downstream])
 
     def in_workers(self, stage: StageStats) -> bool:
         """Whether a stage stands before the merge."""

@@ -1,12 +1,10 @@
-"""Says what a consumer waits for that has waited too long: stage, shard, source position.
+"""The watchdog: logs what a consumer waits for that has waited too long, and which function holds its event loop.
 
-Its clock runs only while the consumer waits: one that trains for an hour is no stall, nor is a paused stream. It says
-so once at the limit, and again at twice, four times, … of it. It costs nothing per item.
+Its clock runs only while the consumer waits: one that trains for an hour is no stall, nor is a paused stream. It logs
+at the limit, and again at twice, four times, … of it. It costs nothing per item.
 
 In a plain loop the consumer's own thread looks at the clock, so that it can also see what holds the event loop's. In
-an async one a task does, which sleeps until the limit; while the loop is held it can't run, and says so afterwards.
-
-What is said unasked while a stream runs, once, in the log.
+an async loop a task sleeps until the limit; while the loop is held it can't run, and reports that afterwards.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ class HoldHint:
     """Warns of a stage whose function holds the consumer's own event loop; of each stage once a stream."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(self, meter: StageMeter, held_s: float) -> None:
-        if meter.name in self._told:
+        if meter.name in self._warned:
             return
-        self._told.add(meter.name)
+        self._warned.add(meter.name)
         hints_logger.warning(
             "%s held the event loop for %.2f s (more than %g s), and with it everything else that runs there: try %s",
             meter,
@@ -61,7 +59,7 @@ logger = logging.getLogger("streamline.watchdog")  # as the docs call it
 
 
 STALL_S = 30.0
-"""How long a consumer waits for one item before somebody is told: a slow checkpoint's length, and less than a
+"""How long a consumer waits for one item before it is logged: a slow checkpoint's length, and less than a
 collective's timeout."""
 
 
@@ -81,7 +79,7 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def check_stall(stall_s: object) -> None:
-    """Insist on seconds, more than 0; None: nobody watches.
+    """Insist on seconds, more than 0; None: no watchdog.
 
     Raises:
       PlanTypeError: it is no number.
@@ -97,22 +95,22 @@ def check_stall(stall_s: object) -> None:
 
 @dataclass(frozen=True)
 class Watched:
-    """What is watched: a running, and what of its plan a message needs.
+    """What is watched: a run, and what of its plan a message needs.
 
     Attributes:
       source: name of the plan's source.
-      behind: names of the stages behind the merge.
+      after_merge: names of the stages downstream of the merge.
       shared: whether one reader of the source feeds all workers.
     """
 
     session: Session
     source: str
-    behind: Collection[str] = ()
+    after_merge: Collection[str] = ()
     shared: bool = False
 
     @property
     def paused(self) -> bool:
-        """Whether items must not move: whoever waits then is no stall."""
+        """Whether items must not move: a wait is no stall then."""
         return self.session.gate.phase not in (Phase.RUNNING, Phase.CLOSED)
 
     def report(self, now: float) -> str:
@@ -124,7 +122,7 @@ class Watched:
 
     def _report(self, now: float) -> str:
         busy = [meter for meter in list(self.session.meters.stages.values()) if meter.since is not None]
-        last = [meter for meter in busy if meter.name in self.behind]
+        last = [meter for meter in busy if meter.name in self.after_merge]
         if last:
             return f"behind the merge, {_at_work(_oldest(last), now)}"
         if self.session.other_ranks:
@@ -145,7 +143,7 @@ class Watched:
         mine = [
             meter
             for meter in busy
-            if meter.shard == worker.shard and meter.name not in self.behind and meter not in reader
+            if meter.shard == worker.shard and meter.name not in self.after_merge and meter not in reader
         ] or reader
         where = worker.state.where()
         at = f", behind {where}" if where else ""
@@ -171,7 +169,7 @@ class Watched:
         return [host for host in held if host is not None]
 
     def warn(self, waited: float, why: str, stacks: str = "") -> None:
-        """Tell whoever reads the log."""
+        """Log the stall."""
         logger.warning("the consumer has waited %s: %s%s", _seconds(waited), printable(why), stacks)
 
 

@@ -118,7 +118,7 @@ class DebugStream(PartIterator[T]):
 class _Stepped(Stream[T]):
     """A stream that lets nothing be made in place of an item before the next one is asked for."""
 
-    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+    def _on_consumed(self, current: CurrentChunk[T]) -> None:
         """Nothing: the next pull says so."""
 
 

@@ -175,7 +175,7 @@ class ResolvedRun:
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
         """Begin to write a trace of the run; it ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
-        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, behind=self.behind | one)
+        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.behind | one)
         session.at_close(trace.stop)
         return trace
 

@@ -216,7 +216,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             await self._give_way()
             if self._session.gate.holding:
                 await self._session.gate.passage()  # for a pause of another task that began meanwhile
-            self._session.run_chunk_boundary(self.behind)
+            self._session.run_chunk_boundary(self.state_after)
             chunk = await flow.pull()
         except anyio.get_cancelled_exc_class():
             raise
@@ -243,7 +243,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             self._gave_way_at = self.count
         await self._pace.breathe(0.0 if due else SLICE_S)
 
-    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
+    def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:
             self._flow.release()
 

@@ -111,7 +111,7 @@ class BaseStream(Cursor[T]):
         Args:
           gate: of the event loop that the consumer is in; None: it has a thread of its own.
         """
-        state = self.before.get() if items_ago else self.state
+        state = self.state_before.get() if items_ago else self.state
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
         return self._opening.snapshots.take(state, gate, self._session.journal)
 

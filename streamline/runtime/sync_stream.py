@@ -110,7 +110,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         with self._lock:
             self._session.meters.gave(-self.at_hand)
             reset = CacheReset(self._opening, self._snapshot(None), begun=self.count > 0)
-            self._dealt_with(self._hand)
+            self._on_consumed(self._current)
             self._forget()
             self._begin_at(self._engine.reopen(reset.reset))
             self._opening = reset.opening
@@ -164,12 +164,12 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def _fetch_part(self) -> NoReturn:
         self._go_on(self.part())
 
-    def _dealt_with(self, hand: CurrentChunk[T]) -> None:
-        self._engine.dealt_with(hand.received)
+    def _on_consumed(self, current: CurrentChunk[T]) -> None:
+        self._engine.dealt_with(current.received)
 
     def _wait_list(self) -> bool:
         """Fetch lists until there is an item at hand; return whether there is one."""
-        while not self._hand.rest:
+        while not self._current.rest:
             if not self._fetch():
                 return False
         return True
@@ -192,7 +192,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         if self._ended:
             return False
         check_asked(self._gate)
-        coming = self._hand.coming
+        coming = self._current.coming
         if not coming:
             self._take(coming)
         found = coming[0]
@@ -235,7 +235,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def _at_chunk_boundary(self) -> Exception | None:
         """Do what is due before another list; return what the stream fails with."""
         try:
-            self._session.run_chunk_boundary(self.behind)
+            self._session.run_chunk_boundary(self.state_after)
         except Exception as failure:
             return failure
         return None

@@ -1,7 +1,7 @@
 """The last flow of a rank that ends together with others: fewer items than there are, or some of them again.
 
 What is given again are the rank's first items, in a pass of its own from the beginning on, as often as it takes: they
-can be read again behind a resume, which the last ones couldn't. State: the upstream's; with it, how many items are
+can be read again after a resume, which the last ones couldn't. State: the upstream's; with it, how many items are
 left, where that is known; and while items are given again, how many were, and the state in that pass. So a snapshot
 near the end is as exact as any other: a resume gives as many items as were left.
 
@@ -41,7 +41,7 @@ def ending(opener: Opener[T], site: Site, agreement: Agreement, state: Tree | No
 
 
 class Padded(State):
-    """Behind an item that was given again: where the rank's own items ended, and the state in the pass for padding."""
+    """After an item that was given again: where the rank's own items ended, and the state in the pass for padding."""
 
     __slots__ = ("again", "end", "own")
 
@@ -76,7 +76,7 @@ def padded_in(state: State) -> int:
 
 @dataclass(frozen=True)
 class _Leaving:
-    """States with how many items are left behind each."""
+    """States with how many items are left after each."""
 
     own: Tree
     states: States
@@ -90,7 +90,7 @@ class _Leaving:
 
 @dataclass(frozen=True)
 class _Padding:
-    """States behind items that are given again."""
+    """States after items that are given again."""
 
     own: Tree
     end: State
@@ -104,7 +104,7 @@ class _Padding:
 
 
 class _Ending:
-    """One running of it."""
+    """One run of it."""
 
     def __init__(
         self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, demand: Demand
@@ -185,7 +185,7 @@ class _Ending:
         return Chunk(chunk.items, _Leaving(own, chunk.states), after)
 
     async def _again(self, most: int) -> Chunk[Any]:
-        """Return 1 to `most` items again, from where the last one was; behind the end of a pass, from the beginning."""
+        """Return 1 to `most` items again, from where the last one was; after the end of a pass, from the beginning."""
         while True:
             if self._pass is None:
                 self._pass, self._begin_again = self._opener(self._begin_again), None

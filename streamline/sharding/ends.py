@@ -1,4 +1,4 @@
-"""What a user says about how ranks end together, what they have agreed on, and what is told of it."""
+"""How ranks end together: the user's options, the agreement between ranks, and the report on it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class EndsReport:
       agreed: "alone": there is nothing to agree on; "beforehand": by arithmetic; "on the way": over the store.
       left: items that each rank gives, from the beginning of this stream on; None: not known beforehand.
       dropped: items of this rank that are not given, as far as known: beforehand, or when the ranks have agreed.
-      more: there may be more of them, which nobody has read.
+      more: there may be more of them, which were not read.
       padded: items given again, of those given so far; a resume goes on counting.
     """
 

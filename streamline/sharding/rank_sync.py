@@ -1,14 +1,14 @@
-"""Ranks that find out on the way how far all of them come: a number each, a round ahead of the consumers.
+"""Rank synchronization in rounds: ranks exchange item counts over a store, a round ahead of the consumers.
 
-In a round each rank says how many items it has, and whether that was all. The last one to say so works out how far all
-may go, and writes it down. A rank goes into the next round when it has given what it may give, so there are as many
+In a round each rank writes how many items it has, and whether that was all. The last one to write computes how far all
+may go, and stores the answer. A rank enters the next round when it has given what it may give, so there are as many
 rounds as lists: one, where many items wait.
 
-Success: all ranks read the same numbers. Failure: a store that can't be reached, or a rank that says nothing for longer
-than a consumer is to wait, is a `RanksError`; so is, at once, a rank that has failed and said so. Cancellation: nothing
-is left but a key or two in the store.
+Success: all ranks read the same numbers. Failure: a `RanksError` for a store that can't be reached, a rank that is
+silent for longer than the timeout, and, at once, a rank that has reported a failure. Cancellation: a key or two stay in
+the store.
 
-A store that is there already: torch.distributed's, never its process groups, which belong to the trainer.
+The store is an existing one: torch.distributed's, never its process groups, which belong to the trainer.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Rounds:
                 began = perf_counter()
                 await resting(anyio.sleep(pause))
                 pause = min(2 * pause, longest)
-                if consumer.waiting_since is not None:  # else nobody minds
+                if consumer.waiting_since is not None:  # else the consumer is busy
                     waited += perf_counter() - max(began, consumer.waiting_since)
                 if waited >= self._ends.timeout_s:
                     raise RanksError(self._silent(await self._call(partial(self._missing, key))))

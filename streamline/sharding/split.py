@@ -1,6 +1,6 @@
 """Which items are whose: the arithmetic, pure.
 
-Every rank and worker computes the same split from (length, number of shards), so nobody has to talk to agree. Union of
+Every rank and worker computes the same split from (length, number of shards), without communication. Union of
 the shards = the dataset, intersection = empty, at any number of shards, also more than there are items.
 """
 
@@ -35,7 +35,7 @@ def contiguous(length: int, num_shards: int, shard: int, *, drop_remainder: bool
       length: items in the dataset, >= 0.
       num_shards: shards in the whole job, >= 1; may exceed `length`.
       shard: 0-based.
-      drop_remainder: every shard owns `length // num_shards`, and the last items nobody.
+      drop_remainder: every shard owns `length // num_shards`, and the last items belong to none.
 
     Returns:
       Consecutive indices; the first `length % num_shards` shards own one more, unless `drop_remainder`.

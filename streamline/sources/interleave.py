@@ -117,7 +117,7 @@ class _FileSlot(Generic[T]):
             self._place = {**self._place, "file": None}
             return False
         self.items, self.states, self.at = chunk.items, chunk.states, 0
-        self._after = chunk.behind
+        self._after = chunk.end_reference
         if not chunk.items:
             self.reached = self._after
         return True

@@ -120,7 +120,7 @@ class MixRun:
                 if reach := await self._reach(drawn, counts, demand.want):
                     at += reach
                     chunk = self._serve(drawn, counts) if reach == len(drawn) else self._serve_some(drawn[:reach])
-                    self._told.now = chunk.behind
+                    self._told.now = chunk.end_reference
                     yield chunk
                     del chunk
                     await pace.breathe()

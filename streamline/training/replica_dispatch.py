@@ -678,7 +678,7 @@ class PlanReplicaSource(ReplicaSource):
         if stream is None:
             self._stream = stream = self._opened.stream()
             await stream.start()
-            self._marks.append((self._at, stream.behind))
+            self._marks.append((self._at, stream.state_after))
         if self._dealt == len(self._list) and not await self._pull(stream, shares):
             return True
         part = self._list[self._dealt : self._dealt + room]
@@ -689,7 +689,7 @@ class PlanReplicaSource(ReplicaSource):
     async def _pull(self, stream: Stream[Any], shares: ReplicaShares) -> bool:
         """Fetch the next list; False at the end. The state after it is known before any of it is dealt."""
         self._list, self._dealt = [], 0
-        before = stream.behind
+        before = stream.state_after
         try:
             first = await anext(stream)
         except StopAsyncIteration:
@@ -700,7 +700,7 @@ class PlanReplicaSource(ReplicaSource):
             self._marks.popleft()
         if self._marks[-1][0] < self._at + self.drawn:
             self._marks.append((self._at + self.drawn, before))
-        self._now = stream.behind
+        self._now = stream.state_after
         self.drawn += len(self._list)
         return True
 

@@ -310,7 +310,7 @@ class Buckets(Generic[In]):
     def arrive(self, chunk: Chunk[In]) -> None:
         """Make these items the next to be taken."""
         self._current = _UpstreamChunk(self._next, self._upstream_end, chunk.states)
-        self._upstream_end = chunk.behind
+        self._upstream_end = chunk.end_reference
 
     def take(self, items: Sequence[In], start: int) -> tuple[int, int | None, BaseException | None]:
         """Take items from `start` on, until a bucket is full.

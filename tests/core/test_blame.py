@@ -23,7 +23,7 @@ SITE = Site(Tasks(None, Session()), shard=3, num_shards=8)  # type: ignore[arg-t
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, KeyboardInterrupt, SystemExit, RecursionError, MemoryError])
-def test_an_exception_stays_itself_and_is_told_where_it_was(kind: type[BaseException]) -> None:
+def test_an_exception_keeps_its_identity_and_gets_a_note_of_its_place(kind: type[BaseException]) -> None:
     error = kind("x")
     assert blame(error, "map(tokenize)", SITE, At("rows", {"file": "a.jsonl", "line": 18})) is error
     assert error.__notes__ == [f"in map(tokenize), shard 3 of 8 (pid {os.getpid()}), at file a.jsonl, line 18"]
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_string_is_none() -> None:
 # Cancellation: asked for, or out of user code
 
 
-async def test_a_cancelled_error_that_nobody_asked_for_is_no_cancellation() -> None:
+async def test_a_cancelled_error_that_was_not_requested_is_no_cancellation() -> None:
     assert not cancellation_requested(CancelledError())
     assert not cancellation_requested(ValueError())
 

@@ -172,7 +172,7 @@ def test_an_abandoned_channel_is_an_error_for_its_receiver_not_an_end(run: Run, 
     run(test)
 
 
-def test_progress_passes_behind_the_items_before_it_and_only_the_last_is_kept(run: Run, channel: Channel[Any]) -> None:
+def test_progress_passes_after_the_items_before_it_and_only_the_last_is_kept(run: Run, channel: Channel[Any]) -> None:
     async def test() -> None:
         await send(channel, 1)
         for done in (7, 8, 9):
@@ -231,7 +231,7 @@ def test_a_receiver_cancelled_in_the_moment_of_a_send_loses_nothing(
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_receiver_cancelled_in_the_moment_of_a_failure_learns_of_it_when_it_asks_again(
+def test_a_receiver_cancelled_as_the_channel_fails_gets_the_failure_next_time(
     run: Run, channel: Channel[Any], native: bool
 ) -> None:
     async def test() -> None:
@@ -347,7 +347,7 @@ def test_a_driver_that_finds_room_gives_way_when_its_slice_is_over(
     run: Run, ticks: list[str], capacity: int, held: int
 ) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, capacity, 10**6)  # behind a list, one by one: little room, no wait
+        channel: Channel[int] = Channel(BEGIN, capacity, 10**6)  # after a list, one by one: little room, no wait
         for _ in range(held):
             channel.admit(0, (BEGIN,), 1)
         await drive(Ticking(ticks), channel, channel.gate)

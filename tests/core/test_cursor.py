@@ -17,7 +17,7 @@ Lists = Sequence[tuple[Sequence[Any], "int | None"]]
 
 
 class Listed(Flow[Any]):
-    """A flow of given lists; a number behind a list is its progress."""
+    """A flow of given lists; a number after a list is its progress."""
 
     def __init__(self, *lists: tuple[Sequence[Any], int | None], failure: Exception | None = None) -> None:
         super().__init__(At("s", 0))
@@ -56,7 +56,7 @@ async def test_each_item_goes_with_the_state_right_after_it() -> None:
     assert place(reader) == 6
 
 
-async def test_progress_is_adopted_behind_the_last_item_of_its_list() -> None:
+async def test_progress_is_adopted_after_the_last_item_of_its_list() -> None:
     reader = FlowReader(Listed(("ab", 10), ("c", None)))
     assert await places(reader) == [("a", 1), ("b", 10), ("c", 11)]
 
@@ -82,7 +82,7 @@ async def test_an_empty_flow_ends_at_once_and_for_ever() -> None:
     assert place(reader) == 0
 
 
-async def test_a_failure_comes_behind_the_items_before_it_and_for_ever() -> None:
+async def test_a_failure_comes_after_the_items_before_it_and_for_ever() -> None:
     error = LookupError("3")
     reader = FlowReader(Listed(("ab", None), failure=error))
     assert [await anext(reader), await anext(reader)] == ["a", "b"]
@@ -107,7 +107,7 @@ async def test_an_item_that_was_taken_is_the_takers() -> None:
         assert seen() is None, "something still holds on to an item that was taken"
 
 
-async def test_the_flow_is_told_when_a_list_is_dealt_with() -> None:
+async def test_the_flow_is_notified_when_a_list_is_consumed() -> None:
     flow = Listed(("ab", None), ("c", None))
     reader = FlowReader(flow)
     await anext(reader)
@@ -133,14 +133,14 @@ async def test_what_was_taken_is_counted_across_lists() -> None:
     assert reader.count == 3
 
 
-async def test_a_list_that_is_dropped_is_over_for_whoever_was_taking_from_it() -> None:
+async def test_a_dropped_list_is_empty_for_iterators_taken_before() -> None:
     reader = FlowReader(Listed((range(5), None), ("b", None)))
     assert await anext(reader) == 0
-    hand = reader._hand
-    many = hand.many
+    current = reader._current
+    many = current.many
     reader._forget()
     assert list(many) == []
-    assert (list(hand.rest), reader.at_hand, place(reader)) == ([], 0, 1)
+    assert (list(current.rest), reader.at_hand, place(reader)) == ([], 0, 1)
     assert await anext(reader) == "b"
 
 

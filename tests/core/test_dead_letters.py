@@ -122,7 +122,7 @@ def test_a_killed_run_has_written_what_was_consumed(tmp_path: Path) -> None:
     assert len(letters_of(path)) == counted > 1000
 
 
-def test_a_run_from_the_beginning_begins_the_file_anew_and_an_epoch_keeps_those_before(tmp_path: Path) -> None:
+def test_a_new_run_truncates_the_file_and_a_new_epoch_appends(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     pipe = sl.from_items(range(5)).map(check)
     for epoch, expected in ((0, [0, 0]), (1, [0, 0, 1, 1]), (2, [0, 0, 1, 1, 2, 2]), (1, [0, 0, 1, 1]), (0, [0, 0])):

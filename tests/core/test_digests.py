@@ -127,7 +127,7 @@ def test_of_many_parts_the_first_count() -> None:
     assert digest([[many]] * most) is not None
 
 
-def test_tensors_are_told_by_what_they_hold() -> None:
+def test_tensors_are_compared_by_their_content() -> None:
     torch = pytest.importorskip("torch")
     assert digest(torch.zeros(3)) == digest(torch.zeros(3, requires_grad=True)) == digest(np.zeros(3, np.float32))
     assert digest(torch.zeros(3)) != digest(torch.ones(3))

@@ -233,7 +233,7 @@ def test_what_a_kill_has_left_is_removed_by_the_next_write_of_the_same_family(pa
     assert content(path) == NEW
 
 
-def test_a_temporary_that_is_being_written_is_left_alone_by_another_save_of_the_same_file(path: Path) -> None:
+def test_a_temporary_being_written_is_kept_by_another_save_of_the_same_file(path: Path) -> None:
     def parts() -> Iterator[bytes]:
         yield NEW
         replace_file(path, OLD)

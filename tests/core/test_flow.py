@@ -1,4 +1,4 @@
-"""What every flow has beside its items: the state behind them, and marks."""
+"""What every flow has beside its items: the state after them, and marks."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_an_illegal_event_raises_and_changes_nothing(phase: Phase, event: Event)
 
 
 @pytest.mark.parametrize("phase", HELD)
-def test_an_illegal_event_lets_nobody_pass(phase: Phase, run: Callable[[AsyncTest], None]) -> None:
+def test_an_illegal_event_lets_no_participant_pass(phase: Phase, run: Callable[[AsyncTest], None]) -> None:
     async def test() -> None:
         gate = gate_in(phase)
         async with anyio.create_task_group() as group:
@@ -173,7 +173,7 @@ def test_a_gate_that_opens_and_closes_in_one_step_keeps_the_tasks_waiting(run: C
     run(test)
 
 
-def test_a_snapshot_in_one_step_holds_up_nobody(run: Callable[[AsyncTest], None]) -> None:
+def test_a_snapshot_in_one_step_blocks_no_participant(run: Callable[[AsyncTest], None]) -> None:
     async def test() -> None:
         gate = Gate()
         for event in (Event.QUIESCE, Event.CAPTURE, Event.RESUME):
@@ -199,7 +199,7 @@ def test_a_task_cancelled_at_the_gate_leaves_it_as_it_is(run: Callable[[AsyncTes
     run(test)
 
 
-def test_a_pause_waits_for_movers_at_work_and_not_for_those_that_wait_for_others(
+def test_a_pause_waits_for_active_participants_and_not_for_waiting_ones(
     run: Callable[[AsyncTest], None],
 ) -> None:
     async def test() -> None:
@@ -237,7 +237,7 @@ def test_a_pause_waits_for_movers_at_work_and_not_for_those_that_wait_for_others
     run(test)
 
 
-def test_what_holds_and_releases_is_told_once_each_however_a_pause_ends(run: Callable[[AsyncTest], None]) -> None:
+def test_pause_and_resume_callbacks_run_once_each_however_a_pause_ends(run: Callable[[AsyncTest], None]) -> None:
     async def test() -> None:
         gate, told = Gate(), list[str]()
         gate.on_pause(lambda: told.append("hold"), lambda: told.append("release"))

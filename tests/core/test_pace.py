@@ -66,7 +66,7 @@ def test_a_slow_call_is_a_slice_of_its_own(clock: Clock) -> None:
 
 
 def test_the_first_result_of_a_slow_function_is_not_late(clock: Clock) -> None:
-    """▲ The first item behind a 200 µs sync map arrives within 5 ms."""
+    """▲ The first item after a 200 µs sync map arrives within 5 ms."""
     pace, done = Pace(), list[int]()
     pace.apply(clock.taking(200e-6), list(range(256)), 0, done)
     assert clock.now < 5e-3

@@ -227,7 +227,7 @@ def test_what_has_no_item_is_refused_with_the_reason(tmp_path: Path) -> None:
         sl.replay(errors[0], fn=3)  # type: ignore[arg-type]
 
 
-def test_a_pickled_exception_leaves_function_and_item_behind() -> None:
+def test_a_pickled_exception_drops_function_and_item() -> None:
     error = caught(NUMBERS.map(lambda item: fails(item)))
     copied = pickle.loads(pickle.dumps(error))
     assert copied.__notes__ == error.__notes__

@@ -92,7 +92,7 @@ def test_the_first_filling_of_a_channel_says_nothing_of_its_items(run: Run, cloc
     run(test)
 
 
-def test_it_is_as_wide_as_usual_again_behind_items_that_take_their_time(run: Run, clock: Clock) -> None:
+def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock) -> None:
     async def test() -> None:
         channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
         source = Source(clock, 0.0)
@@ -168,7 +168,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("stages", ["none", "map behind the merge", "batch"])
+@pytest.mark.parametrize("stages", ["none", "map after the merge", "batch"])
 def test_a_consumer_that_stops_holds_no_more_than_is_declared(
     run: Run, monkeypatch: pytest.MonkeyPatch, shards: int, stages: str
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_consumer_that_stops_holds_no_more_than_is_declared(
         monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", item_s)
         items = Counting()
         pipe: sl.Pipeline[Any] = sl.from_items(items).shard(shards)
-        if stages == "map behind the merge":
+        if stages == "map after the merge":
             pipe = pipe.merge().map(abs)
         if stages == "batch":
             pipe = pipe.batch(4)

@@ -97,14 +97,14 @@ def test_the_walk_goes_through_the_stages_between() -> None:
 
 
 def test_a_mark_inside_a_mark_repeats_up_to_the_outer_now() -> None:
-    """shuffle behind flat_map behind a choosing merge: the outer mark's inner mark needs all choices up to the end."""
+    """shuffle after flat_map after a choosing merge: the outer mark's inner mark needs all choices up to the end."""
     inner_then = Over("flat_map", 1, Since(Chosen(2), Chosen(3)))
     inner_now = Over("flat_map", 5, Since(Chosen(6), Chosen(9)))
     state = Over("shuffle", 4, Since(inner_then, inner_now))
     assert state.json() == {"merge": {"number": 2, "replay": list(range(2, 9))}, "flat_map": 1, "shuffle": 4}
 
 
-def test_what_is_latest_behind_marks_is_where_the_flow_stands() -> None:
+def test_the_latest_state_after_marks_is_where_the_flow_stands() -> None:
     now = Chosen(9)
     assert Since(Chosen(1), Since(Chosen(2), now)).latest is now
     assert now.latest is now

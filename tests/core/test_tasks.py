@@ -31,7 +31,7 @@ async def supervised(test: Callable[[Tasks], object]) -> None:
     assert session.gate.phase is Phase.CLOSED
 
 
-def test_a_supervisor_that_ends_cancels_its_jobs_and_cleans_up_behind_them(run: Run) -> None:
+def test_a_supervisor_that_ends_cancels_its_jobs_and_cleans_up_after_them(run: Run) -> None:
     done: list[str] = []
 
     async def work() -> None:
@@ -89,7 +89,7 @@ def test_stopping_a_job_waits_until_it_has_cleaned_up(run: Run) -> None:
     run(lambda: supervised(test))
 
 
-def test_a_job_that_is_stopped_before_it_begins_never_runs_and_keeps_nobody_waiting(run: Run) -> None:
+def test_a_job_stopped_before_it_begins_never_runs_and_blocks_no_waiter(run: Run) -> None:
     async def work() -> None:
         pytest.fail("it ran")
 
@@ -102,7 +102,7 @@ def test_a_job_that_is_stopped_before_it_begins_never_runs_and_keeps_nobody_wait
     run(lambda: supervised(test))
 
 
-def test_a_job_whose_task_the_loop_cancels_before_its_first_step_keeps_nobody_waiting(run: Run) -> None:
+def test_a_job_cancelled_by_the_loop_before_its_first_step_blocks_no_waiter(run: Run) -> None:
     async def work() -> None:
         pytest.fail("it ran")
 

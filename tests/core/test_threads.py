@@ -134,7 +134,7 @@ async def test_one_call_after_another_needs_one_thread(pool: ThreadPool) -> None
     assert len(threads()) == 1
 
 
-async def test_threads_are_daemons_so_that_nobody_waits_for_a_stuck_one(pool: ThreadPool) -> None:
+async def test_threads_are_daemons_so_a_stuck_one_blocks_no_exit(pool: ThreadPool) -> None:
     assert await pool.run(lambda: threading.current_thread().daemon)
 
 
@@ -171,7 +171,7 @@ def test_closing_lets_every_thread_end() -> None:
         assert not thread.is_alive()
 
 
-def test_a_call_that_ends_behind_its_loop_ends_quietly() -> None:
+def test_a_call_that_ends_after_its_loop_ends_quietly() -> None:
     release, ended = threading.Event(), threading.Event()
 
     def stuck() -> None:

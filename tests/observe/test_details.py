@@ -35,7 +35,7 @@ def test_a_window_has_what_was_counted_in_it() -> None:
     assert since((), three(6, 60, 4)) == three(6, 60, 4)
 
 
-def test_a_meter_asks_when_somebody_wants_to_know_and_adds_up_what_each_opening_counted() -> None:
+def test_details_are_computed_on_demand_and_summed_over_openings() -> None:
     meter = StageMeter("regenerate", "regenerate", 0)
     assert meter.details == ()
     told = [three(1, 1, 0)]

@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_work_and_waits_add_up_and_are_told_to_the_observer() -> None:
+def test_work_and_waits_add_up_and_reach_the_observer() -> None:
     meter = StageMeter("decode", "map", 3)
     seen: list[tuple[StageMeter, Doing, float, float]] = []
     meter.observer = lambda *stretch: seen.append(stretch)
@@ -107,7 +107,7 @@ def test_a_hold_that_lasts_counts_as_one(clock: Clock) -> None:
         assert stats_of(meters).stages[0].held_s == 5
 
 
-def test_only_a_long_hold_is_told() -> None:
+def test_only_a_long_hold_is_reported() -> None:
     meter, told = StageMeter("decode", "map", 0), []
     meter.on_hold = lambda meter, held_s: told.append((meter, held_s))
     meter.held(0, HOLD_S / 2)

@@ -73,7 +73,7 @@ def meters() -> Meters:
 
 
 def test_each_stage_of_each_worker_is_a_track_with_its_work_and_its_waits(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters, rank=2, behind={"batch"}):
+    with Trace(tmp_path / "run.json", meters, rank=2, after_merge={"batch"}):
         decode = meters.stage("decode", "map", 3)
         decode.waited("wait_input", 1.0, 1.5)
         decode.worked(1.5, 2.0)
@@ -249,7 +249,7 @@ def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: M
     assert max(event["ts"] for event in older if "ts" in event) <= min(event["ts"] for event in newer if "ts" in event)
 
 
-def test_more_side_by_side_than_anybody_can_look_at_is_left_out(meters: Meters, tmp_path: Path) -> None:
+def test_more_parallel_calls_than_a_viewer_can_show_are_left_out(meters: Meters, tmp_path: Path) -> None:
     with Trace(tmp_path / "run.json", meters) as trace:
         stage = meters.stage("fetch", "map", 0, concurrency=1000)
         for number in range(1000):
@@ -277,7 +277,7 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_disk_that_is_full_from_the_start_ends_the_trace_with_a_warning_and_the_run_goes_on(
+def test_a_disk_full_from_the_start_ends_the_trace_with_a_warning_and_not_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with sl.from_items(range(100)).map(lambda x: x).open() as stream, stream.trace("/dev/full"):

@@ -88,7 +88,7 @@ def test_a_full_loop_delays_calls_so_it_is_looked_at_first() -> None:
     assert verdict(busy(FETCH, 1.0), held(MAP, 0.65)) == ("calls", "map(fetch)")
 
 
-def test_tiny_calls_are_told_to_do_more_at_once_not_to_go_to_threads() -> None:
+def test_tiny_calls_are_advised_to_batch_not_to_use_threads() -> None:
     found = judge(figures(SOURCE, held(replace(MAP, items=9_000_000), 0.9)))
     assert found is not None
     assert found.rule == "loop"
@@ -154,7 +154,7 @@ def test_workers_that_are_alike_are_not_uneven(each: tuple[tuple[int, float], ..
     assert found is None or found.rule != "uneven workers"
 
 
-def test_idle_calls_behind_slow_ones_are_a_matter_of_order() -> None:
+def test_idle_calls_after_slow_ones_are_a_matter_of_order() -> None:
     stalled = replace(FETCH, busy_s=8.0, wait_output_s=30.0)
     found = judge(figures(SOURCE, stalled, waits=0.9))
     assert found is not None
@@ -164,7 +164,7 @@ def test_idle_calls_behind_slow_ones_are_a_matter_of_order() -> None:
     again = judge(figures(SOURCE, replace(stalled, ordered=False), waits=0.9))
     assert again is not None
     assert "ordered=False" not in again.line
-    assert verdict(SOURCE, stalled, held(MAP, 0.9)) == ("loop", "map(decode)")  # what is behind it is in no hurry
+    assert verdict(SOURCE, stalled, held(MAP, 0.9)) == ("loop", "map(decode)")  # its downstream is idle
 
 
 def test_a_selective_filter_is_named_only_if_nothing_takes_long() -> None:
@@ -244,7 +244,7 @@ def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
         ("source", "let it yield lists"),
     ],
 )
-def test_tiny_calls_of_every_kind_are_told_what_can_be_done_there(kind: str, word: str) -> None:
+def test_tiny_calls_of_every_kind_get_advice_for_their_stage(kind: str, word: str) -> None:
     found = judge(figures(held(StageStats(name="it", kind=kind, items=9_000_000), 0.9)))
     assert found is not None
     assert word in found.line
@@ -283,9 +283,9 @@ def test_shards_are_advised_with_processes_that_would_be_idle_without() -> None:
     found = judge(figures(SOURCE, held(MAP, 0.97), MERGE, waits=1.0, cpus=2))
     assert found is not None
     assert found.line.endswith("; or .shard(2) and backend=Processes(2): about 2.0 x")
-    behind = judge(figures(SOURCE, MERGE, held(MAP, 0.97), waits=1.0, cpus=2))
-    assert behind is not None
-    assert "Processes(" not in behind.line  # what stands behind the merge stays here
+    downstream = judge(figures(SOURCE, MERGE, held(MAP, 0.97), waits=1.0, cpus=2))
+    assert downstream is not None
+    assert "Processes(" not in downstream.line  # what is downstream of the merge stays here
 
 
 def test_of_threads_it_is_said_that_processes_help_python() -> None:

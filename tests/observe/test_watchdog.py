@@ -111,7 +111,7 @@ def test_of_a_best_effort_merge_it_names_all_that_may_come() -> None:
     assert said.startswith("waiting for any of the shards 0, 1, 2 and 2 more: shard 0: nothing in it is at work")
 
 
-def test_what_is_at_work_behind_the_merge_comes_first() -> None:
+def test_active_stages_downstream_of_the_merge_come_first() -> None:
     session = Session()
     session.awaited = lambda: [Awaited(0, At("items", 0))]
     with stage_at_work(session, "fetch", "map", 0, 10.0), stage_at_work(session, "stack", "batch", 0, 95.0):
@@ -127,7 +127,7 @@ def test_long_waits_are_read_at_a_glance() -> None:
         assert "has been in one call for 0.021 s" in Watched(session, "items").report(0.0213)
 
 
-def test_what_cant_be_told_ends_nothing() -> None:
+def test_a_failing_report_ends_nothing() -> None:
     session = Session()
     session.awaited = lambda: 1 / 0  # type: ignore[assignment]
     assert Watched(session, "items").report(0.0) == "what for can't be told (ZeroDivisionError: division by zero)"
@@ -161,7 +161,7 @@ def feed_of(count: int, released: threading.Event) -> sl.Pipeline[int]:
     return sl.from_iterable(items)
 
 
-def test_a_plain_loop_is_told_what_it_waits_for(log: Log) -> None:
+def test_a_plain_loop_logs_what_it_waits_for(log: Log) -> None:
     log.enough = 3
     with feed_of(3, log.told).shard(2).merge().open(stall_s=STALL_S) as stream:
         assert list(stream) == list(range(6))
@@ -213,7 +213,7 @@ def test_a_consumer_that_takes_its_time_is_no_stall(log: Log) -> None:
     assert not log.said
 
 
-def test_nobody_watches_if_nobody_wants_it(log: Log) -> None:
+def test_there_is_no_watchdog_without_a_limit(log: Log) -> None:
     released = threading.Event()
     with feed_of(1, released).open(stall_s=None) as stream:
         next(stream)
@@ -300,7 +300,7 @@ async def test_an_async_consumer_that_has_what_it_wants_is_no_stall(log: Log) ->
     assert not log.said
 
 
-async def test_a_loop_that_was_held_while_the_consumer_waited_is_told_afterwards(log: Log) -> None:
+async def test_a_loop_held_while_the_consumer_waited_is_reported_afterwards(log: Log) -> None:
     session = Session()
     stage = session.meters.stage("decode", "map", 0)
     task = asyncio.create_task(watch(Watched(session, "items"), STALL_S))
@@ -322,7 +322,7 @@ async def test_the_task_ends_with_its_stream() -> None:
     assert not {task for task in asyncio.all_tasks() if task.get_name().startswith("streamline")}
 
 
-async def test_an_async_loop_is_told_what_it_waits_for(log: Log) -> None:
+async def test_an_async_loop_logs_what_it_waits_for(log: Log) -> None:
     async with feed_of(3, log.told).shard(2).merge().open(stall_s=STALL_S) as stream:
         assert [item async for item in stream] == list(range(6))
     assert any("waiting for shard 1 (the merge's turn)" in text for text in log.said)

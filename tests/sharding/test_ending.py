@@ -302,7 +302,7 @@ def test_what_ends_can_not_be_is_refused(make: Any, error: type[Exception], mess
         make()
 
 
-def test_a_rank_whose_items_are_all_given_can_pad_behind_a_resume() -> None:
+def test_a_rank_whose_items_are_all_given_can_pad_after_a_resume() -> None:
     pipe = sl.from_items(range(3)).shard(2)
     first = together(pipe, 2, sl.Ends("pad"), 1)
     rest = together(pipe, 2, sl.Ends("pad"), None, sl.Snapshot.of_job([part for _, _, part, _ in first]))
@@ -337,7 +337,7 @@ def failures_of(pipe: sl.Pipeline[Any], ends: sl.Ends) -> list[tuple[int, Except
     return on_ranks(3, work)
 
 
-def test_that_a_rank_has_nothing_to_pad_with_is_told_to_the_others() -> None:
+def test_the_other_ranks_learn_that_one_has_nothing_to_pad_with() -> None:
     """▲ They waited for it until their time was out, ten minutes."""
     pipe = sl.from_items(range(9)).shard(3).filter(lambda item: item % 3 != 1)
     failures = failures_of(pipe, sl.Ends("pad", MemoryStore()))
@@ -365,7 +365,7 @@ def test_a_rank_that_fails_tells_the_others_why() -> None:
         assert str(failures[rank][1]).endswith("ValueError: item 5")
 
 
-def test_a_failure_that_cannot_be_told_is_still_that_failure() -> None:
+def test_a_failure_that_cannot_be_reported_is_still_that_failure() -> None:
     class Full(MemoryStore):
         def set(self, key: str, value: str) -> None:
             if key.endswith("failed"):
@@ -516,8 +516,8 @@ def test_a_stream_that_one_rank_left_before_its_first_item_is_one_that_it_opened
     assert anyio.run(work) == [[0, 2, 4], [5, 7, 9]]
 
 
-def test_a_part_of_the_states_behind_a_list_is_that_part() -> None:
-    """▲ As a list is cut where it crosses to another process: what is left behind each item stays the same."""
+def test_a_slice_of_the_states_of_a_list_is_that_slice() -> None:
+    """▲ As a list is cut where it crosses to another process: what is left after each item stays the same."""
     column = _Leaving({"policy": "drop", "left": 9}, CountedStates("items", 1))
     states = [column[index].json() for index in range(6)]
     assert [state["ends"]["left"] for state in states] == [8, 7, 6, 5, 4, 3]

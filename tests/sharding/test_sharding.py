@@ -71,7 +71,7 @@ def test_shards_differ_by_one_item_at_most(split: Split, length: int, num_shards
 
 @BOTH
 @given(length=LENGTHS, num_shards=SHARDS)
-def test_without_the_remainder_all_shards_are_equal_and_only_the_last_items_are_left_out(
+def test_drop_remainder_makes_shards_equal_and_drops_only_the_last_items(
     split: Split, length: int, num_shards: int
 ) -> None:
     shards = [split(length, num_shards, shard, drop_remainder=True) for shard in range(num_shards)]
@@ -90,7 +90,7 @@ def test_byte_ranges_join_without_a_gap(size: int, num_shards: int) -> None:
     ranges = [byte_range(size, num_shards, shard) for shard in range(num_shards)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == size
-    assert all(before[1] == behind[0] for before, behind in pairwise(ranges))
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
     lengths = [stop - start for start, stop in ranges]
     assert max(lengths) - min(lengths) <= 1
 

@@ -47,7 +47,7 @@ class RemotePause:
         self._busy = busy
         self._handle = handle
         self._failed = failed
-        self._participant = gate.mover("")
+        self._participant = gate.remote_participant("")
         self._participant.names = self._names
         self._reported: tuple[str, ...] = ()
         self._link: Link | None = None

@@ -350,7 +350,7 @@ class RemoteWorker(Generic[T]):
     def _arrived(self, chunk: Chunk[T]) -> None:
         self.restart_policy.on_items(len(chunk.items))
         self.heard_at = perf_counter()
-        self._last = chunk.behind
+        self._last = chunk.end_reference
         self.channel.post(chunk)
         if self.forwarding is not None:
             self.forwarding.trim()

@@ -113,7 +113,7 @@ class ColumnDecoder:
         if news is not None:
             segment.learn(news, self._shifts.get(flow, 0))
         if branch is not None:
-            branch.stretch.branches += ((branch.at, segment),)
+            branch.segment.branches += ((branch.at, segment),)
         if later is not None:
             segment.later = self._find(type(segment), later)
 
