@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat, starmap
-from threading import get_ident
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, Literal
 
@@ -39,100 +35,20 @@ from streamline.runtime.open import Openable, RunOptions
 from streamline.runtime.stream import Stream
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
+from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaShares
 from streamline.transfer.stage import Transfer
 
 __all__ = [
     "AsyncReplicaSource",
     "Dispatcher",
-    "Notifier",
     "Passed",
     "PlanReplicaSource",
-    "ReplicaShare",
-    "ReplicaShares",
     "ReplicaSource",
-    "ReplicaStats",
     "ReplicasEnd",
     "SyncReplicaSource",
     "check_source",
-    "tap_of",
+    "source_of",
 ]
-
-
-class _Waiter:
-    """One wait."""
-
-    __slots__ = ("rung", "set", "thread", "wake")
-
-    def __init__(
-        self,
-        set_event: Callable[[], None],
-        wake: Callable[[Callable[[], None]], object] | None = None,
-        thread: int | None = None,
-    ) -> None:
-        self.set = set_event
-        self.wake = wake
-        self.thread = thread
-        self.rung = False
-
-
-class Notifier:
-    """Wakes the one who waits at it, a task or a thread. Whoever rings does so after the change that is waited for.
-
-    Nothing is locked: who waits looks again once he can be seen to wait, and who rings looks after the change. What
-    was rung is said of one wait, so that a ring which comes late can't take the next one's.
-
-    Attributes:
-      waiter: who waits; None: nothing waits.
-    """
-
-    __slots__ = ("waiter",)
-
-    def __init__(self) -> None:
-        self.waiter: _Waiter | None = None
-
-    @property
-    def taken(self) -> bool:
-        """Whether somebody else waits: not this thread, in a wait that Ctrl-C has cut off."""
-        waiter = self.waiter
-        return waiter is not None and (waiter.wake is not None or waiter.thread != get_ident())
-
-    def ring(self, soon: bool = False) -> None:
-        """Wake who waits, if anybody does. From any thread; doesn't wait.
-
-        Args:
-          soon: it is called from anywhere, a finalizer say: let the event loop do it.
-        """
-        waiter = self.waiter
-        if waiter is None or waiter.rung:
-            return
-        try:
-            if waiter.wake is None or (not soon and waiter.thread == get_ident()):
-                waiter.set()
-            else:
-                waiter.wake(waiter.set)
-        except RuntimeError:
-            return  # its event loop has ended, and has cancelled who waited
-        waiter.rung = True  # not before: Ctrl-C may come in the middle of this
-
-    async def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
-        event = anyio.Event()
-        try:
-            self.waiter = _Waiter(event.set, waker(), get_ident())
-            if not ready():
-                await event.wait()
-        finally:
-            self.waiter = None
-
-    def wait_in_thread(self, ready: Callable[[], bool]) -> None:
-        """Likewise, in a thread that has no event loop."""
-        event = threading.Event()
-        try:
-            self.waiter = _Waiter(event.set, thread=get_ident())
-            if not ready():
-                event.wait()
-        finally:
-            self.waiter = None
 
 
 EXIT_S = 1.0
@@ -409,168 +325,7 @@ class Dispatcher:
             share.notifier.ring(soon)
 
 
-MOST = sys.maxsize
-
-
 Standing = Literal["unasked", "read", "closed", "lost"]
-
-
-@dataclass(frozen=True)
-class ReplicaStats:
-    """One replica, at one moment.
-
-    Attributes:
-      replica: its number.
-      standing: "unasked": not asked for yet; "read"; "closed": on purpose, its share is dropped; "lost": its
-        reader is gone.
-      taken: items that its reader has taken.
-      waiting: items that wait for it.
-      dropped: items of its share that are not delivered, because it is closed.
-    """
-
-    replica: int
-    standing: Standing
-    taken: int
-    waiting: int
-    dropped: int
-
-
-class ReplicaShare:
-    """What one replica is given.
-
-    Attributes:
-      items: that wait for its reader.
-      pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
-      left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
-      promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
-        dispatcher need not wait for that.
-      before: items that an earlier run has taken.
-      notifier: at which its reader waits.
-      open: whether it is given anything.
-    """
-
-    __slots__ = ("before", "items", "left", "notifier", "open", "pops", "promised", "replica", "standing")
-
-    def __init__(self, replica: int, taken: int) -> None:
-        self.replica = replica
-        self.items: deque[Any] = deque()
-        self.before = taken
-        budget = repeat((), MOST)
-        self.pops: Iterator[Any] = starmap(self.items.popleft, budget)
-        self.left: Callable[[], int] = budget.__length_hint__
-        self.promised = MOST
-        self.standing: Standing = "unasked"
-        self.open = True
-        self.notifier = Notifier()
-
-    @property
-    def taken(self) -> int:
-        """How many items its reader has taken, since the stream's beginning."""
-        return self.before + MOST - self.left()
-
-    @property
-    def waiting(self) -> int:
-        """How many items wait, without one that is just about to be taken."""
-        return len(self.items) - max(0, self.left() - self.promised)
-
-    def leave(self, standing: Literal["closed", "lost"]) -> None:
-        """Give it nothing any more, and drop what waits."""
-        self.standing = standing
-        self.open = False
-        self.items.clear()
-
-
-class ReplicaShares:
-    """All shares of one stream.
-
-    Args:
-      taken: by each replica, in an earlier run.
-      capacity: items that may wait for each replica.
-      at: items of the stream before the first one that is dealt here.
-
-    Attributes:
-      at: items of the stream that were dealt, or passed over.
-    """
-
-    def __init__(self, taken: Sequence[int], capacity: int, at: int = 0) -> None:
-        self.all = [ReplicaShare(replica, count) for replica, count in enumerate(taken)]
-        self.capacity = capacity
-        self.at = at
-        self._behind = max(count * len(self.all) + replica for replica, count in enumerate(taken))
-
-    def give(self, item: Any) -> None:
-        """Deal one item."""
-        at = self.at
-        share = self.all[at % len(self.all)]
-        if share.open and (at >= self._behind or at // len(self.all) >= share.before):
-            share.items.append(item)
-        self.at = at + 1
-        if share.notifier.waiter is not None:
-            share.notifier.ring()
-
-    def give_all(self, items: Sequence[Any]) -> None:
-        """Deal a list."""
-        at, count = self.at, len(self.all)
-        if at < self._behind:
-            for item in items:
-                self.give(item)
-            return
-        for share in self.all:
-            if share.open:
-                share.items.extend(items[(share.replica - at) % count :: count])
-        self.at = at + len(items)
-        for share in self.all:
-            if share.notifier.waiter is not None and share.items:
-                share.notifier.ring()
-
-    @property
-    def room(self) -> int | float:
-        """How many items may be dealt before one replica has too much; infinite if none is open."""
-        least, count, at = math.inf, len(self.all), self.at
-        for share in self.all:
-            if share.open:
-                least = min(least, (share.replica - at) % count + count * (self.capacity - share.waiting))
-        return least
-
-    @property
-    def next(self) -> ReplicaShare:
-        """The share that the next item is for."""
-        return self.all[self.at % len(self.all)]
-
-    @property
-    def open(self) -> bool:
-        """Whether any replica is given anything."""
-        return any(share.open for share in self.all)
-
-    @property
-    def starving(self) -> list[int]:
-        """The replicas whose readers wait, with nothing there for them."""
-        return [share.replica for share in self.all if share.notifier.waiter is not None and not share.items]
-
-    def given(self, share: ReplicaShare) -> int:
-        """Return how many items of the stream were a replica's so far."""
-        return max(share.before, -(-(self.at - share.replica) // len(self.all)))
-
-    @property
-    def taken(self) -> list[int]:
-        """How many items each reader has taken; they go on meanwhile, in other threads."""
-        return [share.taken for share in self.all]
-
-    def oldest(self, taken: Sequence[int]) -> int:
-        """Return how many items of the stream, from its beginning, nobody needs any more who has taken so many."""
-        count, at = len(self.all), self.at
-        needed = (taken[share.replica] * count + share.replica for share in self.all if share.standing != "closed")
-        return min([at, *needed])
-
-    def stats(self) -> tuple[ReplicaStats, ...]:
-        """Return what each replica was given, and what became of it."""
-        found = []
-        for share in self.all:
-            rest = max(0, self.given(share) - share.taken)
-            closed = share.standing == "closed"
-            waiting, dropped = (0, rest) if closed else (rest, 0)
-            found.append(ReplicaStats(share.replica, share.standing, share.taken, waiting, dropped))
-        return tuple(found)
 
 
 class Passed(Exception):  # noqa: N818 - whoever asks looks again
@@ -751,7 +506,7 @@ def check_source(source: object) -> None:
     )
 
 
-def tap_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> ReplicaSource:
+def source_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> ReplicaSource:
     """Return what reads `source`; of a pipeline, opened with these options, after `resume` and `at` items."""
     if isinstance(source, Openable):
         return PlanReplicaSource(source, options, resume, at)

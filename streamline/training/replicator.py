@@ -32,13 +32,11 @@ from streamline.training.replica_dispatch import (
     Passed,
     PlanReplicaSource,
     ReplicasEnd,
-    ReplicaShare,
-    ReplicaShares,
     ReplicaSource,
-    ReplicaStats,
     check_source,
-    tap_of,
+    source_of,
 )
+from streamline.training.replica_shares import ReplicaShare, ReplicaShares, ReplicaStats
 from streamline.transforms.repeat import Repeat
 
 __all__ = ["RemoteReplica", "Replica", "ReplicaFeed", "Replicator", "ReplicatorState"]
@@ -288,7 +286,7 @@ class Replicator(Generic[T]):
         shares = ReplicaShares(taken, self._capacity, at)
         for replica in closed:
             shares.all[replica].leave("closed")
-        open_source: Callable[[], ReplicaSource] = partial(tap_of, self._source, self._options, resume, at)
+        open_source: Callable[[], ReplicaSource] = partial(source_of, self._source, self._options, resume, at)
         self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
         self._finalize = finalize(self, _orphaned, self._dispatcher)
         self._finalize.atexit = False

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError, ResumeError, SnapshotError
-from streamline.training.replica_dispatch import ReplicaShares
+from streamline.training.replica_shares import ReplicaShares
 from tests.laws.profile import examples
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import SnapshotError
-from streamline.training.replica_dispatch import ReplicaShares
+from streamline.training.replica_shares import ReplicaShares
 from streamline.training.replicator import ReplicatorState
 from tests.laws.profile import examples
 
