@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
@@ -323,9 +323,6 @@ class Dispatcher:
             self.end = end
         for share in self.shares.all:
             share.notifier.ring(soon)
-
-
-Standing = Literal["unasked", "read", "closed", "lost"]
 
 
 class Passed(Exception):  # noqa: N818 - whoever asks looks again

@@ -19,9 +19,11 @@ from typing import Any, Literal
 import anyio
 
 from streamline.core.threads import waker
-from streamline.training.replica_dispatch import Standing
 
 __all__ = ["Notifier", "ReplicaShare", "ReplicaShares", "ReplicaStats"]
+
+
+Standing = Literal["unasked", "read", "closed", "lost"]
 
 
 class _Waiter:
