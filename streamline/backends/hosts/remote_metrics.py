@@ -40,7 +40,7 @@ class RemoteMetrics:
         self._before: dict[Key, StageCounts] = {}
         self._passed: dict[Key, int] = {}  # items through channels of hosts that have died
         self._seen: dict[Key, int] = {}
-        self._asked: dict[str, tuple[int, int, int, int, int, int, int]] = {}  # of servers, by hosts that have died
+        self._asked: dict[str, tuple[int, int, int, int, int, int]] = {}  # of servers, by hosts that have died
 
     def show(self, counts: Counts) -> None:
         """Show what the host has counted."""
@@ -107,7 +107,7 @@ class MetricsReporter:
         self._lock = threading.Lock()
         self._told: dict[tuple[str, int], StageCounts] = {}
         self._told_channels: dict[tuple[str, int], tuple[str, int, int, int, int, int]] = {}
-        self._told_traffics: dict[str, tuple[str, int, int, int, int, int, int, int]] = {}
+        self._told_traffics: dict[str, tuple[str, int, int, int, int, int, int]] = {}
         self._spans: list[Span] = []
         self._news = threading.Event()
         self._over = threading.Event()
@@ -145,7 +145,7 @@ class MetricsReporter:
                 self._link.tell(Counts(tuple(stages), tuple(channels), tuple(spans), traffics))
             return new
 
-    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int, int], ...]:
+    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int], ...]:
         says = {name: (name, *traffic.counts()) for (name, _), traffic in list(self._meters.traffics.items())}
         new = tuple(one for name, one in says.items() if one != self._told_traffics.get(name))
         self._told_traffics = says

@@ -261,13 +261,13 @@ class Counts(NamedTuple):
     Attributes:
       channels: (stage, shard, capacity, items, depth, peak).
       spans: since the last ones, if they are wanted.
-      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache, hedged requests).
+      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache).
     """
 
     stages: tuple[StageCounts, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
-    traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
+    traffics: tuple[tuple[str, int, int, int, int, int, int], ...] = ()
 
 
 class Broken(NamedTuple):
