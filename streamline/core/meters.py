@@ -192,10 +192,9 @@ class Traffic:
       hits: objects, or ranges of one, that were read from the cache on disk.
       misses: those that weren't there.
       kept_bytes: that were read from it.
-      hedged: requests that were sent again because their answer was late.
     """
 
-    __slots__ = ("bytes", "hedged", "hits", "kept_bytes", "misses", "requests", "retries")
+    __slots__ = ("bytes", "hits", "kept_bytes", "misses", "requests", "retries")
 
     def __init__(
         self,
@@ -205,7 +204,6 @@ class Traffic:
         hits: int = 0,
         misses: int = 0,
         kept_bytes: int = 0,
-        hedged: int = 0,
     ) -> None:
         self.requests = requests
         self.retries = retries
@@ -213,7 +211,6 @@ class Traffic:
         self.hits = hits
         self.misses = misses
         self.kept_bytes = kept_bytes
-        self.hedged = hedged
 
     def add(self, other: Traffic) -> None:
         """Count what another has counted, too."""
@@ -223,12 +220,7 @@ class Traffic:
         self.hits += other.hits
         self.misses += other.misses
         self.kept_bytes += other.kept_bytes
-        self.hedged += other.hedged
 
-    def hedge(self) -> None:
-        """A request is sent again, for its answer is late."""
-        self.hedged += 1
-
-    def counts(self) -> tuple[int, int, int, int, int, int, int]:
-        """Return requests, retries and bytes; hits, misses and bytes of the cache; requests that were hedged."""
-        return self.requests, self.retries, self.bytes, self.hits, self.misses, self.kept_bytes, self.hedged
+    def counts(self) -> tuple[int, int, int, int, int, int]:
+        """Return requests, retries and bytes; hits, misses and bytes of the cache."""
+        return self.requests, self.retries, self.bytes, self.hits, self.misses, self.kept_bytes

@@ -212,7 +212,6 @@ class ReadStats:
       cache_hits: objects, or ranges of one, that were read from `cache_dir`.
       cache_misses: those that weren't there, and were asked for.
       cache_bytes: that were read from there.
-      hedged: requests that were sent once more because their answer was late (`HttpOptions(hedge_after_s=)`).
     """
 
     name: str
@@ -222,11 +221,8 @@ class ReadStats:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_bytes: int = 0
-    hedged: int = 0
 
-    def plus(
-        self, requests: int, retries: int, bytes: int, hits: int, misses: int, kept_bytes: int, hedged: int
-    ) -> ReadStats:
+    def plus(self, requests: int, retries: int, bytes: int, hits: int, misses: int, kept_bytes: int) -> ReadStats:
         """Return this with more."""
         return replace(
             self,
@@ -236,7 +232,6 @@ class ReadStats:
             cache_hits=self.cache_hits + hits,
             cache_misses=self.cache_misses + misses,
             cache_bytes=self.cache_bytes + kept_bytes,
-            hedged=self.hedged + hedged,
         )
 
     def since(self, earlier: ReadStats) -> ReadStats:
@@ -249,7 +244,6 @@ class ReadStats:
             cache_hits=self.cache_hits - earlier.cache_hits,
             cache_misses=self.cache_misses - earlier.cache_misses,
             cache_bytes=self.cache_bytes - earlier.cache_bytes,
-            hedged=self.hedged - earlier.hedged,
         )
 
 

@@ -61,11 +61,7 @@ def table(figures: Figures) -> str:
     if cached := [read for read in figures.reads if read.cache_hits or read.cache_misses]:
         lines += _aligned([CACHES, *map(_cache, cached)])
     if figures.reads:
-        asked = [READS, *(_read(read, elapsed_s) for read in figures.reads)]
-        if any(read.hedged for read in figures.reads):
-            hedged = ["hedged", *(f"{read.hedged:,}" for read in figures.reads)]
-            asked = [(*row[:4], count, *row[4:]) for row, count in zip(asked, hedged, strict=True)]
-        lines += _aligned(asked)
+        lines += _aligned([READS, *(_read(read, elapsed_s) for read in figures.reads)])
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ class RemoteMetrics:
         self._earlier: dict[Key, StageCounts] = {}
         self._passed: dict[Key, int] = {}  # items in channels of hosts that have died
         self._seen: dict[Key, int] = {}
-        self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int, int]] = {}  # of hosts that have died
+        self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int]] = {}  # of hosts that have died
 
     def show(self, counts: MetricsUpdate) -> None:
         """Show a host's update."""
@@ -102,7 +102,7 @@ class MetricsReporter:
         self._lock = threading.Lock()
         self._sent_stages: dict[tuple[str, int], StageCounts] = {}
         self._sent_channels: dict[tuple[str, int], tuple[str, int, int, int, int, int]] = {}
-        self._sent_traffics: dict[str, tuple[str, int, int, int, int, int, int, int]] = {}
+        self._sent_traffics: dict[str, tuple[str, int, int, int, int, int, int]] = {}
         self._spans: list[Span] = []
         self._active = threading.Event()
         self._closed = threading.Event()
@@ -140,7 +140,7 @@ class MetricsReporter:
                 self._link.send_threadsafe(MetricsUpdate(tuple(stages), tuple(channels), tuple(spans), traffics))
             return new
 
-    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int, int], ...]:
+    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int], ...]:
         row = {name: (name, *traffic.counts()) for (name, _), traffic in list(self._meters.traffics.items())}
         new = tuple(one for name, one in row.items() if one != self._sent_traffics.get(name))
         self._sent_traffics = row

@@ -258,13 +258,13 @@ class MetricsUpdate(NamedTuple):
     Attributes:
       channels: (stage, shard, capacity, items, depth, peak).
       spans: since the last update, if observed.
-      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache, hedged requests).
+      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache).
     """
 
     stages: tuple[StageCounts, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
-    traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
+    traffics: tuple[tuple[str, int, int, int, int, int, int], ...] = ()
 
 
 class HostFailed(NamedTuple):

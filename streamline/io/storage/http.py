@@ -4,20 +4,14 @@ Success: the body comes in one answer. A drop, a stall or a busy server: asked a
 of the same version (`Range` with `If-Range`), after a pause that doubles (`attempts`). A server that ignores `Range`
 sends all of it again, and what is known is skipped. The end is where the length says, or where a chunked body says that
 it ends; nothing else is.
-
-Hedged requests: where an answer is late, the same is asked once more, and the first one to answer wins.
-
-Source: J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request behind
-the 95th percentile of the times costs a few per cent more requests and takes most of the tail away.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 import aiohttp
 import anyio
@@ -31,57 +25,7 @@ from streamline.io.storage.http_response import Answer, Version, ask, refusal, u
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.retry import Attempts, TransientError
 
-__all__ = ["HEDGED_BYTES", "HttpStorage", "first_answer"]
-
-
-HEDGED_BYTES = 8 * 2**20
-"""Requests for more than this aren't hedged: one part of a large object, the most that is asked for read-ahead."""
-
-
-async def first_answer(
-    ask: Callable[[], Awaitable[aiohttp.ClientResponse]], after_s: float, asking_again: Callable[[], None]
-) -> aiohttp.ClientResponse:
-    """Return the answer of `ask`; if it hasn't begun after `after_s`, of a second one, if that begins before.
-
-    The other one is cancelled, and its connection closed. A failure of one leaves it to the other.
-
-    Args:
-      asking_again: called before the second one.
-
-    Raises:
-      Exception: what the first one failed with, where no answer came.
-    """
-    answers: list[aiohttp.ClientResponse] = []
-    failures: list[Exception] = []
-    known = anyio.Event()
-
-    async def one() -> None:
-        try:
-            response = await ask()
-        except Exception as failure:
-            failures.append(failure)
-        else:
-            if answers:
-                response.close()
-            answers.append(response)
-            group.cancel_scope.cancel()
-        known.set()
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(one)
-            with anyio.move_on_after(after_s):
-                await known.wait()
-            if not known.is_set():
-                asking_again()
-                group.start_soon(one)
-    except BaseException:
-        for response in answers:
-            response.close()
-        raise
-    if not answers:
-        raise failures[0]
-    return answers[0]
+__all__ = ["HttpStorage"]
 
 
 logger = logging.getLogger("streamline.reading")  # as the docs call it
@@ -200,12 +144,7 @@ class HttpStorage:
     async def _request(
         self, url: str, position: int, stop: int | None, known: Version | None, attempts: Attempts
     ) -> tuple[aiohttp.ClientResponse, Answer]:
-        headers, left_s, after_s = ask(position, stop, known), attempts.left_s, self._options.hedge_after_s
-        if after_s is None or stop is None or stop - position > HEDGED_BYTES:
-            response = await self._client.get(url, headers, within_s=left_s)
-        else:
-            send = partial(self._client.get, url, headers, within_s=left_s)
-            response = await first_answer(send, after_s, self._traffic.hedge)
+        response = await self._client.get(url, ask(position, stop, known), within_s=attempts.left_s)
         status = response.status
         try:
             if 400 <= status < 500 and status not in (408, 416, 429):

@@ -11,8 +11,9 @@ import base64
 import math
 import os
 import re
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -109,9 +110,7 @@ class HttpOptions:
       connect_timeout_s: seconds that a connection may take to come about, name look-up and TLS included; likewise.
       deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts,
         redirects and pauses; likewise. The time in which the training loop holds a block doesn't count.
-      hedge_after_s: seconds after which a request that has no answer yet is sent once more, on another connection; the
-        first to answer wins, the other is broken off. For requests of up to 8 MiB: small objects, parts of large ones.
-        > 0; None: never.
+      hedge_after_s: deprecated: has no effect. `timeout_s` ends a request without an answer, which is sent again then.
       require_validator: refuse, with a `ReadError`, an object of which the server tells neither an ETag nor a
         Last-Modified, so that it could be replaced in silence; and ask all URLs for theirs when a pipeline is opened,
         also more than 1,000. False: the log says, once for each host, that this is so.
@@ -131,7 +130,7 @@ class HttpOptions:
     timeout_s: float = 60.0
     connect_timeout_s: float = 30.0
     deadline_s: float = 300.0
-    hedge_after_s: float | None = None
+    hedge_after_s: InitVar[float | None] = None
     require_validator: bool = False
     headers: Mapping[str, str] | None = None
     auth: tuple[str, str] | str | None = None
@@ -139,13 +138,14 @@ class HttpOptions:
     ca_file: str | os.PathLike[str] | None = None
     client_cert: str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, hedge_after_s: float | None) -> None:
         check_int("HttpOptions(retries=)", self.retries, 0)
         for name in ("timeout_s", "connect_timeout_s", "deadline_s"):
             if getattr(self, name) != math.inf:
                 check_seconds(f"HttpOptions({name}=)", getattr(self, name))
-        if self.hedge_after_s is not None:
-            check_seconds("HttpOptions(hedge_after_s=)", self.hedge_after_s)
+        if hedge_after_s is not None:
+            text = "HttpOptions(hedge_after_s=) has no effect: leave it out. A lower timeout_s= asks again earlier"
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
         _check_flag("HttpOptions(require_validator=)", self.require_validator)
         if self.headers is not None:
             _check_headers(self.headers)
