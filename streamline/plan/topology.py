@@ -1,6 +1,6 @@
 """What runs where: the tasks of a plan, what each of them pulls, and the channels between them. Nothing is looked up.
 
-It says what `worker.open_worker` and `Opening.flow` do, for a person: for a printed plan, and for a picture.
+It says what `open_worker` and `ResolvedRun.flow` do, for a person: for a printed plan, and for a picture.
 """
 
 from __future__ import annotations

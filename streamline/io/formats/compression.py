@@ -1,15 +1,11 @@
-"""zstd, decompressed block by block in bounded memory: one frame or several, skippable ones among them (RFC 8878).
+"""Compressed files: which they are, by name or first bytes, and how they are decompressed, in bounded memory.
 
-libzstd unpacks blocks of at most 128 KiB, and a few bytes may say that one of them is full of zeros. What the
-`zstandard` package offers gives out all that its input unpacks to, so the input is given to it in blocks: where they
-end is told by three bytes before each, and nothing else is decoded here.
+gzip, bzip2 and xz files may hold several streams (gzip calls them members), and mean the content of all. Zeros after a
+stream are padding, as xz, tapes and some file systems leave it; anything else there is an error.
 
-Which files are compressed, and how: by their names, or by their first bytes.
-
-Decompressing step by step in bounded memory: what the standard library does. zstd: `compression_zstd`.
-
-gzip, bzip2 and xz files may hold several streams, one behind the other (gzip calls them members), and mean the content
-of all. Zeros behind a stream are padding, as xz, tapes and some file systems leave it; anything else there is an error.
+zstd (RFC 8878): one frame or several, skippable ones among them. libzstd unpacks blocks of at most 128 KiB, and a few
+bytes may say that one is full of zeros. The `zstandard` package returns all that its input unpacks to, so the input is
+fed to it block by block; three bytes before each block say where it ends, and nothing else is decoded here.
 """
 
 from __future__ import annotations
