@@ -1,4 +1,4 @@
-"""The flows that merge workers' flows into one, strict or best-effort, and their states.
+"""What a strict and a best-effort merge have in common: the flow over workers' flows, its fast path, and its states.
 
 Strict always takes from the active worker with the smallest (produced, index). Best-effort looks, without blocking, at
 the first `max_skips_per_round` + 1 eligible workers from `next_worker` on, takes the first that has an item, and waits
@@ -14,21 +14,19 @@ to repeat first, in a merge of either kind; of a tail in strict order, only the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar, cast
-
-import anyio
 
 from streamline.core.channel import Inbox
 from streamline.core.choices import Log
 from streamline.core.flow import Chunk, Flow
-from streamline.core.gate import resting
 from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["BestEffortMerge", "DeferredProgress", "MergeFlow", "MergeState", "StrictMerge", "Taking", "choices_of"]
+__all__ = ["DeferredProgress", "MergeFlow", "MergeState", "Taking", "choices_of"]
+
 
 T = TypeVar("T")
+
 
 MANY = 2**31
 """Rounds: no bound but the items."""
@@ -237,118 +235,6 @@ class MergeFlow(Flow[T]):
     @abstractmethod
     async def _wait(self) -> None:
         """Wait until `_choose` may have another answer."""
-
-
-class StrictMerge(MergeFlow[T]):
-    """Always the active worker with the smallest (produced, index)."""
-
-    def _rounds_of(self, ready: Collection[int]) -> int:
-        if len(ready) < len(self._active):
-            return 0
-        if len(ready) == 1:
-            self._next_worker = self._active[0]
-            return MANY
-        self._next_worker = self._smallest()
-        lowest = self._produced[self._next_worker]
-        level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
-        return MANY if level else 0
-
-    def _pick(self, taking: Taking) -> int | None:
-        while self._active:
-            worker = self._smallest()
-            if self._look(worker, taking):
-                return worker
-            if worker in self._active:
-                return None
-        return None
-
-    def _smallest(self) -> int:
-        return min(self._active, key=lambda worker: (self._produced[worker], worker))
-
-    def _awaited(self) -> list[int]:
-        return self._replay[-1:] or [self._smallest()]
-
-    async def _wait(self) -> None:
-        await self._inboxes[self._awaited()[0]].wait()
-
-
-class BestEffortMerge(MergeFlow[T]):
-    """The first eligible worker that has an item, within bounds.
-
-    Args:
-      max_skips_per_round: how many workers without an item are passed over before waiting; 0 is strict order.
-      max_lead: a worker this many items ahead of the slowest active one waits for it; at least 1.
-    """
-
-    choosing = True
-
-    def __init__(
-        self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None, *, max_skips_per_round: int, max_lead: int
-    ) -> None:
-        super().__init__(name, inboxes, own)
-        self._skips = max_skips_per_round
-        self._max_lead = max_lead
-        self._news = anyio.Event()
-        for inbox in inboxes:
-            inbox.on_ready = self._wake
-
-    def _wake(self) -> None:
-        self._news.set()
-
-    def _rounds_of(self, ready: Collection[int]) -> int:
-        """As many as neither skip more workers nor lead further than the bounds allow."""
-        if len(self._active) - len(ready) > self._skips:
-            return 0
-        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
-            return MANY
-        slowest = min([self._produced[worker] for worker in self._active])
-        return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
-
-    def _level(self) -> bool:
-        """Return whether each worker is eligible at its turn, and so in each round, since all advance by one."""
-        produced = self._produced
-        slowest = min([produced[worker] for worker in self._active])
-        at_slowest = sum(produced[worker] == slowest for worker in self._active)
-        for worker in sorted(self._active, key=self._distance):
-            if produced[worker] - slowest >= self._max_lead:
-                return False
-            at_slowest -= produced[worker] == slowest
-            if not at_slowest:
-                return True  # the slowest have advanced by one, so all others are eligible
-        return True
-
-    def _pick(self, taking: Taking) -> int | None:
-        active, produced = self._active, self._produced
-        count = len(active)
-        while count:
-            limit = min([produced[worker] for worker in active]) + self._max_lead
-            first = bisect_left(active, self._next_worker)
-            looked = 0
-            for at in range(first, first + count):
-                worker = active[at if at < count else at - count]
-                if produced[worker] >= limit:
-                    continue
-                if self._look(worker, taking):
-                    return worker
-                looked += 1
-                if looked > self._skips or len(active) < count:
-                    break
-            if len(active) == count:
-                return None
-            count = len(active)  # one has ended, which may make others eligible: repeat
-        return None
-
-    def _awaited(self) -> list[int]:
-        if self._replay:
-            return self._replay[-1:]
-        limit = min([self._produced[worker] for worker in self._active]) + self._max_lead
-        eligible = [worker for worker in sorted(self._active, key=self._distance) if self._produced[worker] < limit]
-        return eligible[: self._skips + 1]
-
-    async def _wait(self) -> None:
-        await resting(self._news.wait())
-        self._news = anyio.Event()
-        await self._inboxes[0].passage()
 
 
 class MergeState(State):

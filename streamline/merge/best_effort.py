@@ -1,32 +1,104 @@
-"""`.merge` as written in a plan; `streamline.merge.base` has the flows."""
+"""The best-effort merge: as written in a plan, and its flow; and `.merge` of either kind, from its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import anyio
 
 from streamline.core.channel import Inbox
+from streamline.core.gate import resting
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge.base import BestEffortMerge, MergeFlow, StrictMerge
+from streamline.merge.base import MANY, MergeFlow, Taking
+from streamline.merge.strict import Strict
 
-__all__ = ["BestEffort", "Merge", "Strict", "merge_of"]
+__all__ = ["BestEffort", "BestEffortMerge", "Merge", "merge_of"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strict:
-    """A strict merge, as written in a plan."""
+class BestEffortMerge(MergeFlow[T]):
+    """The first eligible worker that has an item, within bounds.
 
-    name: str
-    chooses: ClassVar[bool] = False
+    Args:
+      max_skips_per_round: how many workers without an item are passed over before waiting; 0 is strict order.
+      max_lead: a worker this many items ahead of the slowest active one waits for it; at least 1.
+    """
 
-    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
-        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
-        return StrictMerge(self.name, inboxes, own)
+    choosing = True
+
+    def __init__(
+        self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None, *, max_skips_per_round: int, max_lead: int
+    ) -> None:
+        super().__init__(name, inboxes, own)
+        self._skips = max_skips_per_round
+        self._max_lead = max_lead
+        self._news = anyio.Event()
+        for inbox in inboxes:
+            inbox.on_ready = self._wake
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        """As many as neither skip more workers nor lead further than the bounds allow."""
+        if len(self._active) - len(ready) > self._skips:
+            return 0
+        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
+            return MANY
+        slowest = min([self._produced[worker] for worker in self._active])
+        return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
+
+    def _level(self) -> bool:
+        """Return whether each worker is eligible at its turn, and so in each round, since all advance by one."""
+        produced = self._produced
+        slowest = min([produced[worker] for worker in self._active])
+        at_slowest = sum(produced[worker] == slowest for worker in self._active)
+        for worker in sorted(self._active, key=self._distance):
+            if produced[worker] - slowest >= self._max_lead:
+                return False
+            at_slowest -= produced[worker] == slowest
+            if not at_slowest:
+                return True  # the slowest have advanced by one, so all others are eligible
+        return True
+
+    def _pick(self, taking: Taking) -> int | None:
+        active, produced = self._active, self._produced
+        count = len(active)
+        while count:
+            limit = min([produced[worker] for worker in active]) + self._max_lead
+            first = bisect_left(active, self._next_worker)
+            looked = 0
+            for at in range(first, first + count):
+                worker = active[at if at < count else at - count]
+                if produced[worker] >= limit:
+                    continue
+                if self._look(worker, taking):
+                    return worker
+                looked += 1
+                if looked > self._skips or len(active) < count:
+                    break
+            if len(active) == count:
+                return None
+            count = len(active)  # one has ended, which may make others eligible: repeat
+        return None
+
+    def _awaited(self) -> list[int]:
+        if self._replay:
+            return self._replay[-1:]
+        limit = min([self._produced[worker] for worker in self._active]) + self._max_lead
+        eligible = [worker for worker in sorted(self._active, key=self._distance) if self._produced[worker] < limit]
+        return eligible[: self._skips + 1]
+
+    async def _wait(self) -> None:
+        await resting(self._news.wait())
+        self._news = anyio.Event()
+        await self._inboxes[0].passage()
 
 
 @dataclass(frozen=True, kw_only=True)

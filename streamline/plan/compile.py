@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.merge.best_effort import Merge, Strict
+from streamline.merge.best_effort import Merge
+from streamline.merge.strict import Strict
 from streamline.plan.component import PlanComponent
 from streamline.plan.plan import Plan, Shard, index_of
 from streamline.plan.rules import (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.merge.best_effort import BestEffort, Strict
+from streamline.merge.best_effort import BestEffort
+from streamline.merge.strict import Strict
 from streamline.pipeline import Pipeline
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of

@@ -14,7 +14,8 @@ from streamline.core.channel import Channel
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
 from streamline.core.state import At, CountedStates, Skipped, SkippedStates, State, Tally
-from streamline.merge.base import DeferredProgress, StrictMerge
+from streamline.merge.base import DeferredProgress
+from streamline.merge.strict import StrictMerge
 from streamline.pipeline import Pipeline
 from tests.kit import run_on
 

@@ -1,0 +1,60 @@
+"""The strict merge: as written in a plan, and its flow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from streamline.core.channel import Inbox
+from streamline.core.state import Json
+from streamline.merge.base import MANY, MergeFlow, Taking
+
+__all__ = ["Strict", "StrictMerge"]
+
+T = TypeVar("T")
+
+
+class StrictMerge(MergeFlow[T]):
+    """Always the active worker with the smallest (produced, index)."""
+
+    def _rounds_of(self, ready: Collection[int]) -> int:
+        if len(ready) < len(self._active):
+            return 0
+        if len(ready) == 1:
+            self._next_worker = self._active[0]
+            return MANY
+        self._next_worker = self._smallest()
+        lowest = self._produced[self._next_worker]
+        level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+        return MANY if level else 0
+
+    def _pick(self, taking: Taking) -> int | None:
+        while self._active:
+            worker = self._smallest()
+            if self._look(worker, taking):
+                return worker
+            if worker in self._active:
+                return None
+        return None
+
+    def _smallest(self) -> int:
+        return min(self._active, key=lambda worker: (self._produced[worker], worker))
+
+    def _awaited(self) -> list[int]:
+        return self._replay[-1:] or [self._smallest()]
+
+    async def _wait(self) -> None:
+        await self._inboxes[self._awaited()[0]].wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strict:
+    """A strict merge, as written in a plan."""
+
+    name: str
+    chooses: ClassVar[bool] = False
+
+    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
+        return StrictMerge(self.name, inboxes, own)
