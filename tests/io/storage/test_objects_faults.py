@@ -261,6 +261,7 @@ async def test_what_a_store_lists_is_shown_printable_and_never_sent_as_a_header(
         entry = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags.items())
         body = f"<ListBucketResult><Name>b</Name><Contents>{entry}</Contents></ListBucketResult>".encode()
         handler.send_response(200)
+        handler.send_header("Connection", "close")  # it does, and the next request would meet that
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
