@@ -145,8 +145,8 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         Raises:
           PausedError: it isn't there yet, and the stream is paused.
         """
-        try:
-            return self._wait_list()
+        try:  # a failure may be on its way to the user: to raise it here again would change its traceback
+            return self._wait_list() if self._failure is None else None
         except BaseException:
             if self._failure is None:
                 raise

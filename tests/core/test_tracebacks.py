@@ -72,6 +72,16 @@ def test_a_loop_shows_the_call_and_the_function_and_nothing_between(pipe: Any) -
         assert frames(lambda: next(stream)) == ["<lambda>", *own]  # it fails for ever, and grows no longer
 
 
+def test_looking_whether_a_failed_stream_goes_on_leaves_the_traceback_of_its_failure() -> None:
+    """A loader's iterator that is dropped looks, while the failure is on its way to the user."""
+    with NUMBERS.map(invert).open() as stream:
+        with pytest.raises(ZeroDivisionError) as raised:
+            loop(stream)
+        before = traceback.format_exception(raised.value)
+        assert stream.peek() is None
+        assert traceback.format_exception(raised.value) == before
+
+
 def test_an_async_function_and_each_backend_too() -> None:
     assert frames(lambda: loop(NUMBERS.map(ainvert, concurrency=2))) == ["<lambda>", "loop", "ainvert", "invert"]
     for backend in (sl.Threads(2), sl.Inline()):
