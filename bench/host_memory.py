@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +78,10 @@ def over_bare(n: int, batches: Iterator[Any], before: set[int], kind: Kind) -> T
 
 def children() -> set[int]:
     """Return the processes that this one has started, but for multiprocessing's own helper."""
-    pids = (int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended since it was listed
+            pids.update(int(pid) for pid in (task / "children").read_text().split())
     return {pid for pid in pids if "resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text()}
 
 
