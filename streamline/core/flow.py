@@ -17,7 +17,7 @@ import anyio
 
 from streamline.core.counters import StageMeter
 from streamline.core.error_policy import Failure, Skips, counts_in
-from streamline.core.state import Reference, Shifted, Since, Skipped, SkippedStates, State, States, Tree
+from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -73,7 +73,7 @@ class Chunk(Generic[T]):
             return self
         name, shard, count = skips.name, skips.shard, skips.count
         after = None if self.after is None else Skipped(name, shard, count, self.after)
-        return Chunk(self.items, SkippedStates(name, shard, count, self.states), after)
+        return Chunk(self.items, MadeStates(Skipped, name, shard, count, states=self.states), after)
 
 
 class Flow(ABC, Generic[T]):

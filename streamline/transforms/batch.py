@@ -29,7 +29,7 @@ from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.options import check_function, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state import Json, Over, Reference, State, Tree
 from streamline.core.state_types import Size
 from streamline.errors import PlanError, ResumeError
 from streamline.transforms.base import Stage
@@ -243,14 +243,13 @@ LATE: Chunk[Any] = Chunk((), ())
 """Returned in place of a list when the batch has waited long enough."""
 
 
-class BatchState(State):
+class BatchState(Over):
     """After a batch: the upstream's state after its last item, and how many batches were made so far."""
 
-    __slots__ = ("_count", "_log", "_name", "_sizes", "_upstream")
+    __slots__ = ("_count", "_log", "_sizes")
 
     def __init__(self, name: str, upstream: State, log: Log, count: int, sizes: tuple[int, int] | None = None) -> None:
-        self._name = name
-        self._upstream = upstream
+        super().__init__(name, None, upstream)
         self._log = log
         self._count = count  # batches made since the log's segment began
         self._sizes = sizes  # of a full batch, and of the last one; None: sizes are logged
@@ -262,25 +261,18 @@ class BatchState(State):
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(BatchState, until.latest)
         stop, planned = later._number, later._log.planned
-        tree = self._upstream.json(None if until is None else later._upstream)
+        tree = self.upstream.json(None if until is None else later.upstream)
         logged = planned if later._sizes is not None else max(stop, planned)
         replay = self._log.between(self._number, logged, later._log)
         if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
             full, last = later._sizes
             replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
-        own: dict[str, Json] = {"replay": replay}
-        tree[self._name] = own
+        tree[self.name] = {"replay": replay}
         return tree
 
     def forks(self) -> Iterator[Branch]:
-        yield Branch(self._name, self._log, self._number, self._number)
-        yield from self._upstream.forks()
-
-    def tally(self, found: Tally) -> None:
-        self._upstream.tally(found)
-
-    def where(self) -> str:
-        return self._upstream.where()
+        yield Branch(self.name, self._log, self._number, self._number)
+        yield from self.upstream.forks()
 
 
 class BatchCounter:

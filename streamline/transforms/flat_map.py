@@ -15,7 +15,7 @@ from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Over, Since, State
+from streamline.core.state import Json, MadeStates, Over, Since, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError
 from streamline.sources.table_rows import check_not_table
@@ -126,23 +126,17 @@ class _Unfolding(Generic[In, Out]):
         first = self._delivered + 1
         self._delivered += len(out) - passed_over
         after = Over(self._stage.name, 0, self._now) if self.finished else None
-        return Chunk(out[passed_over:], _Unfolded(self._stage.name, first, self._mark, self._now), after)
+        states = MadeStates(_unfolded, self._stage.name, self._mark, self._now, first=first)
+        return Chunk(out[passed_over:], states, after)
 
     def _fail(self, error: BaseException, item: In) -> None:
         call = FailedCall(self._stage.fn, item, self._drawn)
         self.failure = blame(error, str(self._stage), self._run.site, self._now, call)
 
 
-class _Unfolded:
-    """The states after each of some outputs of one input."""
-
-    __slots__ = ("_first", "_mark", "_name", "_now")
-
-    def __init__(self, name: str, first: int, mark: State, now: State) -> None:
-        self._name, self._first, self._mark, self._now = name, first, mark, now
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._first + index, Since(self._mark, self._now))
+def _unfolded(name: str, mark: State, now: State, delivered: int) -> State:
+    """Return the state after so many outputs of one input."""
+    return Over(name, delivered, Since(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.state import Json, NumberedStates, Over, Overlaid, Picked, State
+from streamline.core.state import Json, MadeStates, NumberedStates, Over, Picked, State
 from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
 from streamline.sharding.index import Index, IndexSlice
@@ -92,7 +92,8 @@ class Skip(Stage[T, T]):
             drop = min(self.count - skipped, len(chunk.items))
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
-            yield Chunk(kept.items, Overlaid(self.name, skipped, kept.states), Over(self.name, skipped, chunk.end))
+            states = MadeStates(Over, self.name, skipped, states=kept.states)
+            yield Chunk(kept.items, states, Over(self.name, skipped, chunk.end))
             del chunk, kept  # likewise
 
 

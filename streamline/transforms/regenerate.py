@@ -18,7 +18,7 @@ from streamline.core.counters import Detail, Details
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Over, State, Tree
+from streamline.core.state import Json, MadeStates, Over, State, Tree
 from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.errors import ResumeError
 from streamline.transforms.base import Stage
@@ -26,7 +26,6 @@ from streamline.transforms.regenerate_cycle import (
     Cycle,
     CycleFileState,
     CyclePlace,
-    CycleStates,
     Held,
     RowStore,
     drawn_own,
@@ -404,7 +403,7 @@ class Regenerate(Stage[T, T]):
                 items = cycle.outputs(served, min(run.want, most), run.site)
                 first, served = served, served + len(items)
                 counts.serves(cycle.place, served)
-                yield Chunk(items, CycleStates(self.name, cycle.place, first))
+                yield Chunk(items, MadeStates(cycle.place.state, self.name, first=first + 1))
                 del items
                 await pace.breathe()
             drawing.recycle(cycle)

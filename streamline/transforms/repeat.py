@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.core.state import Json, Over, State, States, Tally, Tree, trimmed
+from streamline.core.state import Json, MadeStates, Over, Tally, Tree
 from streamline.core.state_types import Count
 from streamline.errors import ResumeError
 from streamline.sharding.index import Index, Repeated
@@ -95,7 +95,7 @@ class Repeat(Stage[T, T]):
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
         after = None if chunk.after is None else _PassState(self.name, own, chunk.after)
-        return Chunk(chunk.items, _PassStates(self.name, own, chunk.states), after)
+        return Chunk(chunk.items, MadeStates(_PassState, self.name, own, states=chunk.states), after)
 
 
 class _PassState(Over):
@@ -107,18 +107,3 @@ class _PassState(Over):
         found.taken += self.own.get("seen", 0)
         found.stands[self.name] = self.own
         super().tally(found)
-
-
-class _PassStates:
-    """The same pass over each of the upstream's states."""
-
-    __slots__ = ("_name", "_own", "_states")
-
-    def __init__(self, name: str, own: dict[str, Any], states: States) -> None:
-        self._name, self._own, self._states = name, own, states
-
-    def __getitem__(self, index: int, /) -> State:
-        return _PassState(self._name, self._own, self._states[index])
-
-    def trimmed(self, first: int, count: int) -> States:
-        return _PassStates(self._name, self._own, trimmed(self._states, first, count))

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from streamline.core.flow import Chunk, Lists, Run, Site
-from streamline.core.state import Json, Over, Since, State, Tally
+from streamline.core.state import HeldSince, Json, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
 from streamline.sharding.index import Index, Shuffled
@@ -100,7 +100,8 @@ class Shuffle(Stage[T, T]):
                 # One for one; after a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
                 picked = order[served : served + run.want]
-                states = _WindowStates(self.name, number, served, len(order), serving)
+                shared = number, len(order), serving.seed, serving.mark, serving.now
+                states = MadeStates(_state_in, self.name, *shared, first=served + 1)
                 served += len(picked)
                 yield Chunk([serving.items[index] for index in picked], states)
             await drawing.fill(run)  # a failure comes after the last whole window: a part of one has no order yet
@@ -177,31 +178,11 @@ class _DrawnWindow(Generic[T]):
             await self.draw(run, enough - len(self.items))
 
 
-class _WindowState(Since):
-    """Inside a window: what was skipped in it counts when it is served, as its items do one by one until then."""
-
-    __slots__ = ()
-
-    def tally(self, found: Tally) -> None:
-        self.mark.tally(found)
-
-
-class _WindowStates:
-    """The states of a served list: after a window's last item, there is nothing to go back to."""
-
-    __slots__ = ("_length", "_name", "_number", "_seed", "_served", "_window")
-
-    def __init__(self, name: str, number: int, served: int, length: int, window: _DrawnWindow[Any]) -> None:
-        self._name, self._number, self._served, self._length = name, number, served, length
-        self._seed = window.seed
-        self._window = (window.mark, window.now)
-
-    def __getitem__(self, index: int, /) -> State:
-        mark, now = self._window
-        served = self._served + index + 1
-        if served == self._length:
-            return Over(self._name, _own(self._number + 1, 0, 0, self._seed), now)
-        return Over(self._name, _own(self._number, served, self._length, self._seed), _WindowState(mark, now))
+def _state_in(name: str, number: int, length: int, seed: int, mark: State, now: State, served: int) -> State:
+    """Return the state after some items of a window: after its last one, there is nothing to go back to."""
+    if served == length:
+        return Over(name, _own(number + 1, 0, 0, seed), now)
+    return Over(name, _own(number, served, length, seed), HeldSince(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)
