@@ -3,13 +3,13 @@
 A `Cycle` has the items, or the rows of blocks; a `CyclePlace` is what the states need to know of it, without items, so
 that a state never keeps a cycle in memory. Both cross to other processes.
 
-Blocks are arrays, or dicts, lists and tuples of arrays, whose first axis is rows. Outputs are copies, so that the
+Blocks are arrays, or dicts and tuples of arrays, whose first axis is rows. Outputs are copies, so that the
 arrays of one cycle can be reused for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from streamline.core.flow import Site
 from streamline.core.state import HeldSince, Json, Over, State, Tree
-from streamline.core.tree import replaced
 from streamline.errors import DataError
 
 __all__ = [
@@ -199,8 +198,8 @@ class Cycle:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-Form: TypeAlias = "tuple[str, ...]"
-"""What blocks of one stream have in common: for each array its place, dtype, and shape after the first axis."""
+Form: TypeAlias = "tuple[Any, ...]"
+"""What blocks of one stream have in common: structure, types, and shapes after the first axis."""
 
 WAY_OUT = "make blocks of NumPy arrays in a .map before .regenerate(block=), or leave out block="
 
@@ -211,8 +210,7 @@ class RowStore:
     def __init__(self, size: int, block: int) -> None:
         self.block_rows = block
         self.size = size
-        self._form: Form = ()
-        self._like: Any = None  # a block of no rows
+        self._form: Form | None = None
         self._columns: list[Array] = []
         self.filled = 0
 
@@ -221,7 +219,7 @@ class RowStore:
         """Return the rows of a block, in its own memory."""
         columns, form = columns_of(whole)
         rows = cls(len(columns[0]), block)
-        rows._form, rows._like, rows._columns, rows.filled = form, _empty(whole), columns, rows.size
+        rows._form, rows._columns, rows.filled = form, columns, rows.size
         return rows
 
     @property
@@ -242,7 +240,7 @@ class RowStore:
         """
         columns, form = columns_of(block)
         if form != self._form:
-            self._take_form(block, columns, form)
+            self._take_form(columns, form)
         rows = len(columns[0])
         count = max(0, min(self.missing, rows - skip))
         for mine, its in zip(self._columns, columns, strict=True):
@@ -250,27 +248,22 @@ class RowStore:
         self.filled += count
         return rows
 
-    def _take_form(self, block: Any, columns: list[Array], form: Form) -> None:
+    def _take_form(self, columns: list[Array], form: Form) -> None:
         if self.filled:
             raise DataError(
-                f".regenerate(block=) needs blocks that are alike: expected {', '.join(self._form)}, got "
-                f"{', '.join(form)}; {WAY_OUT}"
+                f".regenerate(block=) needs blocks that are alike: expected {self._form}, got {form}; {WAY_OUT}"
             )
-        self._form, self._like = form, _empty(block)
+        self._form = form
         self._columns = [np.empty((self.size, *column.shape[1:]), column.dtype) for column in columns]
 
     def block(self, order: npt.NDArray[np.intp], number: int) -> Any:
         """Return block `number` of this order, in a memory of its own."""
         picked = order[number * self.block_rows : (number + 1) * self.block_rows]
-        return self._joined([column.take(picked, axis=0) for column in self._columns])
+        return _joined(self._form or (), iter([column.take(picked, axis=0) for column in self._columns]))
 
     def whole(self) -> Any:
         """Return all rows as one block, in this memory."""
-        return self._joined([column[: self.filled] for column in self._columns])
-
-    def _joined(self, columns: list[Array]) -> Any:
-        rest = iter(columns)
-        return replaced(self._like, lambda *_: next(rest))
+        return _joined(self._form or (), iter([column[: self.filled] for column in self._columns]))
 
     def clear(self) -> None:
         """Drop the rows; keep the memory."""
@@ -288,29 +281,37 @@ def columns_of(block: Any) -> tuple[list[Array], Form]:
       DataError: it is no block: something else than arrays, or arrays of different lengths.
     """
     columns: list[Array] = []
-    form: list[str] = []
-
-    def add(leaf: Any, where: str) -> Any:
-        if not isinstance(leaf, np.ndarray) or not leaf.ndim:
-            raise DataError(
-                ".regenerate(block=) needs blocks: NumPy arrays, or dicts, lists and tuples of them, whose first axis "
-                f"are rows; got {type(leaf).__name__} at {where}; {WAY_OUT}"
-            )
-        columns.append(leaf)
-        form.append(f"{where} of {leaf.dtype}{list(leaf.shape[1:])}")
-        return leaf
-
-    replaced(block, add, "block")
+    form = _form_of(block, columns)
     if not columns or len({len(column) for column in columns}) > 1:
         found = ", ".join(str(len(column)) for column in columns) or "no array"
         raise DataError(f".regenerate(block=) needs blocks of as many rows in each array, got {found}; {WAY_OUT}")
-    return columns, tuple(form)
-
-
-def _empty(block: Any) -> Any:
-    return replaced(block, lambda column, _: np.empty((0, *column.shape[1:]), column.dtype))
+    return columns, form
 
 
 def part(block: Any, start: int) -> Any:
     """Return a block's rows from `start` on, in its own memory."""
-    return replaced(block, lambda column, _: column[start:])
+    columns, form = columns_of(block)
+    return _joined(form, iter([column[start:] for column in columns]))
+
+
+def _form_of(block: Any, columns: list[Array]) -> Form:
+    if isinstance(block, np.ndarray) and block.ndim:
+        columns.append(block)
+        return "array", block.dtype, block.shape[1:]
+    if isinstance(block, dict):
+        return "dict", tuple(block), tuple(_form_of(value, columns) for value in block.values())
+    if isinstance(block, tuple):
+        return "tuple", type(block), tuple(_form_of(value, columns) for value in block)
+    raise DataError(
+        ".regenerate(block=) needs blocks: NumPy arrays, or dicts and tuples of them, whose first axis are rows; got "
+        f"{type(block).__name__}; {WAY_OUT}"
+    )
+
+
+def _joined(form: Form, columns: Iterator[Array]) -> Any:
+    if form[0] == "array":
+        return next(columns)
+    parts = [_joined(inner, columns) for inner in form[2]]
+    if form[0] == "dict":
+        return dict(zip(form[1], parts, strict=True))
+    return form[1](*parts) if hasattr(form[1], "_fields") else tuple(parts)
