@@ -25,9 +25,7 @@ from streamline.errors import PlanTypeError, StageError, WorkerDied, printable
 
 __all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "not_awaited", "results", "stage_name"]
 
-
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
-
 
 INLINED = re.compile(r"<(list|set|dict)comp>\.")
 """In Python 3.11 they stand in the name of a function that they made; since 3.12 they are none themselves (PEP 709)."""
@@ -97,8 +95,6 @@ def cancellation_requested(error: BaseException) -> bool:
 
 
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
 
 

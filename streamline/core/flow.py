@@ -23,16 +23,11 @@ from streamline.errors import ClosedError
 
 __all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
 
-
 T = TypeVar("T")
-
-
 In = TypeVar("In")
-
 
 LIST_ITEMS = 256
 """Items in a list at the most, and so between two checkpoints."""
-
 
 LONG_LIST_ITEMS = 1024
 """Likewise, where items take no time: each list costs as much as making a hundred of these."""

@@ -18,25 +18,18 @@ from streamline.core.gate import passage
 
 __all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all"]
 
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
-
 
 SLICE_S = 0.001
 """Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
-
 
 HANDOVER_S = 0.0002
 """Seconds of work downstream of a channel after which its reader gets a turn: a task switch costs a twentieth of this,
 and large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
 
-
 LIST_S = 0.004
 """Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
-
 
 CALLS = 64
 """Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that

@@ -40,9 +40,7 @@ __all__ = [
     "trimmed",
 ]
 
-
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
-
 
 Tree: TypeAlias = dict[str, Json]
 

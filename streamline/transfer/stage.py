@@ -36,17 +36,12 @@ class Transfer(Stage[Any, Any]):
 
     last: ClassVar[bool] = True
     counted: ClassVar[bool] = False
+    uncounted_options = ("device", "depth", "target")
+    one_to_one = True
 
     device: Any
     depth: int = 2
     target: Target | None = field(default=None, repr=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @property
     def owns_output_channel(self) -> bool:

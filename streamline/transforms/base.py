@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
-from streamline.core.state import Json, State, Tree
+from streamline.core.state import Json, Over, State, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError
 from streamline.sharding.index import Index
@@ -54,6 +54,15 @@ class Stage(ABC, Generic[In, Out]):
     last: ClassVar[bool] = False
     """Whether it must be the last stage."""
 
+    first_own: ClassVar[Json] = None
+    """Its part of a state at the beginning; None: it keeps none, or makes it in `begin`."""
+
+    one_to_one: ClassVar[bool] = False
+    """Whether as many items come out as go in; else see `num_outputs`."""
+
+    uncounted_options: ClassVar[Collection[str]] = ()
+    """Fields that change no item."""
+
     def settled(self) -> Stage[In, Out]:
         """Return this stage with what depends on the thread and the machine that open it resolved.
 
@@ -75,7 +84,7 @@ class Stage(ABC, Generic[In, Out]):
 
     def begin(self, upstream: State, own: Any) -> State:
         """Return the state before the first item: without a state of its own, the upstream's."""
-        return upstream
+        return upstream if self.first_own is None else Over(self.name, own or self.first_own, upstream)
 
     def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
@@ -92,7 +101,8 @@ class Stage(ABC, Generic[In, Out]):
     @property
     def options(self) -> dict[str, Any]:
         """The options that change which items come out, by name; a resume insists on them."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+        left_out = {"name", *self.uncounted_options}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         """Return the index that this stage makes of the index upstream, in an epoch.
@@ -111,7 +121,7 @@ class Stage(ABC, Generic[In, Out]):
         Args:
           items: a whole number, or `math.inf` for a flow without end.
         """
-        return None
+        return items if self.one_to_one else None
 
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:

@@ -82,17 +82,13 @@ class Batch(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
+    uncounted_options = ("max_wait_s", "counts")
 
     size: int
     drop_remainder: bool = False
     collate: Callable[[list[In]], Out]
     max_wait_s: float | None = None
     counts: bool = field(default=False, repr=False, compare=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        counting = ("max_wait_s", "counts")  # as concurrency
-        return {name: value for name, value in super().options.items() if name not in counting}
 
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:

@@ -70,6 +70,7 @@ class BucketByLength(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
+    rewinds = True
 
     boundaries: tuple[int, ...]
     batch_size: tuple[int, ...]
@@ -90,10 +91,6 @@ class BucketByLength(Stage[In, Out]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if own and own["read"] else None for own in owns])
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     def num_outputs(self, items: float) -> float | None:
         return items if items == math.inf else None

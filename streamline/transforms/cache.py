@@ -66,18 +66,14 @@ class Cache(Stage[T, T]):
         "removed": "the items from here on are read anew in each pass",
     }
     state_type: ClassVar[Any] = Passing
+    uncounted_options = ("max_bytes", "path", "of", "chosen")
+    one_to_one = True
+    rewinds = True
 
     max_bytes: int | None = None
     path: str | None = None
     of: str = "0" * 16
     chosen: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -89,10 +85,6 @@ class Cache(Stage[T, T]):
         if own and own["served"] and own.get("kept"):
             return f"has served {own['served']:,} items of a pass that is in its files"
         return cls.replay_cost(own)
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)

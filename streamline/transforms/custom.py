@@ -133,6 +133,7 @@ class Through(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = SafePoint
+    rewinds = True
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()
@@ -140,10 +141,6 @@ class Through(Stage[In, Out]):
     @property
     def in_flight(self) -> int:
         return CAPACITY + LIST_ITEMS
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:

@@ -38,6 +38,8 @@ class FlatMap(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = Count
+    rewinds = True
+    first_own = 0
 
     fn: Callable[[In], Iterable[Out]]
 
@@ -47,13 +49,6 @@ class FlatMap(Stage[In, Out]):
             f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
             or None
         )
-
-    @property
-    def rewinds(self) -> bool:
-        return True
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         mark = run.upstream.state
@@ -143,6 +138,4 @@ def _unfolded(name: str, mark: State, now: State, delivered: int) -> State:
 class Unbatch(FlatMap[In, Out]):
     """Replaces each batch by its items."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
+    uncounted_options = ("fn",)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.state import Json, MadeStates, NumberedStates, Over, Picked, State
+from streamline.core.state import Json, MadeStates, NumberedStates, Over, Picked
 from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
 from streamline.sharding.index import Index, IndexSlice
@@ -29,6 +29,7 @@ class Take(Stage[T, T]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
+    first_own = 0
 
     count: int
 
@@ -37,9 +38,6 @@ class Take(Stage[T, T]):
 
     def num_outputs(self, items: float) -> float | None:
         return min(self.count, items)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[T]) -> Lists[T]:
         taken: int = run.own or 0
@@ -67,6 +65,7 @@ class Skip(Stage[T, T]):
         "count": "what it had to skip is before this snapshot already: for another beginning, begin anew"
     }
     state_type: ClassVar[Any] = Count
+    first_own = 0
 
     count: int
 
@@ -82,9 +81,6 @@ class Skip(Stage[T, T]):
 
     def num_outputs(self, items: float) -> float | None:
         return max(0, items - self.count)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[T]) -> Lists[T]:
         skipped: int = run.own or 0
@@ -102,14 +98,8 @@ class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard."""
 
     state_type: ClassVar[Any] = Count
-
-    @property
-    def kind(self) -> str:
-        """The method that makes it."""
-        return "shard"
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
+    kind = "shard"
+    first_own = 0
 
     async def lists(self, run: Run[T]) -> Lists[T]:
         seen: int = run.own or 0

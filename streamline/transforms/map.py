@@ -19,7 +19,7 @@ from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.core.options import check_int, is_async
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
-from streamline.core.state import Json, NumberedStates, Over, Skipped, State, Tree
+from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transforms.base import Stage
@@ -64,11 +64,9 @@ class Map(Stage[In, Out]):
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
     refuses: ClassVar[Mapping[str, str]] = REFUSES
+    one_to_one = True
 
     fn: Callable[[In], Out]
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         look = None
@@ -99,18 +97,13 @@ class ConcurrentMap(Stage[In, Out]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     state_type: ClassVar[Any] = CompletionPart  # one in order has none
+    one_to_one = True
+    kind = "map"
 
     fn: Callable[[In], Any]
     concurrency: int
     ordered: bool = True
     executor: Literal["task", "thread"] = "task"
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -200,13 +193,12 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
+    one_to_one = True
+    first_own = 0
 
     seed: int
     stage: str
     seed_globals: bool = False
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @property
     def options(self) -> dict[str, Any]:
@@ -220,9 +212,6 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     def argument(cls, name: str, what: str) -> str:
         """Name the change as one of the map that this stage belongs to."""
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[In]) -> Lists[tuple[In, np.random.Generator]]:
         ordinal: int = run.own or 0

@@ -65,6 +65,7 @@ class Pack(Stage[Any, Block]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
+    rewinds = True
 
     length: int
     key: str | None = None
@@ -76,10 +77,6 @@ class Pack(Stage[Any, Block]):
         if not own or not own["token"]:
             return None
         return f"reads one document again, and passes over the {own['token']:,} tokens of it that were delivered"
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @property
     def in_flight(self) -> int:

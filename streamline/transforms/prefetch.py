@@ -24,13 +24,11 @@ class Prefetch(Stage[T, T]):
     """
 
     counted: ClassVar[bool] = False
+    one_to_one = True
 
     items: int
     bytes: int | None = None
     by_list: bool = False
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @property
     def in_flight(self) -> int:

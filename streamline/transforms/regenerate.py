@@ -320,6 +320,7 @@ class Regenerate(Stage[T, T]):
         "removed": "the items from here on come in their order, once",
     }
     state_type: ClassVar[Any] = Cycled
+    uncounted_options = ("overlap", "spill")
 
     size: int
     shuffle: bool = True
@@ -328,10 +329,6 @@ class Regenerate(Stage[T, T]):
     block: int | None = None
     overlap: bool = False
     spill: str | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in super().options.items() if name not in ("overlap", "spill")}
 
     def num_outputs(self, items: float) -> float | None:
         return items * self.reuse if self.block is None else None

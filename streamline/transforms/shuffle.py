@@ -60,12 +60,11 @@ class Shuffle(Stage[T, T]):
         "removed": "the items from here on come in their order",
     }
     state_type: ClassVar[Any] = WindowPart
+    one_to_one = True
+    rewinds = True
 
     window: int
     seed: int = 0
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -79,10 +78,6 @@ class Shuffle(Stage[T, T]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if own and own["served"] else None for own in owns])
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @property
     def in_flight(self) -> int:
@@ -193,15 +188,12 @@ class IndexShuffle(Stage[T, T]):
         "seed": "every item would be at another place, so that some came twice and others never: the next epoch can "
         "have another seed"
     }
+    kind = "shuffle"
 
     seed: int = 0
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Shuffled(inner(epoch), [self.seed, *epoch])
-
-    @property
-    def kind(self) -> str:
-        return "shuffle"
 
 
 @dataclass(frozen=True, kw_only=True)
