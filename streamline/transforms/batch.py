@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 import msgspec
@@ -41,7 +41,6 @@ __all__ = [
     "Batch",
     "BatchCounter",
     "BatchState",
-    "Batching",
     "Sizes",
     "WaitingBatch",
     "collate_of",
@@ -129,17 +128,15 @@ class Batch(Stage[In, Out]):
         own = None if state is None else state.get(self.name)
         flow, site = upstream(state), upstream.site
         if self.max_wait_s is None and (own is None or not own["replay"]):
-            run = self.run_over(flow, site, state, own)
-            counter = BatchCounter(self.name, self.size) if self.counts else None
-            return ListsFlow(
-                flow.state if counter is None else counter.state_after(flow.state), self.lists(run, counter), run, flow
-            )
+            run, counter = self.run_over(flow, site, state, own), BatchCounter(self)
+            return ListsFlow(counter.state_after(flow.state), self.lists(run, counter), run, flow)
         inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
-        run = self.run_over(inbox, site, state, own)
-        waiting = WaitingBatch(self, inbox, own)
-        return ListsFlow(waiting.begin(), waiting.lists(run), run, inbox)
+        run, waiting = self.run_over(inbox, site, state, own), WaitingBatch(self, inbox, own)
+        # not kept by it: the first state would keep the log of every choice made since
+        return ListsFlow(waiting.state_after(inbox.state), waiting.lists(run), run, inbox)
 
     async def lists(self, run: Run[In], counter: BatchCounter | None = None) -> Lists[Out]:
+        counter = counter or BatchCounter(self)
         held: list[In] = []
         last = Reference.to(run.upstream.state)
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
@@ -161,28 +158,20 @@ class Batch(Stage[In, Out]):
             if start < len(items):
                 last = Reference(states, len(items) - 1)
             elif not held and after is not None:
-                yield Chunk((), (), after if counter is None else counter.state_after(after))
+                yield Chunk((), (), counter.state_after(after))
             del items
         now = run.upstream.state
         if held and not self.drop_remainder:
             yield self._batch(held, run, last.get(), now, counter)
         elif held:
-            yield Chunk(
-                (), (), now if counter is None else counter.state_after(now)
-            )  # what was skipped among the rest counts
-
-    def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
-        """Return the batch, or nothing if it is skipped; `last` is the upstream's state after it."""
-        return collated(self, self.collate, held, run, last)
+            yield Chunk((), (), counter.state_after(now))  # what was skipped among the rest counts
 
     def _batch(
-        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter | None
+        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter
     ) -> Chunk[Out]:
-        made = self.collated(held, run, last)
-        if counter is not None:
-            counter.add(len(held))
-            last, after = counter.state_after(last), None if after is None else counter.state_after(after)
-        return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)
+        made = collated(self, self.collate, held, run, last)
+        counter.add(len(held))
+        return _chunk(made, last, after, counter.state_after)
 
 
 def collated(
@@ -221,18 +210,11 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
     return found
 
 
-class Batching(Protocol[In, Out]):
-    """What `WaitingBatch` needs of a stage: that of this module, and its like."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def drop_remainder(self) -> bool: ...
-    @property
-    def max_wait_s(self) -> float | None: ...
-    def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]: ...
+def _chunk(made: list[Out], last: State, after: State | None, state_after: Callable[[State], State]) -> Chunk[Out]:
+    """Return a batch, or the progress over one that was skipped."""
+    if not made:
+        return Chunk((), (), state_after(last if after is None else after))
+    return Chunk(made, [state_after(last)], None if after is None else state_after(after))
 
 
 LATE: Chunk[Any] = Chunk((), ())
@@ -272,11 +254,12 @@ class BatchState(Over):
 
 
 class BatchCounter:
-    """Counts the batches of a stage without `max_wait_s`."""
+    """Counts the batches of a stage without `max_wait_s`, if a stage downstream may read them again."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self._name, self._log = name, Log(0, [], 0, name)
-        self._size = self._last = size
+    def __init__(self, stage: Batch[Any, Any]) -> None:
+        self._name, self._log = stage.name, Log(0, [], 0, stage.name)
+        self._counts = stage.counts
+        self._size = self._last = stage.size
         self._made = 0
 
     def add(self, size: int) -> None:
@@ -286,6 +269,8 @@ class BatchCounter:
 
     def state_after(self, upstream: State) -> State:
         """Return the state after the last batch, over the upstream's."""
+        if not self._counts:
+            return upstream
         return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
 
 
@@ -297,7 +282,7 @@ class WaitingBatch(Generic[In, Out]):
       own: the stage's part of the state that it is opened at.
     """
 
-    def __init__(self, stage: Batching[In, Out], inbox: Inbox[In], own: Any) -> None:
+    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Any) -> None:
         sizes: list[int] = list(own["replay"]) if own else []
         self._stage, self._inbox = stage, inbox
         self._replay = deque(sizes)
@@ -309,10 +294,6 @@ class WaitingBatch(Generic[In, Out]):
         self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
-    def begin(self) -> State:
-        """Return the state before the first batch. Not kept here: it would keep the log of every choice made since."""
-        return self._state_after(self._inbox.state)
-
     async def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield batches, each when it is full or its time is over."""
         pace = Pace()
@@ -321,7 +302,7 @@ class WaitingBatch(Generic[In, Out]):
             if not self._missing or (chunk is LATE):
                 yield self._batch(run, self._after)
             elif not self._held and chunk.after is not None:
-                yield Chunk((), (), self._state_after(chunk.after))
+                yield Chunk((), (), self.state_after(chunk.after))
             del chunk
             await pace.breathe()
         if self._replay:
@@ -329,9 +310,7 @@ class WaitingBatch(Generic[In, Out]):
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
         elif self._held:
-            yield Chunk(
-                (), (), self._state_after(self._inbox.state)
-            )  # what was skipped among the rest is to be counted
+            yield Chunk((), (), self.state_after(self._inbox.state))  # what was skipped among the rest counts
 
     @property
     def _missing(self) -> int:
@@ -362,22 +341,17 @@ class WaitingBatch(Generic[In, Out]):
     def _batch(self, run: Run[In], after: State | None) -> Chunk[Out]:
         """Collate the current batch, and log its size."""
         last, held = self._last.get(), self._held
-        made = self._stage.collated(held, run, last)
+        made = collated(self._stage, self._stage.collate, held, run, last)
         if self._replay:
             self._replay.popleft()
-        elif self._chooses:
+        elif self._stage.chooses:
             self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
         self._size = len(held)
         self._held, self._deadline = [], None
-        if not made:
-            return Chunk((), (), self._state_after(last if after is None else after))
-        return Chunk(made, [self._state_after(last)], None if after is None else self._state_after(after))
+        return _chunk(made, last, after, self.state_after)
 
-    @property
-    def _chooses(self) -> bool:
-        return self._stage.max_wait_s is not None
-
-    def _state_after(self, upstream: State) -> State:
-        sizes = None if self._chooses else (self._stage.size, self._size)
+    def state_after(self, upstream: State) -> State:
+        """Return the state after the last batch, over the upstream's."""
+        sizes = None if self._stage.chooses else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
