@@ -33,6 +33,9 @@ class Stage(ABC, Generic[In, Out]):
 
     name: str
 
+    kind: ClassVar[str]
+    """The stage's kind as users write it: "flat_map", by default after its class. It stands in fingerprints."""
+
     accepted_changes: ClassVar[Mapping[str, str]] = {}
     """Changes between a snapshot and its resume that the user may accept (options, "added", "removed"), with what comes
     out then."""
@@ -63,6 +66,11 @@ class Stage(ABC, Generic[In, Out]):
     uncounted_options: ClassVar[Collection[str]] = ()
     """Fields that change no item."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
     def settled(self) -> Stage[In, Out]:
         """Return this stage with what depends on the thread and the machine that open it resolved.
 
@@ -89,11 +97,6 @@ class Stage(ABC, Generic[In, Out]):
     def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
         raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
-
-    @property
-    def kind(self) -> str:
-        """The stage's kind as users write it: "flat_map"."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def __str__(self) -> str:
         return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"

@@ -20,14 +20,14 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import anyio
 import msgspec
 
-from streamline.core.blame import blame, not_awaited
+from streamline.core.blame import blame
 from streamline.core.channel import Inbox
 from streamline.core.choices import Branch, Log
 from streamline.core.counters import HoldTimer
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.options import check_function, is_async
-from streamline.core.pace import Pace
+from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, Over, Reference, State, Tree
 from streamline.core.state_types import Size
@@ -181,8 +181,7 @@ def collated(
     try:
         with HoldTimer(run.meter):
             made = [collate(held)]
-        if (problem := not_awaited(str(stage), made, "await it in a .map after .batch(collate=None)")) is not None:
-            raise problem
+        check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
         run.judge(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))

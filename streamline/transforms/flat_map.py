@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from streamline.core.blame import blame, not_awaited
+from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.pace import Pace
+from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Since, State
 from streamline.core.state_types import Count
@@ -93,8 +93,7 @@ class _Unfolding(Generic[In, Out]):
         try:
             with HoldTimer(self._run.meter):
                 outputs = self._stage.fn(item)
-            if (problem := not_awaited(str(self._stage), [outputs], "await it in a .map before")) is not None:
-                raise problem
+            check_awaited(self._stage, [outputs], "await it in a .map before")
             if not isinstance(outputs, Iterable):
                 raise PlanTypeError(
                     f"expected an iterable from {self._stage}, got {type(outputs).__name__}: [item] for one item, [] "

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
-from streamline.core.blame import not_awaited, results, stage_name
+from streamline.core.blame import stage_name
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.core.options import check_int, is_async
+from streamline.core.pace import results
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
 from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
@@ -74,10 +75,8 @@ class Map(Stage[In, Out]):
             check_alone(str(self), run.site)
         else:
             look = Look(str(self), run.site)
-        async with aclosing(results(run, self.fn, str(self), look)) as parts:
+        async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
-                if (problem := not_awaited(str(self), out, awaiting_way(self.fn))) is not None:
-                    raise problem
                 yield Chunk(out, chunk.states, chunk.after)
                 del chunk, out  # release large results while the next are made
 
