@@ -31,6 +31,7 @@ Out = TypeVar("Out")
 class FlatMap(Stage[In, Out]):
     """Replaces each item by the items of the iterable that `fn` returns for it, which may be lazy and endless."""
 
+    kind: ClassVar[str] = "flat_map"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
         "outputs as were delivered are passed over",
@@ -148,6 +149,9 @@ class _Unfolded:
 @dataclass(frozen=True, kw_only=True)
 class Unbatch(FlatMap[In, Out]):
     """Replaces each batch by its items."""
+
+    kind: ClassVar[str] = "unbatch"
+    nests: ClassVar[int] = -1
 
     @property
     def options(self) -> dict[str, Any]:

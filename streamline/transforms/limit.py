@@ -22,6 +22,7 @@ T = TypeVar("T")
 class Take(Stage[T, T]):
     """The first `count` items; pulls no more from its upstream."""
 
+    kind: ClassVar[str] = "take"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
         "added": "it counts from here on",
@@ -29,8 +30,12 @@ class Take(Stage[T, T]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
+    before_shard = frozenset({"index", "whole"})
 
     count: int
+
+    def in_all(self, num_workers: int) -> str:
+        return f"up to {self.count * num_workers:,} in all"
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return IndexSlice(inner(epoch), 0, self.count)
@@ -59,6 +64,7 @@ class Take(Stage[T, T]):
 class Skip(Stage[T, T]):
     """All but the first `count` items. A resume skips only those not skipped yet."""
 
+    kind: ClassVar[str] = "skip"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "it skips its count from here on",
         "removed": "what it has not skipped yet comes",
@@ -67,6 +73,7 @@ class Skip(Stage[T, T]):
         "count": "what it had to skip is before this snapshot already: for another beginning, begin anew"
     }
     state_type: ClassVar[Any] = Count
+    before_shard = frozenset({"index", "whole"})
 
     count: int
 
@@ -100,12 +107,8 @@ class Skip(Stage[T, T]):
 class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard."""
 
+    kind: ClassVar[str] = "shard"
     state_type: ClassVar[Any] = Count
-
-    @property
-    def kind(self) -> str:
-        """The method that makes it."""
-        return "shard"
 
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -22,7 +22,7 @@ from streamline.core.replay import Adapter
 from streamline.core.state import Json, NumberedStates, Over, Skipped, State, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 
@@ -61,11 +61,16 @@ REFUSES = {"ordered": "a state of one says nothing of the order of the other: fi
 class Map(Stage[In, Out]):
     """Calls `fn` inline, in the task that pulls: for quick sync functions."""
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
     refuses: ClassVar[Mapping[str, str]] = REFUSES
 
     fn: Callable[[In], Out]
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is not False
 
     def num_outputs(self, items: float) -> float | None:
         return items
@@ -95,6 +100,7 @@ class ConcurrentMap(Stage[In, Out]):
       executor: "task" for async functions, "thread" for sync ones.
     """
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
@@ -107,10 +113,6 @@ class ConcurrentMap(Stage[In, Out]):
 
     def num_outputs(self, items: float) -> float | None:
         return items
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -128,6 +130,21 @@ class ConcurrentMap(Stage[In, Out]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if cls.replay_cost(own) else None for own in owns])
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is False
+
+    def one_call_at_a_time(self) -> ConcurrentMap[In, Out]:
+        return replace(self, concurrency=1)
+
+    def in_all(self, num_workers: int) -> str:
+        calls = self.concurrency
+        return f"up to {calls * num_workers:,} calls at once ({calls:,} x {num_workers:,} shards)" if calls > 1 else ""
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(after=self.capacity, calls=self.concurrency, threads=self.executor == "thread")
 
     @property
     def chooses(self) -> bool:
@@ -192,6 +209,7 @@ class Generators:
 class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
+    kind: ClassVar[str] = "numbering"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "seed_globals": "random numbers from here on, also for items that are computed again, are drawn as it says now",
         "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
@@ -200,6 +218,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
+    part_of_next: ClassVar[bool] = True
 
     seed: int
     stage: str
@@ -215,6 +234,9 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
+
+    def shown_options(self) -> list[str]:
+        return [f"seed={self.seed!r}"]
 
     @classmethod
     def argument(cls, name: str, what: str) -> str:

@@ -382,7 +382,7 @@ def test_it_must_be_the_last_stage_after_a_merge() -> None:
     assert pipe.transfer("host") == pipe.merge().transfer("host")
     merged = numbers().merge("best_effort").transfer("host")
     assert merged.plan.merge.chooses
-    with pytest.raises(PlanError, match=r"\.transfer is a plan's last stage, and \.map stands behind it"):
+    with pytest.raises(PlanError, match=r"\.transfer is a plan's last stage, and \.map comes after it"):
         numbers().transfer("host").map(str)
     with pytest.raises(PlanError, match=r"one \.merge"):
         numbers().transfer("host").merge()
