@@ -7,6 +7,8 @@ import math
 import os
 import re
 from asyncio import CancelledError
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import anyio
 
@@ -15,7 +17,9 @@ from streamline.core.replay import FailedCall
 from streamline.core.state import State
 from streamline.errors import StageError, WorkerDied, printable
 
-__all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "stage_name"]
+__all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "saved_as", "stage_name"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
 
@@ -64,12 +68,22 @@ def stage_name(fn: object) -> str:
     return name if isinstance(name, str) else type(fn).__name__
 
 
+def saved_as(name: str) -> Callable[[F], F]:
+    """Give a function of the package the name by which fingerprints know it, whatever it is called."""
+
+    def named(fn: F) -> F:
+        fn.__saved_name__ = name  # type: ignore[attr-defined]
+        return fn
+
+    return named
+
+
 def function_name(fn: object) -> str:
     """Return how a function is fingerprinted: its qualified name, or its type's for a callable object.
 
     The comprehensions that it was made in are left out, so that a newer Python resumes the snapshots of 3.11.
     """
-    name = getattr(fn, "__qualname__", None)
+    name = getattr(fn, "__saved_name__", None) or getattr(fn, "__qualname__", None)
     return INLINED.sub("", name) if isinstance(name, str) else type(fn).__qualname__
 
 

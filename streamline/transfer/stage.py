@@ -35,6 +35,7 @@ class Transfer(Stage[Any, Any]):
       target: the device that was found; None until the pipeline is opened.
     """
 
+    kind: ClassVar[str] = "transfer"
     last: ClassVar[bool] = True
     counted: ClassVar[bool] = False
     uncounted_options = ("device", "depth", "target")

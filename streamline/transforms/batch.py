@@ -13,7 +13,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -32,8 +32,8 @@ from streamline.core.replay import FailedCall
 from streamline.core.state import Json, Over, Reference, State, Tree
 from streamline.core.state_types import Size
 from streamline.errors import PlanError, ResumeError
-from streamline.transforms.base import Stage
-from streamline.transforms.collate import as_list, stack, stack_tensors
+from streamline.transforms.base import Stage, StageLayout
+from streamline.transforms.collate import as_list, shown_collate, stack, stack_tensors
 
 __all__ = [
     "NAMED",
@@ -72,6 +72,7 @@ class Batch(Stage[In, Out]):
       counts: whether a stage downstream may read batches again; set when the plan is compiled.
     """
 
+    kind: ClassVar[str] = "batch"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the batches from here on have the new size, from the first item that was in no batch delivered",
         "drop_remainder": "the rest at the end is treated as it says now",
@@ -82,12 +83,26 @@ class Batch(Stage[In, Out]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
     uncounted_options = ("max_wait_s", "counts")
+    nests: ClassVar[int] = 1
+    chooses_by: ClassVar[str | None] = "max_wait_s"
 
     size: int
     drop_remainder: bool = False
     collate: Callable[[list[In]], Out]
     max_wait_s: float | None = None
     counts: bool = field(default=False, repr=False, compare=False)
+
+    def before(self, later: Sequence[Stage[Any, Any]]) -> Batch[In, Out]:
+        return replace(self, counts=any(stage.rewinds for stage in later))
+
+    def shown_options(self) -> list[str]:
+        return [*super().shown_options(), *shown_collate(self.collate)]
+
+    @property
+    def layout(self) -> StageLayout:
+        if self.max_wait_s is None:
+            return super().layout
+        return StageLayout(holds=self.size, before=self._capacity, adopts=True)
 
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from streamline.core.blame import blame
+from streamline.core.blame import blame, saved_as
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.options import check_function, check_int, given, is_async
@@ -31,6 +31,7 @@ from streamline.core.state_types import Count, Range, total
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
+from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
 __all__ = ["BucketByLength", "BucketPart", "Buckets", "bucket_of", "own_part"]
@@ -59,6 +60,7 @@ class BucketByLength(Stage[In, Out]):
       batch_size: one for each bucket: one more than `boundaries`.
     """
 
+    kind: ClassVar[str] = "bucket_by_length"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "boundaries": "the items that were in no batch delivered are put into the new buckets",
         "batch_size": "the batches from here on have the new sizes, from the items that were in no batch delivered",
@@ -71,6 +73,7 @@ class BucketByLength(Stage[In, Out]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
     rewinds = True
+    nests: ClassVar[int] = 1
 
     boundaries: tuple[int, ...]
     batch_size: tuple[int, ...]
@@ -91,6 +94,9 @@ class BucketByLength(Stage[In, Out]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if own and own["read"] else None for own in owns])
+
+    def shown_options(self) -> list[str]:
+        return [*super().shown_options(), *shown_collate(self.collate)]
 
     def num_outputs(self, items: float) -> float | None:
         return items if items == math.inf else None
@@ -208,6 +214,7 @@ def bucket_of(
     )
 
 
+@saved_as("length_of")
 def length_of(item: Any) -> int:
     """Return how long an item is: `len` of it, which is an array's first axis.
 

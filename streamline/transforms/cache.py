@@ -23,7 +23,8 @@ from streamline.core.pace import Pace
 from streamline.core.state import Json, Since, Tree
 from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
-from streamline.errors import CacheFull, ResumeError
+from streamline.errors import CacheFull, PlanError, ResumeError
+from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskCacheSpec, open_on_disk
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
@@ -61,6 +62,7 @@ class Cache(Stage[T, T]):
       chosen: whether a stage upstream chooses an order that another run would choose differently; likewise.
     """
 
+    kind: ClassVar[str] = "cache"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "the items from here on are kept, and come again in the passes after this one",
         "removed": "the items from here on are read anew in each pass",
@@ -74,6 +76,9 @@ class Cache(Stage[T, T]):
     path: str | None = None
     of: str = "0" * 16
     chosen: bool = False
+
+    def check_live(self, source: Source[Any]) -> None:
+        raise PlanError(f".cache keeps a pass for the next one, and {source.kind} has only one: leave it out")
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.blame import saved_as, stage_name
 from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
 
-__all__ = ["as_list", "stack", "stack_tensors", "unstack"]
+__all__ = ["as_list", "shown_collate", "stack", "stack_tensors", "unstack"]
 
 
+@saved_as("as_list")
 def as_list(items: list[Any]) -> list[Any]:
     """Return the batch as the list of its items."""
     return items
 
 
+@saved_as("stack")
 def stack(items: list[Any]) -> Any:
     """Return one batch of items that look alike.
 
@@ -37,10 +40,19 @@ def stack(items: list[Any]) -> Any:
     return _batch(items, _holds_tensor(items[0]))
 
 
+@saved_as("stack_tensors")
 def stack_tensors(items: list[Any]) -> Any:
     """Return the same, of tensors throughout. Imports torch."""
     import_module("torch")
     return _batch(items, True)
+
+
+def shown_collate(collate: Callable[[list[Any]], Any]) -> list[str]:
+    """Return `collate=` for a printed plan; nothing of the default."""
+    if collate is stack:
+        return []
+    names: dict[object, str] = {as_list: "None", stack_tensors: "'torch'"}
+    return [f"collate={names.get(collate) or stage_name(collate)}"]
 
 
 class _UnlikeError(Exception):

@@ -25,6 +25,7 @@ T = TypeVar("T")
 class Filter(Stage[T, T]):
     """Keeps the items for which `fn` is true."""
 
+    kind: ClassVar[str] = "filter"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the items from here on are those that the new function keeps",
         "added": "the items from here on are filtered",

@@ -31,6 +31,7 @@ Out = TypeVar("Out")
 class FlatMap(Stage[In, Out]):
     """Replaces each item by the items of the iterable that `fn` returns for it, which may be lazy and endless."""
 
+    kind: ClassVar[str] = "flat_map"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
         "outputs as were delivered are passed over",
@@ -138,3 +139,5 @@ class Unbatch(FlatMap[In, Out]):
     """Replaces each batch by its items."""
 
     uncounted_options = ("fn",)
+    kind: ClassVar[str] = "unbatch"
+    nests: ClassVar[int] = -1

@@ -22,6 +22,7 @@ T = TypeVar("T")
 class Take(Stage[T, T]):
     """The first `count` items; pulls no more from its upstream."""
 
+    kind: ClassVar[str] = "take"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
         "added": "it counts from here on",
@@ -30,8 +31,12 @@ class Take(Stage[T, T]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
     first_own = 0
+    before_shard = frozenset({"index", "whole"})
 
     count: int
+
+    def in_all(self, num_workers: int) -> str:
+        return f"up to {self.count * num_workers:,} in all"
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return IndexSlice(inner(epoch), 0, self.count)
@@ -57,6 +62,7 @@ class Take(Stage[T, T]):
 class Skip(Stage[T, T]):
     """All but the first `count` items. A resume skips only those not skipped yet."""
 
+    kind: ClassVar[str] = "skip"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "it skips its count from here on",
         "removed": "what it has not skipped yet comes",
@@ -66,6 +72,7 @@ class Skip(Stage[T, T]):
     }
     state_type: ClassVar[Any] = Count
     first_own = 0
+    before_shard = frozenset({"index", "whole"})
 
     count: int
 
@@ -97,8 +104,8 @@ class Skip(Stage[T, T]):
 class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard."""
 
+    kind: ClassVar[str] = "shard"
     state_type: ClassVar[Any] = Count
-    kind = "shard"
     first_own = 0
 
     async def lists(self, run: Run[T]) -> Lists[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -23,7 +23,7 @@ from streamline.core.replay import Adapter
 from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 
@@ -62,12 +62,17 @@ REFUSES = {"ordered": "a state of one says nothing of the order of the other: fi
 class Map(Stage[In, Out]):
     """Calls `fn` inline, in the task that pulls: for quick sync functions."""
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     one_to_one = True
 
     fn: Callable[[In], Out]
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is not False
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         look = None
@@ -92,12 +97,12 @@ class ConcurrentMap(Stage[In, Out]):
       executor: "task" for async functions, "thread" for sync ones.
     """
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     state_type: ClassVar[Any] = CompletionPart  # one in order has none
     one_to_one = True
-    kind = "map"
 
     fn: Callable[[In], Any]
     concurrency: int
@@ -120,6 +125,21 @@ class ConcurrentMap(Stage[In, Out]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if cls.replay_cost(own) else None for own in owns])
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is False
+
+    def one_call_at_a_time(self) -> ConcurrentMap[In, Out]:
+        return replace(self, concurrency=1)
+
+    def in_all(self, num_workers: int) -> str:
+        calls = self.concurrency
+        return f"up to {calls * num_workers:,} calls at once ({calls:,} x {num_workers:,} shards)" if calls > 1 else ""
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(after=self.capacity, calls=self.concurrency, threads=self.executor == "thread")
 
     @property
     def chooses(self) -> bool:
@@ -184,6 +204,7 @@ class Generators:
 class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
+    kind: ClassVar[str] = "numbering"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "seed_globals": "random numbers from here on, also for items that are computed again, are drawn as it says now",
         "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
@@ -194,6 +215,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     state_type: ClassVar[Any] = Count
     one_to_one = True
     first_own = 0
+    part_of_next: ClassVar[bool] = True
 
     seed: int
     stage: str
@@ -206,6 +228,9 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
+
+    def shown_options(self) -> list[str]:
+        return [f"seed={self.seed!r}"]
 
     @classmethod
     def argument(cls, name: str, what: str) -> str:

@@ -53,6 +53,7 @@ class PackPart(msgspec.Struct):
 class Pack(Stage[Any, Block]):
     """Cuts documents, each followed by `eos`, into blocks of `length` tokens; see `Pipeline.pack`."""
 
+    kind: ClassVar[str] = "pack"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "length": "the blocks from here on have the new length, from the first token that was in no block delivered",
         "drop_remainder": "the rest at the end is treated as it says now",

@@ -21,7 +21,7 @@ from streamline.core.pace import Pace
 from streamline.core.state import Json, MadeStates, Over, State, Tree
 from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.errors import ResumeError
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.regenerate_cycle import (
     Cycle,
     CycleFileState,
@@ -296,6 +296,7 @@ class Regenerate(Stage[T, T]):
       spill: a folder for the cycles that saved snapshots may need.
     """
 
+    kind: ClassVar[str] = "regenerate"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the cycle that is being served is served to its end, the next ones have the new size",
         "shuffle": "the cycle that is being served is served as it was begun, the next ones as it says now",
@@ -347,6 +348,14 @@ class Regenerate(Stage[T, T]):
     @property
     def in_flight(self) -> int:
         return 2 * self.size if self.overlap else self.size
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(holds=self.size, before=self.size if self.overlap else None)
+
+    @property
+    def spills_to(self) -> str | None:
+        return self.spill
 
     @property
     def output_weight(self) -> int:

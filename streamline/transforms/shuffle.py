@@ -11,7 +11,7 @@ The idea of "start state + position" is grain's WindowShuffle.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from streamline.core.state import HeldSince, Json, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
 from streamline.sharding.index import Index, Shuffled
+from streamline.sources.base import Part
 from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
@@ -53,6 +54,7 @@ class WindowPart(msgspec.Struct):
 class Shuffle(Stage[T, T]):
     """Permutes each `window` items by (seed, epoch, shard, number of the window)."""
 
+    kind: ClassVar[str] = "shuffle"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "window": "the window that is being served is served to its end, the next ones have the new length",
         "seed": "the window that is being served is served to its end, the next ones are shuffled by the new seed",
@@ -65,6 +67,10 @@ class Shuffle(Stage[T, T]):
 
     window: int
     seed: int = 0
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return "window" in options
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -184,25 +190,36 @@ def _state_in(name: str, number: int, length: int, seed: int, mark: State, now: 
 class IndexShuffle(Stage[T, T]):
     """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.sharding.index`."""
 
+    kind: ClassVar[str] = "shuffle"
     refuses: ClassVar[Mapping[str, str]] = {
         "seed": "every item would be at another place, so that some came twice and others never: the next epoch can "
         "have another seed"
     }
-    kind = "shuffle"
+    before_shard = frozenset({"index"})
+    moves_items: ClassVar[bool] = True
 
     seed: int = 0
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Shuffled(inner(epoch), [self.seed, *epoch])
 
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return "window" not in options
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleFiles(Stage[T, T]):
     """Permutes the list of files before it is sharded, by (seed, epoch)."""
 
+    kind: ClassVar[str] = "shuffle_files"
     refuses: ClassVar[Mapping[str, str]] = {
         "seed": "every file would be in another shard, so that some were read twice and others never: the next epoch "
         "can have another seed"
     }
+    before_shard = frozenset({"files"})
 
     seed: int = 0
+
+    def in_part(self, part: Part) -> Part:
+        return replace(part, shuffle_seed=self.seed)
