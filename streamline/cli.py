@@ -56,6 +56,8 @@ def inspect(path: str, rank: int | None) -> None:
 
     Whose it is, the files and the plan that it was taken of, where each shard stands, and what a resume does again.
     """
+    import streamline.pipeline  # noqa: F401 - with it, all kinds of stages are known
+
     width = min(get_terminal_size((WIDTH, 24)).columns, WIDEST)
     try:
         click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)

@@ -37,7 +37,7 @@ from streamline.merge.best_effort import Merge, merge_of
 from streamline.observe.watchdog import STALL_S
 from streamline.plan.compile import compiled
 from streamline.plan.describe import describe, max_in_flight
-from streamline.plan.draw import Drawing, draw
+from streamline.plan.draw import Drawing
 from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
@@ -742,7 +742,7 @@ class Pipeline(Openable[T]):
 
     def draw(self) -> Drawing:
         """Return a picture of the plan: Mermaid as text, SVG in a notebook, `.save("plan.svg")`. Nothing runs."""
-        return draw(self.plan)
+        return Drawing(self.plan)
 
     @property
     def max_in_flight(self) -> int:

@@ -147,6 +147,17 @@ def test_it_runs_as_a_module(command: list[str]) -> None:
     assert done.stderr == ""
 
 
+def test_a_snapshot_is_inspected_by_a_program_that_has_made_no_pipeline(tmp_path: Path) -> None:
+    with sl.from_items(range(20)).shuffle(window=8, seed=1).open() as stream:
+        next(stream)
+        stream.snapshot().save(tmp_path / "one.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "streamline", "inspect", str(tmp_path / "one.json")],
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    assert "shuffle: reads the 8 items of window 0 again" in done.stdout
+
+
 def test_nothing_that_data_says_acts_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "plan.py").write_text(
         "import streamline as sl\n"

@@ -231,3 +231,60 @@ def test_importing_it_imports_none_of_it_yet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.split() == ["streamline"]
+
+
+ASKED_MOST = 5
+ASKED_MORE = {"runtime.check": 10}
+"""Places that ask for a concrete stage, source or merge by its class; what must be known of one, it says itself, by a
+member of its base class. `ASKED_MORE` has modules with a bound of their own."""
+
+
+@cache
+def concrete_kinds() -> dict[str, ast.ClassDef]:
+    """Return the package's stages and sources by name."""
+    classes = [node for name in modules() for node in tree(name).body if isinstance(node, ast.ClassDef)]
+    found: dict[str, ast.ClassDef] = {}
+    while more := {
+        node.name: node
+        for node in classes
+        if node.name not in found
+        and {ast.unparse(base).partition("[")[0] for base in node.bases} & {"Stage", "Source", *found}
+    }:
+        found |= more
+    return found
+
+
+def asked_outside() -> Iterator[tuple[str, str]]:
+    """Yield the modules, but for those of tests, in which `isinstance` stands outside the kind's own folder."""
+    kinds = {*concrete_kinds(), "Strict", "BestEffort"}
+    for name in modules():
+        if place(name) in ("sources", "transforms", "merge", "testing") or name == "transfer.stage":
+            continue
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                asked = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)} & kinds
+                if asked:
+                    yield name, f"{name}, line {node.lineno}, asks for {', '.join(sorted(asked))}"
+
+
+def test_what_must_be_known_of_a_stage_or_source_it_says_itself() -> None:
+    assert {"Take", "Unbatch", "Transfer", "Live", "Mix", "Script"} <= concrete_kinds().keys()
+    asked: dict[str, list[str]] = {}
+    for name, line in asked_outside():
+        asked.setdefault(name, []).append(line)
+    for name, most in ASKED_MORE.items():
+        lines = asked.pop(name, [])
+        assert len(lines) <= most, "\n".join(lines)
+    assert sum(map(len, asked.values())) <= ASKED_MOST, "\n".join(line for lines in asked.values() for line in lines)
+
+
+def test_each_kind_of_stage_and_source_is_written_down() -> None:
+    """It is saved in fingerprints: derived from a class's name, it would change with that."""
+    unnamed = {name for name, node in concrete_kinds().items() if not any(map(_names_kind, node.body))}
+    assert unnamed == {"Several"}  # abstract
+
+
+def _names_kind(part: ast.stmt) -> bool:
+    if isinstance(part, ast.AnnAssign):
+        return ast.unparse(part.target) == "kind"
+    return isinstance(part, ast.FunctionDef) and part.name == "kind"

@@ -12,10 +12,8 @@ from collections.abc import Callable
 
 __all__ = ["MIN_PART_BYTES", "PART_BYTES", "Account", "Budget"]
 
-
 PART_BYTES = 8 * 2**20
 """Bytes of a large object that one request asks for: the usual budget holds 32 such requests."""
-
 
 MIN_PART_BYTES = 64 * 2**10
 """Parts get smaller where many flows share a budget; with less than this, headers and round trips would count."""

@@ -33,7 +33,6 @@ from streamline.errors import ClosedError
 
 __all__ = ["Channel", "Feeder", "Inbox", "Packet", "Room"]
 
-
 T = TypeVar("T")
 
 
@@ -473,7 +472,6 @@ class Packet(Generic[T]):
 
 ROOM = -1
 """The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
-
 
 QUICK_ITEM_S = 5e-7
 """An item that takes less than this is made in no time: a list of the longest, in half of the time between two

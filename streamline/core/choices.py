@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 
 __all__ = ["Branch", "Log", "LogSegment"]
 
-
 S = TypeVar("S", bound="LogSegment")
 
 

@@ -15,13 +15,10 @@ from pathlib import Path, PurePosixPath
 
 __all__ = ["cpu_quota", "cpus_here", "cpus_of", "usable_cpus"]
 
-
 Read = Callable[[str], str | None]
-
 
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Where launchers say how many ranks there are on this machine: torchrun, Open MPI, Intel MPI and MPICH."""
-
 
 TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 

@@ -22,7 +22,6 @@ from streamline.core.tracebacks import TrimmedTraceback
 
 __all__ = ["AsyncCursor", "CurrentChunk", "Cursor", "FlowReader", "PartIterator"]
 
-
 T = TypeVar("T")
 
 

@@ -25,9 +25,7 @@ from streamline.errors import DeadLetterError, printable
 
 __all__ = ["DeadLetters"]
 
-
 logger = logging.getLogger(__name__)
-
 
 PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""

@@ -24,7 +24,6 @@ from streamline.core.pace import HANDOVER_S, Pace
 
 __all__ = ["Sink", "behind_channel", "drive", "into", "run_into"]
 
-
 T = TypeVar("T")
 
 

@@ -19,10 +19,8 @@ from streamline.errors import DuplicateWarning, printable, users_level
 
 __all__ = ["Beginning", "DuplicateCheck", "FirstItems"]
 
-
 FIRST_ITEMS = 8
 """Items of a worker that are looked at. A shard that has fewer is not compared."""
-
 
 DISTINCT = 4
 """Different ones among them, or they say nothing: labels, constants. Of four equally frequent values, two shards begin

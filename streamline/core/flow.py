@@ -17,22 +17,17 @@ import anyio
 
 from streamline.core.counters import StageMeter
 from streamline.core.error_policy import Failure, Skips, counts_in
-from streamline.core.state import Reference, Shifted, Since, Skipped, SkippedStates, State, States, Tree
+from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
 __all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
 
-
 T = TypeVar("T")
-
-
 In = TypeVar("In")
-
 
 LIST_ITEMS = 256
 """Items in a list at the most, and so between two checkpoints."""
-
 
 LONG_LIST_ITEMS = 1024
 """Likewise, where items take no time: each list costs as much as making a hundred of these."""
@@ -73,7 +68,7 @@ class Chunk(Generic[T]):
             return self
         name, shard, count = skips.name, skips.shard, skips.count
         after = None if self.after is None else Skipped(name, shard, count, self.after)
-        return Chunk(self.items, SkippedStates(name, shard, count, self.states), after)
+        return Chunk(self.items, MadeStates(Skipped, name, shard, count, states=self.states), after)
 
 
 class Flow(ABC, Generic[T]):

@@ -19,9 +19,7 @@ from typing import Any, Protocol
 
 __all__ = ["adopt", "belongs_elsewhere", "disowned_in_copies"]
 
-
 PACKAGE = __name__.partition(".")[0]
-
 
 LAUNCHER = "multiprocessing.popen_fork"
 """Its children never return to where they were forked."""
@@ -35,7 +33,6 @@ class Disowned(Protocol):
 
 
 _owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
-
 
 _host: list[int] = []  # in a host process: a pipe, which ends when it does
 

@@ -26,7 +26,6 @@ from streamline.errors import ClosedError
 
 __all__ = ["TABLE", "Event", "Gate", "Participant", "Phase", "passage", "resting"]
 
-
 T = TypeVar("T")
 
 
@@ -62,7 +61,6 @@ TABLE: dict[tuple[Phase, Event], Phase] = {
     (Phase.CAPTURED, Event.RESUME): Phase.RUNNING,
     **{(phase, Event.CLOSE): Phase.CLOSED for phase in Phase},
 }
-
 
 _RUNNING, _CLOSED = Phase.RUNNING, Phase.CLOSED  # looked at often
 

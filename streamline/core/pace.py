@@ -1,42 +1,45 @@
-"""Keeping a chain from holding the event loop: user code runs in slices of about a millisecond.
+"""Calls of a user's sync function on the items of a flow, in slices of about a millisecond.
 
-A stage that calls a sync function on a list looks at the clock now and then and hands on what it has when its slice
-is over, so that the first result of a slow function is not late; and it gives way before the next slice.
+A stage that calls one on a list looks at the clock now and then and hands on what it has when its slice is over, so
+that the first result of a slow function is not late; and it gives way before the next slice. A failing call ends the
+slice after the last good item: what came before is yielded first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
 
-from streamline.core.counters import StageMeter
+from streamline.core.blame import blame
+from streamline.core.flow import Chunk
 from streamline.core.gate import passage
+from streamline.core.replay import FailedCall
+from streamline.errors import PlanTypeError
 
-__all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all"]
+if TYPE_CHECKING:
+    from streamline.core.counters import StageMeter
+    from streamline.core.flow import Run
+    from streamline.core.process_random import Look
 
+__all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all", "check_awaited", "results"]
 
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
-
 
 SLICE_S = 0.001
 """Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
-
 
 HANDOVER_S = 0.0002
 """Seconds of work downstream of a channel after which its reader gets a turn: a task switch costs a twentieth of this,
 and large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
 
-
 LIST_S = 0.004
 """Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
-
 
 CALLS = 64
 """Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that
@@ -139,3 +142,65 @@ class Pace:
         if spent < SLICE_S / 4 and self._calls < CALLS:
             self._calls *= 2
         return False
+
+
+def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
+    """Insist on results that are no coroutines, which would never be awaited; all among them are closed.
+
+    Args:
+      results: the first one is looked at.
+      way: what to do about it.
+
+    Raises:
+      PlanTypeError: they are.
+    """
+    if results and inspect.iscoroutine(results[0]):
+        for result in results:
+            if inspect.iscoroutine(result):
+                result.close()
+        raise PlanTypeError(f"{stage} returned a coroutine, which would not be awaited: {way}")
+
+
+async def results(
+    run: Run[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
+) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
+    """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
+
+    Args:
+      way: as in `check_awaited`.
+
+    Raises:
+      What `fn` raises, after the results before it were yielded, unless its item is to be left out.
+      PlanTypeError: it returns coroutines.
+    """
+    pace = Pace(run.meter)
+    while (chunk := await run.upstream.pull(run.want)) is not None:
+        done, count = 0, len(chunk.items)
+        if not count:
+            yield chunk, []
+        while done < count:
+            out: list[Out] = []
+            failure: BaseException | None = None
+            looks = look is not None and look.left > 0
+            if look is not None and looks:
+                look.begin()
+            try:
+                pace.apply(fn, chunk.items, done, out)
+            except BaseException as error:
+                at = done + len(out)
+                failure = blame(error, stage, run.site, chunk.states[at], FailedCall(fn, chunk.items[at]))
+            if look is not None and looks:
+                look.end()
+            if out:
+                check_awaited(stage, out, way)
+                yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
+            done += len(out)
+            if failure is not None:
+                run.judge(failure, chunk.items[done], chunk.states[done])
+                done += 1
+                if done == count:  # else the states of what follows include it
+                    yield Chunk((), (), chunk.end), []
+            del out  # the reader has it: large results are not kept while the next are made
+            await pace.breathe()
+        del chunk
+        await pace.breathe()

@@ -18,7 +18,6 @@ from streamline.errors import PlanError, PlanTypeError, TooManyErrors
 
 __all__ = ["Adapter", "FailedCall", "replay"]
 
-
 KEY = "_streamline_call"
 """The attribute under which an exception carries its call."""
 

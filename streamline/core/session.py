@@ -23,7 +23,6 @@ from streamline.core.threads import ThreadPool
 
 __all__ = ["MEMORY_BYTES", "Awaited", "PendingItems", "Session"]
 
-
 MEMORY_BYTES = 256 * 2**20
 """Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
 

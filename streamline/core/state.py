@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
 from streamline.core.choices import Branch
@@ -22,17 +22,17 @@ from streamline.core.choices import Branch
 __all__ = [
     "At",
     "CountedStates",
+    "HeldSince",
     "Joined",
     "Json",
+    "MadeStates",
     "NumberedStates",
     "Over",
-    "Overlaid",
     "Picked",
     "Reference",
     "Shifted",
     "Since",
     "Skipped",
-    "SkippedStates",
     "State",
     "States",
     "Tally",
@@ -40,9 +40,7 @@ __all__ = [
     "trimmed",
 ]
 
-
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
-
 
 Tree: TypeAlias = dict[str, Json]
 
@@ -122,7 +120,7 @@ class At(State):
 
 
 class Over(State):
-    """A stage's own part over the state of its upstream."""
+    """A stage's own part over the state of its upstream. A subclass may keep more, and make its part in `json`."""
 
     __slots__ = ("name", "own", "upstream")
 
@@ -146,24 +144,22 @@ class Over(State):
         return self.upstream.forks()
 
 
-class Skipped(State):
-    """How many items a stage has left out because of an error, over what its state says otherwise.
+class Skipped(Over):
+    """How many items a stage has left out because of an error (`own`), over what its state says otherwise.
 
     It is there from the first such item on, so it may be missing in a mark and be there in a later state: for an
     `until` it is looked through.
     """
 
-    __slots__ = ("count", "name", "shard", "upstream")
+    __slots__ = ("shard",)
 
     def __init__(self, name: str, shard: int, count: int, upstream: State) -> None:
-        self.name = name
+        super().__init__(name, count, upstream)
         self.shard = shard
-        self.count = count
-        self.upstream = upstream
 
     def json(self, until: State | None = None) -> Tree:
         tree = self.upstream.json(until)
-        tree["errors"] = {**tree.get("errors", {}), self.name: self.count}
+        tree["errors"] = {**tree.get("errors", {}), self.name: self.own}
         return tree
 
     @property
@@ -171,14 +167,8 @@ class Skipped(State):
         return self.upstream.latest
 
     def tally(self, found: Tally) -> None:
-        found.skipped[self.shard, self.name] = self.count
+        found.skipped[self.shard, self.name] = self.own
         self.upstream.tally(found)
-
-    def where(self) -> str:
-        return self.upstream.where()
-
-    def forks(self) -> Iterator[Branch]:
-        return self.upstream.forks()
 
 
 class Since(State):
@@ -205,6 +195,15 @@ class Since(State):
 
     def forks(self) -> Iterator[Branch]:
         return self.mark.forks()
+
+
+class HeldSince(Since):
+    """Likewise, of items that are held and served one by one: what was skipped among them counts when all are."""
+
+    __slots__ = ()
+
+    def tally(self, found: Tally) -> None:
+        self.mark.tally(found)
 
 
 class States(Protocol):
@@ -244,66 +243,56 @@ class Reference:
         return self._states[self._index]
 
 
-class CountedStates:
-    """The states of a source that counts its items."""
+class MadeStates:
+    """A column whose state i is `make(name, *given, n, upstream)`.
 
-    __slots__ = ("_first", "_name")
+    Args:
+      make: a class of states, or a function; of a module, since columns are pickled.
+      name: of the stage or source.
+      given: what all of them share.
+      first: `n` of the first state; each next one's is larger by 1. None: `make` takes no number.
+      states: the upstream's column; `upstream` is its state i. None: `make` takes none.
+    """
+
+    __slots__ = ("_first", "_given", "_make", "_name", "_states")
+
+    def __init__(
+        self,
+        make: Callable[..., State],
+        name: str,
+        *given: Any,
+        first: int | None = None,
+        states: States | None = None,
+    ) -> None:
+        self._make, self._name, self._given, self._first, self._states = make, name, given, first, states
+
+    def __getitem__(self, index: int, /) -> State:
+        number = () if self._first is None else (self._first + index,)
+        upstream = () if self._states is None else (self._states[index],)
+        return self._make(self._name, *self._given, *number, *upstream)
+
+    def trimmed(self, first: int, count: int) -> States:
+        number = None if self._first is None else self._first + first
+        states = None if self._states is None else trimmed(self._states, first, count)
+        return MadeStates(self._make, self._name, *self._given, first=number, states=states)
+
+
+class CountedStates(MadeStates):
+    """The states of a source that counts its items; `first`: the count after the list's first one."""
+
+    __slots__ = ()
 
     def __init__(self, name: str, first: int) -> None:
-        self._name = name
-        self._first = first  # the count after the list's first item
-
-    def __getitem__(self, index: int, /) -> State:
-        return At(self._name, self._first + index)
+        super().__init__(At, name, first=first)
 
 
-class NumberedStates:
+class NumberedStates(MadeStates):
     """A stage's count of its items, over the upstream's states."""
 
-    __slots__ = ("_first", "_name", "_states")
+    __slots__ = ()
 
     def __init__(self, name: str, first: int, states: States) -> None:
-        self._name = name
-        self._first = first
-        self._states = states
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._first + index, self._states[index])
-
-    def trimmed(self, first: int, count: int) -> States:
-        return NumberedStates(self._name, self._first + first, trimmed(self._states, first, count))
-
-
-class Overlaid:
-    """The same own part of a stage over each of the upstream's states."""
-
-    __slots__ = ("_name", "_own", "_states")
-
-    def __init__(self, name: str, own: Json, states: States) -> None:
-        self._name = name
-        self._own = own
-        self._states = states
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._own, self._states[index])
-
-    def trimmed(self, first: int, count: int) -> States:
-        return Overlaid(self._name, self._own, trimmed(self._states, first, count))
-
-
-class SkippedStates:
-    """The same count of errors over each of the stage's states."""
-
-    __slots__ = ("_count", "_name", "_shard", "_states")
-
-    def __init__(self, name: str, shard: int, count: int, states: States) -> None:
-        self._name, self._shard, self._count, self._states = name, shard, count, states
-
-    def __getitem__(self, index: int, /) -> State:
-        return Skipped(self._name, self._shard, self._count, self._states[index])
-
-    def trimmed(self, first: int, count: int) -> States:
-        return SkippedStates(self._name, self._shard, self._count, trimmed(self._states, first, count))
+        super().__init__(Over, name, first=first, states=states)
 
 
 class Shifted:

@@ -28,25 +28,19 @@ __all__ = [
     "total",
 ]
 
-
 MOST = 2**63 - 1
-
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 """A number of items, bytes or passes in a saved state."""
 
-
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 """Likewise, of what there is one of at least."""
-
 
 FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^/\\\0]*$")]
 """The name of a file in a folder that the plan names: no path that would lead elsewhere."""
 
-
 Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """An epoch, or what a random generator begins with: users may give integers of any length."""
-
 
 MOST_IN_RANGES = 2**24
 """Positions that the ranges of one state may hold: stages make sets of them. An unordered map with concurrency=10_000

@@ -20,7 +20,6 @@ from streamline.core.session import Session
 
 __all__ = ["Job", "Starter", "Tasks", "spawn", "supervise"]
 
-
 _spawned: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
 

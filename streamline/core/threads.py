@@ -36,12 +36,8 @@ __all__ = [
     "waker",
 ]
 
-
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
-
 
 JOIN_S = 0.1
 """Seconds to wait for an idle thread to end: it takes some 50 µs."""
@@ -108,7 +104,6 @@ def _run_jobs(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 logger = logging.getLogger(__name__)
-
 
 R = TypeVar("R")
 

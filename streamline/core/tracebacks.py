@@ -14,10 +14,8 @@ from streamline.errors import StreamlineError
 
 __all__ = ["ELSEWHERE", "OURS", "TrimmedTraceback", "hide_frames", "outside", "traced_in_full"]
 
-
 OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (sys.modules["streamline"], asyncio, anyio))
 """Folders whose frames are not shown above a user's."""
-
 
 ELSEWHERE = "the traceback in "
 """How the note begins that says what frames an exception had in the process that it comes from."""

@@ -1,4 +1,4 @@
-"""Nested items and batches: digests to compare them, their size in bytes, and replacing their leaves.
+"""Nested items and batches: walking them, replacing their leaves, their size in bytes, and digests to compare them.
 
 Leaves are found in dicts, lists, (named) tuples and dataclasses, at any depth. A digest is cheap, however large the
 item is; sizes are for byte budgets.
@@ -18,19 +18,121 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["digest", "nbytes", "replaced"]
+__all__ = ["digest", "field_names", "nbytes", "parts_of", "replaced", "with_parts"]
+
+
+def parts_of(whole: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the parts of a container by key, index, or field name; None: it is a leaf."""
+    if isinstance(whole, Mapping):
+        return whole.items()
+    if isinstance(whole, list | tuple):
+        return enumerate(whole)
+    names = field_names(whole)
+    return None if names is None else [(name, getattr(whole, name)) for name in names if hasattr(whole, name)]
+
+
+def field_names(item: Any) -> list[str] | None:
+    """Return the names of a dataclass instance's fields; None: it is none."""
+    return [field.name for field in fields(item)] if is_dataclass(item) and not isinstance(item, type) else None
+
+
+def with_parts(whole: Any, changed: Mapping[Any, Any]) -> Any:
+    """Return a copy of a container with other parts, by key as in `parts_of`."""
+    if type(whole) is dict:
+        return {**whole, **changed}
+    if isinstance(whole, MutableMapping):
+        made, before = copy(whole), dict(whole)
+        made.update(changed)
+        if all(whole[key] is before[key] for key in changed):
+            return made
+        whole.update(before)  # its copy shares what it holds
+    if isinstance(whole, Mapping):
+        return {**whole, **changed}
+    if isinstance(whole, list | tuple):
+        parts = [changed.get(index, part) for index, part in enumerate(whole)]
+        if isinstance(whole, list):
+            return parts
+        return type(whole)(*parts) if hasattr(whole, "_fields") else tuple(parts)
+    made = copy(whole)
+    for name, part in changed.items():
+        object.__setattr__(made, name, part)  # also where it is frozen, or its `__init__` would not take it
+    return made
+
+
+Leaf = Callable[[Any, str], Any]
+
+
+def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
+    """Return the batch with every leaf replaced by what `leaf` makes of it; a part in which nothing changes stays.
+
+    The batch itself is never changed. What `leaf` raises comes out with a note that says where in the batch, unless its
+    message does.
+
+    Args:
+      leaf: called with each leaf and where it is, "batch['tokens'][0]", in order.
+    """
+    # most leaves are arrays: they needn't be asked whether they are anything else
+    parts = None if isinstance(batch, np.ndarray) else parts_of(batch)
+    if parts is None:
+        return _leaf(batch, leaf, where)
+    changed: dict[Any, Any] = {}
+    new: Any = None
+    named = not isinstance(batch, Mapping | list)
+    names = getattr(batch, "_fields", None) if named else None
+    try:
+        for key, part in parts:
+            name = key if names is None else names[key]
+            new = replaced(part, leaf, f"{where}.{name}" if named and type(name) is str else f"{where}[{key!r}]")
+            if new is not part:
+                changed[key] = new
+    except BaseException:
+        changed.clear()  # what remembers the failure is not to hold on to what was made, on a device perhaps
+        new = None
+        raise
+    return with_parts(batch, changed) if changed else batch
+
+
+def _leaf(part: Any, leaf: Leaf, where: str) -> Any:
+    try:
+        return leaf(part, where)
+    except Exception as error:
+        if where not in str(error):
+            shape, dtype = getattr(part, "shape", None), getattr(part, "dtype", None)
+            shown = f" of {dtype}{list(shape)}" if shape is not None else ""
+            error.add_note(f"at {where}, a {type(part).__name__}{shown}")
+        raise
+
+
+def nbytes(item: Any) -> int:
+    """Return the payload of an item in bytes: buffers, strings, and what containers hold; 1 or more.
+
+    An estimate: object headers are left out for arrays and counted for the rest; shared parts count each time.
+    """
+    return max(1, _nbytes(item))
+
+
+def _nbytes(item: Any) -> int:
+    size = getattr(item, "nbytes", None)  # arrays, tensors, memory views
+    if isinstance(size, int):
+        return size
+    if isinstance(item, bytes | bytearray | str):
+        return len(item)
+    if isinstance(item, Mapping):
+        return sum(_nbytes(key) + _nbytes(value) for key, value in item.items())
+    if isinstance(item, list | tuple | set | frozenset):
+        return sum(map(_nbytes, item))
+    if (names := field_names(item)) is not None:
+        return sum(_nbytes(getattr(item, name)) for name in names)
+    return sys.getsizeof(item)
 
 
 DIGEST_BYTES = 16
 
-
 EDGE_BYTES = 1 << 15
 """Of a longer buffer, so many bytes from its beginning and from its end count, and how long it is."""
 
-
 MOST_PARTS = 4096
 """Of an item that holds more, these count, in order."""
-
 
 TOLD_BY_REPR = frozenset({"datetime", "decimal", "fractions", "uuid"})
 """Modules whose classes say all that they hold in their `repr`."""
@@ -100,10 +202,9 @@ class _DigestInput:
             self._object(kind, item)
 
     def _object(self, kind: type[Any], item: Any) -> None:
-        if is_dataclass(kind):
-            self._parts(kind, [getattr(item, field.name) for field in fields(kind)])
-        elif (names := getattr(kind, "__struct_fields__", None)) is not None:
-            self._parts(kind, [getattr(item, name) for name in names])
+        names = field_names(item) or getattr(kind, "__struct_fields__", None)
+        if names is not None or is_dataclass(item):
+            self._parts(kind, [getattr(item, name) for name in names or ()])
         elif kind.__module__.partition(".")[0] == "torch":
             self._array(item.detach().numpy())
         else:
@@ -143,106 +244,3 @@ def _known(part: object) -> bytes:
     if found is None:
         raise TypeError(f"a {type(part).__name__} has no digest")
     return found
-
-
-def nbytes(item: Any) -> int:
-    """Return the payload of an item in bytes: buffers, strings, and what containers hold; 1 or more.
-
-    An estimate: object headers are left out for arrays and counted for the rest; shared parts count each time.
-    """
-    return max(1, _nbytes(item))
-
-
-def _nbytes(item: Any) -> int:
-    size = getattr(item, "nbytes", None)  # arrays, tensors, memory views
-    if isinstance(size, int):
-        return size
-    if isinstance(item, bytes | bytearray | str):
-        return len(item)
-    if isinstance(item, Mapping):
-        return sum(_nbytes(key) + _nbytes(value) for key, value in item.items())
-    if isinstance(item, list | tuple | set | frozenset):
-        return sum(map(_nbytes, item))
-    if is_dataclass(item) and not isinstance(item, type):
-        return sum(_nbytes(getattr(item, field.name)) for field in fields(item))
-    return sys.getsizeof(item)
-
-
-Leaf = Callable[[Any, str], Any]
-
-
-def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
-    """Return the batch with every leaf replaced by what `leaf` makes of it; a part in which nothing changes stays.
-
-    The batch itself is never changed. What `leaf` raises comes out with a note that says where in the batch, unless its
-    message does.
-
-    Args:
-      leaf: called with each leaf and where it is, "batch['tokens'][0]", in order.
-    """
-    if isinstance(batch, np.ndarray):  # most leaves are: they needn't be asked whether they are anything else
-        return _leaf(batch, leaf, where)
-    if isinstance(batch, Mapping):
-        parts: Iterable[tuple[Any, str, Any]] = ((key, f"[{key!r}]", value) for key, value in batch.items())
-    elif isinstance(batch, list | tuple):
-        names = getattr(batch, "_fields", None)
-        keys = [f"[{index}]" for index in range(len(batch))] if names is None else [f".{name}" for name in names]
-        parts = ((index, keys[index], part) for index, part in enumerate(batch))
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        held = ((field.name, getattr(batch, field.name, NOT_THERE)) for field in fields(batch))
-        parts = ((name, f".{name}", value) for name, value in held if value is not NOT_THERE)
-    else:
-        return _leaf(batch, leaf, where)
-    changed: dict[Any, Any] = {}
-    new: Any = None
-    try:
-        for key, step, part in parts:
-            new = replaced(part, leaf, where + step)
-            if new is not part:
-                changed[key] = new
-    except BaseException:
-        changed.clear()  # what remembers the failure is not to hold on to what was made, on a device perhaps
-        new = None
-        raise
-    return _with(batch, changed) if changed else batch
-
-
-NOT_THERE: Any = object()
-"""For a field of a dataclass that was never set."""
-
-
-def _leaf(part: Any, leaf: Leaf, where: str) -> Any:
-    try:
-        return leaf(part, where)
-    except Exception as error:
-        if where not in str(error):
-            error.add_note(f"at {where}, {_described(part)}")
-        raise
-
-
-def _described(part: Any) -> str:
-    shape, dtype = getattr(part, "shape", None), getattr(part, "dtype", None)
-    return f"a {type(part).__name__}" + (f" of {dtype}{list(shape)}" if shape is not None else "")
-
-
-def _with(batch: Any, changed: Mapping[Any, Any]) -> Any:
-    """Return a copy of a batch with other parts."""
-    if type(batch) is dict:
-        return {**batch, **changed}
-    if isinstance(batch, MutableMapping):
-        made, before = copy(batch), dict(batch)
-        made.update(changed)
-        if all(batch[key] is before[key] for key in changed):
-            return made
-        batch.update(before)  # its copy shares what it holds
-    if isinstance(batch, Mapping):
-        return {**batch, **changed}
-    if isinstance(batch, list | tuple):
-        parts = [changed.get(index, part) for index, part in enumerate(batch)]
-        if isinstance(batch, list):
-            return parts
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    made = copy(batch)
-    for name, part in changed.items():
-        object.__setattr__(made, name, part)  # also where it is frozen, or its `__init__` would not take it
-    return made

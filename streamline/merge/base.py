@@ -24,9 +24,7 @@ from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
 __all__ = ["DeferredProgress", "MergeFlow", "MergeState", "Taking", "choices_of"]
 
-
 T = TypeVar("T")
-
 
 MANY = 2**31
 """Rounds: no bound but the items."""

@@ -110,6 +110,9 @@ class BestEffort:
     max_lead: int
     chooses: ClassVar[bool] = True
 
+    def __str__(self) -> str:
+        return f"merge (best effort: max_skips_per_round={self.max_skips_per_round}, max_lead={self.max_lead})"
+
     def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
         """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
         return BestEffortMerge(

@@ -55,6 +55,9 @@ class Strict:
     name: str
     chooses: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        return "merge (strict)"
+
     def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
         """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
         return StrictMerge(self.name, inboxes, own)

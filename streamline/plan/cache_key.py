@@ -14,8 +14,7 @@ from typing import Any
 from streamline.core.state import Json
 from streamline.core.text import Entry
 from streamline.plan.fingerprint import fingerprint
-from streamline.plan.plan import Plan
-from streamline.transforms.base import Stage
+from streamline.plan.plan import AnyStage, Plan
 from streamline.transforms.cache import Cache
 
 __all__ = ["bound", "caches_of"]
@@ -35,23 +34,25 @@ def bound(plan: Plan, listing: Json = None) -> Plan:
     if all(cache.path is None for cache in _caches(plan)):
         return plan
     of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
-    of += [[fingerprint(part), part.source.drawn()] for part in plan.source.plans]
+    of += [[fingerprint(part), part.source.drawn()] for _, _, part in plan.source.made_of]
     entries, chosen = fingerprint(plan), False
-    stages: dict[str, Stage[Any, Any]] = {}
-    for stage in (*plan.worker, None, *plan.after):
-        if stage is None:
-            chosen = chosen or plan.merge.chooses
-            continue
-        if isinstance(stage, Cache):
-            stages[stage.name] = replace(stage, of=_digest(entries, stage.name, of), chosen=chosen)
-        chosen = chosen or stage.chooses
-    worker, after = (tuple(stages.get(s.name, s) for s in section) for section in (plan.worker, plan.after))
+    caches = {cache.name: cache for cache in _caches(plan)}
+    sections: list[tuple[AnyStage, ...]] = []
+    for section in (plan.worker, plan.after):
+        found: list[AnyStage] = []
+        for stage in section:
+            cache = caches.get(stage.name)
+            found.append(stage if cache is None else replace(cache, of=_digest(entries, stage.name, of), chosen=chosen))
+            chosen = chosen or stage.chooses
+        chosen = chosen or plan.merge.chooses
+        sections.append(tuple(found))
+    worker, after = sections
     return replace(plan, worker=worker, after=after)
 
 
 def caches_of(plan: Plan) -> list[Cache[Any]]:
     """Return all caches of a plan, those of its source's components, too."""
-    return [cache for part in (plan, *plan.source.plans) for cache in _caches(part)]
+    return [cache for part in (plan, *(part for _, _, part in plan.source.made_of)) for cache in _caches(part)]
 
 
 def _caches(plan: Plan) -> list[Cache[Any]]:

@@ -10,16 +10,13 @@ from typing import Any
 from streamline.core.flow import LIST_ITEMS, Flow, Site
 from streamline.core.state import Json, State, Tally, Tree
 from streamline.core.text import found_otherwise
-from streamline.plan.fingerprint import fingerprint
+from streamline.plan.fingerprint import check_trees, fingerprint
 from streamline.plan.length import outputs_of_shard
-from streamline.plan.plan import Plan, Shard
-from streamline.plan.stage_kinds import check_trees
+from streamline.plan.plan import Plan, Shard, in_flight
 from streamline.plan.worker import worker_flow
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.composite import PassOf
 from streamline.sources.items import positions_of
-from streamline.transforms.limit import Skip, Take
-from streamline.transforms.repeat import Repeat
 
 __all__ = ["PlanComponent"]
 
@@ -40,7 +37,7 @@ class PlanComponent:
 
     @property
     def names(self) -> list[str]:
-        return [stage.name for stage in (*self.plan.before, *self.plan.worker)]
+        return [stage.name for stage in self.plan.stages]
 
     @property
     def entries(self) -> list[dict[str, Json]]:
@@ -52,23 +49,16 @@ class PlanComponent:
 
     @property
     def in_flight(self) -> int:
-        held, weight = (2 * LIST_ITEMS if self.source.waits else 0) + self.source.in_flight, 1
-        for stage in self.plan.worker:
-            held += stage.in_flight * weight
-            weight *= stage.inputs_per_output
-        return held + LIST_ITEMS * (weight - 1)
+        held, weight = in_flight(self.plan.worker)
+        return held + (2 * LIST_ITEMS if self.source.waits else 0) + self.source.in_flight + LIST_ITEMS * (weight - 1)
 
     @property
     def repeats(self) -> bool:
-        return bool(self._repeats)
-
-    @property
-    def _repeats(self) -> list[Repeat[Any]]:
-        return [stage for stage in (*self.plan.before, *self.plan.worker) if isinstance(stage, Repeat)]
+        return self.plan.repeats
 
     @property
     def moved_by(self) -> str | None:
-        return next((f".{stage.kind}()" for stage in self.plan.before if not isinstance(stage, Take | Skip)), None)
+        return self.plan.moved_by()
 
     @property
     def misaligned(self) -> str | None:
@@ -105,22 +95,18 @@ class PlanComponent:
 
     def pass_of(self, site: Site) -> PassOf | None:
         """See `Component`. A repeat that acts on an index is arithmetic on the items taken there; others say it."""
-        if not self._repeats:
-            return None
-        return self._pass_of(site, self.plan.part((0,)))
+        return self._pass_of(site, self.plan.part((0,))) if self.repeats else None
 
     def _pass_of(self, site: Site, part: Part) -> PassOf:
-        repeats, name, index = self._repeats, self.source.name, part.index
+        stages, name, index = self.plan.stages[::-1], self.source.name, part.index
         positions = None if index is None else positions_of(index, site.shard, site.num_shards, part)
 
         def found(state: State) -> int:
             tally = Tally()
             state.tally(tally)
             number = 0
-            for stage in reversed(repeats):
-                own: Any = tally.stands.get(stage.name)
-                if own is not None:
-                    number = number * (stage.times or 1) + own["pass"]
+            for stage in stages:
+                number = stage.pass_number(number, tally.stands.get(stage.name))
             if index is None or index.passes == 1:
                 return number
             at = max(0, tally.stands[name] - 1)

@@ -5,18 +5,12 @@ Nothing is looked up for it: paths stand as they were written until a plan is op
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from streamline.core.flow import LIST_ITEMS
 from streamline.core.text import in_bytes
-from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
-from streamline.plan.topology import Part, PlannedChannel, Task, Topology, merge_line, sources, topology, written
-from streamline.sources.live import Live
-from streamline.transforms.base import Stage
-from streamline.transforms.limit import Take
-from streamline.transforms.repeat import Repeat
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight
+from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
 
 __all__ = ["describe", "max_in_flight"]
 
@@ -25,14 +19,14 @@ LABEL_CHARS = 12
 
 
 WIDTH_CHARS = 110
-"""A line of tasks and channels is broken behind so many characters."""
+"""A line of tasks and channels is broken after so many characters."""
 
 
 def max_in_flight(plan: Plan) -> int:
     """Return how many of the source's items a rank may have taken and not yet handed to the consumer.
 
     Channel capacities, windows, batches, concurrency; items of a batch count each. With one rank: all workers; with
-    several, fewer workers, and the channel behind the flow that ends together with the others.
+    several, fewer workers, and the channel after the flow that ends together with the others.
     """
     return _held(plan, plan.shard.num_shards) + on_several_ranks(plan) + at_the_border(plan)
 
@@ -42,40 +36,29 @@ def on_several_ranks(plan: Plan) -> int:
     n = plan.shard.num_shards
     if n == 1 or plan.after:  # there is only one rank; that channel is there anyway
         return 0
-    channel = plan.end_widest * math.prod(stage.inputs_per_output for stage in plan.worker)
-    return max(0, _held(plan, (n + 1) // 2) + channel - _held(plan, n))
+    return max(0, _held(plan, (n + 1) // 2) + plan.end_widest * plan.output_items - _held(plan, n))
 
 
 def _held(plan: Plan, workers: int) -> int:
     """Return how many a rank with so many of the workers holds."""
-    weight = 1
-    # A list is read before anybody asks how many; of each file that is read in turn.
+    # A list is read before its length is asked for; of each file that is read in turn.
     held = READ_AHEAD_ITEMS + LIST_ITEMS * plan.shard.interleave if plan.source.waits else 0
-    if isinstance(plan.source, Live):
-        n, most = plan.shard.num_shards, plan.source.max_ahead
-        held = most if n > 1 else min(plan.feed_capacity, most)  # while another worker starves
-    held += plan.source.in_flight
-    for stage in plan.worker:
-        held += stage.in_flight * weight
-        weight *= stage.inputs_per_output
-    held += plan.worker_widest(plan.shard.num_shards) * weight
-    held *= workers
-    for stage in plan.after:
-        held += stage.in_flight * weight
-        weight *= stage.inputs_per_output
-    if plan.after:
-        held += plan.end_widest * weight
-    return held
+    if plan.source.most_ahead is not None:  # while another worker starves
+        held = plan.source.most_ahead if plan.shard.num_shards > 1 else plan.feed_capacity
+    of_stages, weight = in_flight(plan.worker)
+    held += plan.source.in_flight + of_stages + plan.worker_widest(plan.shard.num_shards) * weight
+    of_rank, weight = in_flight(plan.after, weight)
+    return held * workers + of_rank + (plan.end_widest * weight if plan.after else 0)
 
 
 def at_the_border(plan: Plan) -> int:
-    """Return how many of those are between the two threads of a plain `for` loop; with `async for`, none.
+    """Return how many of those are between the two threads of a plain `for` loop.
 
-    None either where the last stage counts what the consumer hasn't taken yet.
+    None with `async for`, and where the last stage counts what the consumer hasn't taken yet.
     """
     if plan.owns_output_channel:
         return 0
-    return plan.border_capacity * math.prod(stage.inputs_per_output for stage in plan.worker + plan.after)
+    return plan.border_capacity * plan.output_items
 
 
 def describe(plan: Plan) -> str:
@@ -85,15 +68,16 @@ def describe(plan: Plan) -> str:
     lines += [f"  {text}" for _, text in written(plan.before)]
     lines.append(f"shard into {n:,} ({plan.mode}){_how_read(plan)}")
     for stage, text in written(plan.worker):
-        lines.append(f"  {text}{_in_all(stage, n)}")
-    lines.append(merge_line(plan))
+        note = stage.in_all(n) if n > 1 else ""
+        lines.append(f"  {text}: {note}" if note else f"  {text}")
+    lines.append(str(plan.merge))
     lines += [f"  {text}" for _, text in written(plan.after)]
     parts = topology(plan)
     lines.append(f"{'reads':<{LABEL_CHARS}}{_reads(plan)}")
     lines += _way("reader", parts.feed, _starving(plan))
-    lines += _way(f"worker{f' x{n:,}' * (n > 1)}", parts.worker)
+    lines += _way(f"worker{f' x{n:,}' * (n > 1)}", (*parts.worker, parts.worker_end))
     lines += _way("rank", parts.after)
-    lines.append(f"{'memory':<{LABEL_CHARS}}{_bytes(parts)}")
+    lines.append(f"{'memory':<{LABEL_CHARS}}{_bytes((*parts.worker, parts.worker_end), n, parts.after)}")
     border, ranks = at_the_border(plan), on_several_ranks(plan)
     more = f"; on several ranks {ranks:,} more" if ranks else ""
     more += f"; in a quick plain loop {border:,} more" if border else ""
@@ -101,26 +85,12 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _in_all(stage: Stage[Any, Any], workers: int) -> str:
-    """Say what a stage of one worker comes to in all workers, where that isn't obvious."""
-    calls = getattr(stage, "concurrency", 1)
-    if workers > 1 and isinstance(stage, Take):
-        return f": up to {stage.count * workers:,} in all"
-    if workers > 1 and calls > 1:
-        return f": up to {calls * workers:,} calls at once ({calls:,} x {workers:,} shards)"
-    return ""
-
-
 def _how_read(plan: Plan) -> str:
     """Say what is not obvious of how the shards are read."""
-    n, source = plan.shard.num_shards, plan.source
-    if isinstance(source, Live):
-        kept = "in memory" if source.journal is None else f"in {source.journal}"
-        whom = f"handed out to {n:,} workers in turn" if n > 1 else "for one worker"
-        return f": read once by one reader, {whom}; journalled {kept}"
+    n = plan.shard.num_shards
     if plan.shard.interleave > 1:
         return f": {plan.shard.interleave:,} files of each in turn, item by item"
-    return f": everything is read {n:,} times" if _all_by_all(plan) else ""
+    return f": everything is read {n:,} times" if _all_by_all(plan) else plan.source.how_read(n)
 
 
 def _all_by_all(plan: Plan) -> bool:
@@ -135,11 +105,8 @@ def _reads(plan: Plan) -> str:
         how = f"each {unit} is read {n:,} times: by every worker, which keeps one item in {n:,}"
     else:
         how = f"each {unit} once" + (SPLIT[plan.mode].format(n=n) if n > 1 and plan.mode in SPLIT else "")
-    passes = [stage.times for stage in plan.before + plan.worker + plan.after if isinstance(stage, Repeat)]
-    if passes:
-        how += ", again in each pass"
-    again = plan.source.reread
-    return f"{how}; a resume {again}" if again else how
+    again = f"; a resume {plan.source.reread}" if plan.source.reread else ""
+    return f"{how}{', again in each pass' * plan.repeats}{again}"
 
 
 SPLIT = {
@@ -151,9 +118,9 @@ SPLIT = {
 
 def _starving(plan: Plan) -> str:
     """Say what a worker's queue may grow to."""
-    if not isinstance(plan.source, Live) or plan.shard.num_shards == 1:
+    most = plan.source.most_ahead
+    if most is None or plan.shard.num_shards == 1:
         return ""
-    most = plan.source.max_ahead
     return " for each worker" + (f", {most:,} while another starves" if most > plan.feed_capacity else "")
 
 
@@ -181,12 +148,11 @@ def _short(text: str) -> str:
     return f"{head}({name})" if name and "=" not in name and not head.endswith(" ") else head.strip()
 
 
-def _bytes(parts: Topology) -> str:
+def _bytes(worker: Sequence[Part], workers: int, after: Sequence[Part]) -> str:
     """Say what is bounded in bytes."""
-    each = [tube for tube in parts.worker if isinstance(tube, PlannedChannel) and tube.bytes is not None]
-    once = [tube for tube in parts.after if isinstance(tube, PlannedChannel) and tube.bytes is not None]
-    if not each and not once:
+    parts = [*worker] * workers + [*after]
+    sizes = [part.bytes for part in parts if isinstance(part, PlannedChannel) and part.bytes is not None]
+    if not sizes:
         return "bounded in items, as above; .prefetch(n, bytes=) bounds a channel in bytes"
-    size = sum(tube.bytes or 0 for tube in each) * parts.workers + sum(tube.bytes or 0 for tube in once)
-    count = len(each) * parts.workers + len(once)
-    return f"{in_bytes(size)} in {count:,} channel{'s' * (count != 1)} with a byte budget; the rest is bounded in items"
+    count = f"{len(sizes):,} channel{'s' * (len(sizes) != 1)}"
+    return f"{in_bytes(sum(sizes))} in {count} with a byte budget; the rest is bounded in items"

@@ -1,18 +1,18 @@
-"""A plan as a picture: Mermaid text for what renders it, SVG for everything else."""
+"""A plan as a picture: Mermaid text for what renders it, SVG for everything else. Both draw the same pieces."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.plan import svg
 from streamline.plan.plan import Plan
-from streamline.plan.topology import Part, PlannedChannel, Task, Topology, sources, topology, written
-from streamline.sources.live import Live
+from streamline.plan.svg import Arrow, Box, Group, Piece, column
+from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
 
-__all__ = ["Drawing", "draw"]
+__all__ = ["Drawing"]
 
 
 LONGEST = 60
@@ -31,12 +31,20 @@ class Drawing:
     @property
     def mermaid(self) -> str:
         """A Mermaid flowchart: boxes are tasks, rounded ones are channels."""
-        return _mermaid(self.plan, topology(self.plan))
+        nodes, links = list(_mermaid(list(_pieces(self.plan)))), list[str]()
+        lines: list[str] = []
+        for node in nodes:
+            if node.startswith(("[", "(")):
+                at = len(links)
+                links.append(f"  n{at - 1} --> n{at}")
+                node = f"n{at}{node}"
+            lines.append(f"  {node}")
+        return "\n".join(["flowchart TB", *lines, *links[1:]]) + "\n"
 
     @property
     def svg(self) -> str:
         """The same as an SVG document; follows the reader's light or dark scheme."""
-        return svg.column(f"streamline: {self.plan.source.kind}", _column(self.plan, topology(self.plan)))
+        return column(f"streamline: {self.plan.source.kind}", list(_pieces(self.plan)))
 
     def save(self, path: str | Path) -> None:
         """Write it to a file: `.svg`, or `.mmd`, `.mermaid`, or `.md` with the Mermaid text in a block.
@@ -66,145 +74,60 @@ class Drawing:
         return {"image/svg+xml": self.svg, "text/plain": self.mermaid}
 
 
-def draw(plan: Plan) -> Drawing:
-    """Return a picture of a plan. Nothing is looked up, nothing runs."""
-    return Drawing(plan)
-
-
-# What both say ------------------------------------------------------------------------------------------------------
-def _source(plan: Plan) -> list[tuple[str, str]]:
-    """Return the source, what stands before the shard, and how it is split."""
-    n = plan.shard.num_shards
-    lines = [
-        *((text.replace("  ", "· "), "") for text in sources(plan)),
-        *((text, "") for _, text in written(plan.before)),
-    ]
+def _pieces(plan: Plan) -> Iterator[Piece]:
+    """Yield what both pictures show, from top to bottom."""
+    parts, n = topology(plan), plan.shard.num_shards
+    each = " each" if n > 1 else ""
+    lines = [text.replace("  ", "· ") for text in sources(plan)] + [text for _, text in written(plan.before)]
     if plan.sharded:
-        lines.append((f"shard into {n:,}", HOW.get(plan.mode, "mode {mode}").format(n=n, mode=plan.mode)))
-    return lines
+        lines += [f"shard into {n:,}"]
+    notes = [""] * (len(lines) - 1) + [_how_split(plan) if plan.sharded else ""]
+    yield Box("source", list(zip(lines, notes, strict=True)))
+    queues = [part for part in parts.feed if isinstance(part, PlannedChannel)]
+    more = ", more while another starves" if n > 1 and (plan.source.most_ahead or 0) > plan.feed_capacity else ""
+    yield Arrow(f"up to {queues[0]}{each}{more}" if queues else "")
+    title = "one worker" if n == 1 else f"a worker for each shard: {n:,} of these"
+    yield Group(title, list(_shown(parts.worker)), n > 1)
+    yield Arrow(f"up to {parts.worker_end}{each}")
+    yield from _shown(parts.after)
+    if not parts.after:
+        yield Box("in the consumer's task; in a plain loop, beside it", [(str(plan.merge), "")])
+        yield Arrow()
+    yield Box("", [("your loop", "" if parts.border is None else f"up to {parts.border} more in a plain loop")])
 
 
-HOW = {
-    "replicated": "each worker reads all, keeps one in {n:,}",
-    "shared": "one reader for all, in turn",
-    "custom": "it splits itself",
-}
-"""What a split means where its mode's name doesn't say it."""
+def _how_split(plan: Plan) -> str:
+    """Say how a worker's part is chosen, where the mode's name doesn't say it."""
+    names = {
+        "replicated": f"each worker reads all, keeps one in {plan.shard.num_shards:,}",
+        "shared": "one reader for all, in turn",
+        "custom": "it splits itself",
+    }
+    return names.get(plan.mode, f"mode {plan.mode}")
 
 
-def _feed(plan: Plan, parts: Topology) -> str:
-    """Say what is between the reader of a live source and a worker; nothing of any other source."""
-    tubes = [tube for tube in parts.feed if isinstance(tube, PlannedChannel)]
-    if not tubes or not isinstance(plan.source, Live):
-        return ""
-    more = ", more while another starves" if plan.source.max_ahead > tubes[0].items else ""
-    return _tube(tubes[0]) + (f" each{more}" if parts.workers > 1 else "")
-
-
-def _worker_title(parts: Topology) -> str:
-    return "one worker" if parts.workers == 1 else f"a worker for each shard: {parts.workers:,} of these"
-
-
-def _task_title(task: Task) -> str:
-    return f"task, {task.at_once} at once" if task.at_once else "task"
-
-
-def _holds(held: int) -> str:
-    return f"holds up to {held:,}" if held else ""
-
-
-def _tube(tube: PlannedChannel) -> str:
-    return f"up to {tube}"
-
-
-def _border(parts: Topology) -> str:
-    return "" if parts.border is None else f"up to {parts.border} more in a plain loop"
-
-
-# SVG ----------------------------------------------------------------------------------------------------------------
-def _column(plan: Plan, parts: Topology) -> list[svg.SvgBox | svg.SvgArrow | svg.SvgGroup]:
-    pieces: list[svg.SvgBox | svg.SvgArrow | svg.SvgGroup] = [
-        svg.SvgBox("source", _source(plan)),
-        svg.SvgArrow(_feed(plan, parts)),
-    ]
-    last = parts.worker[-1]
-    pieces.append(svg.SvgGroup(_worker_title(parts), _pieces(parts.worker[:-1]), parts.workers > 1))
-    each = " each" if parts.workers > 1 else ""
-    pieces.append(svg.SvgArrow(f"{_tube(last)}{each}" if isinstance(last, PlannedChannel) else ""))
-    if parts.after:
-        pieces += _pieces(parts.after)
-    else:
-        pieces += [
-            svg.SvgBox("in the consumer's task; in a plain loop, beside it", [(parts.merge, "")]),
-            svg.SvgArrow(),
-        ]
-    pieces.append(svg.SvgBox("", [("your loop", _border(parts))]))
-    return pieces
-
-
-def _pieces(parts: tuple[Part, ...]) -> list[svg.SvgBox | svg.SvgArrow]:
-    pieces: list[svg.SvgBox | svg.SvgArrow] = []
+def _shown(parts: Sequence[Part]) -> Iterator[Box | Arrow]:
     for part in parts:
         if isinstance(part, PlannedChannel):
-            pieces.append(svg.SvgArrow(_tube(part)))
+            yield Arrow(f"up to {part}")
         else:
-            pieces.append(svg.SvgBox(_task_title(part), [(text, _holds(held)) for text, held in part.stages]))
-    return pieces
+            title = f"task, {part.at_once} at once" if part.at_once else "task"
+            yield Box(title, [(text, f"holds up to {held:,}" if held else "") for text, held in part.stages])
 
 
-# Mermaid ------------------------------------------------------------------------------------------------------------
-def _mermaid(plan: Plan, parts: Topology) -> str:
-    chart = _Chart()
-    chart.box(["<b>source</b>", *(_label(text, note) for text, note in _source(plan))])
-    if feed := _feed(plan, parts):
-        chart.pill(feed)
-    last = parts.worker[-1]
-    chart.lines.append(f'  subgraph workers["{_escaped(_worker_title(parts))}"]')
-    chart.parts(parts.worker[:-1])
-    chart.lines.append("  end")
-    each = " each" if parts.workers > 1 else ""
-    if isinstance(last, PlannedChannel):
-        chart.pill(f"{_tube(last)}{each}")
-    if parts.after:
-        chart.parts(parts.after)
-    else:
-        chart.box([_escaped(parts.merge)])
-    border = _border(parts)
-    chart.box(["your loop", *([f"<i>{_escaped(border)}</i>"] if border else [])])
-    return "flowchart TB\n" + "\n".join([*chart.lines, *chart.links]) + "\n"
-
-
-class _Chart:
-    """Nodes numbered as they come, each linked to the one before."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.links: list[str] = []
-        self._count = 0
-
-    def parts(self, parts: tuple[Part, ...]) -> None:
-        for part in parts:
-            if isinstance(part, PlannedChannel):
-                self.pill(_tube(part))
-            else:
-                stages = [_label(text, _holds(held)) for text, held in part.stages]
-                self.box([f"<i>{_escaped(_task_title(part))}</i>", *stages])
-
-    def box(self, labels: list[str]) -> None:
-        self._node(f'["{"<br/>".join(labels)}"]')
-
-    def pill(self, label: str) -> None:
-        self._node(f'(["{_escaped(label)}"])')
-
-    def _node(self, shape: str) -> None:
-        self.lines.append(f"  n{self._count}{shape}")
-        if self._count:
-            self.links.append(f"  n{self._count - 1} --> n{self._count}")
-        self._count += 1
-
-
-def _label(text: str, note: str) -> str:
-    return _escaped(text) + (f" · <i>{_escaped(note)}</i>" if note else "")
+def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
+    """Yield the lines of a flowchart, its nodes without their numbers."""
+    for piece in pieces:
+        if isinstance(piece, Group):
+            yield f'subgraph workers["{_escaped(piece.title)}"]'
+            yield from _mermaid(piece.parts)
+            yield "end"
+        elif isinstance(piece, Box):
+            title = [f"<i>{_escaped(piece.title)}</i>"] if piece.title else []
+            labels = [f"{_escaped(text)}{f' · <i>{_escaped(note)}</i>' * bool(note)}" for text, note in piece.lines]
+            yield f'["{"<br/>".join(title + labels)}"]'
+        elif piece.label:
+            yield f'(["{_escaped(piece.label)}"])'
 
 
 def _escaped(words: str) -> str:

@@ -21,11 +21,13 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from streamline.core.blame import function_name
-from streamline.core.state import Json
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count, check_type
 from streamline.core.text import Entry
 from streamline.plan.plan import Plan
+from streamline.transforms.base import stage_class
 
-__all__ = ["PYTHON", "changed", "code_hash", "fingerprint"]
+__all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint"]
 
 
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
@@ -143,6 +145,22 @@ def fingerprint(plan: Plan) -> list[Entry]:
     entries.append(_entry("merge", plan.merge.name, {}))
     entries += [_entry(s.kind, s.name, s.options) for s in plan.after if s.counted]
     return entries
+
+
+def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
+    """Insist that the parts of a state are of the stages of these entries of a fingerprint.
+
+    A part may be missing: a stage that was accepted as added begins there.
+
+    Raises:
+      SnapshotError: a part is of another type or out of range; it says which.
+    """
+    check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
+    check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")
+    for entry in entries:
+        name, options = entry["name"], entry.get("options") or {}
+        if name in tree:
+            stage_class(entry["kind"], options).check_state(tree[name], options, f"the state of {name!r}{where}")
 
 
 def _entry(kind: str, name: str, options: Mapping[str, Any], functions: Mapping[str, Any] | None = None) -> Entry:

@@ -1,4 +1,4 @@
-"""A plan in sections: source and what stands before the shard, the worker's stages, the merge, what stands behind it.
+"""A plan in sections: the source and what stands before the shard, the worker's stages, the merge, the stages after it.
 
 Capacities of channels are in items; where items are batches, fewer of them.
 """
@@ -16,14 +16,14 @@ from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
 
-__all__ = ["READ_AHEAD_ITEMS", "Plan", "Shard", "index_of"]
+__all__ = ["READ_AHEAD_ITEMS", "AnyStage", "Plan", "Shard", "acts_on", "in_flight", "index_of"]
 
 
 AnyStage = Stage[Any, Any]
 
 
 READ_AHEAD_ITEMS = 512
-"""Items a channel holds: two of the longest lists, so that one fills while the other is dealt with."""
+"""Items a channel holds: two of the longest lists, so that one fills while the other is consumed."""
 
 
 WIDER = 4
@@ -57,7 +57,7 @@ class Plan:
       sharded: whether there is a `.shard` at all.
       before: stages before the shard: they act on the index, on the list of files, or run in every worker (replicated).
       worker: stages of each worker.
-      after: stages behind the merge, on the rank's stream.
+      after: stages after the merge, on the rank's stream.
     """
 
     source: Source[Any]
@@ -74,6 +74,25 @@ class Plan:
         return self.shard.mode or self.source.default_mode
 
     @property
+    def stages(self) -> tuple[AnyStage, ...]:
+        """All stages, in order."""
+        return (*self.before, *self.worker, *self.after)
+
+    @property
+    def in_workers(self) -> list[AnyStage]:
+        """The stages before the shard that run in every worker; the others are in the part that the source reads."""
+        return [stage for stage in self.before if acts_on(stage, self.source, self.mode) in ("whole", "passes")]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the source is read in several passes."""
+        return any(stage.repeats for stage in self.stages)
+
+    def moved_by(self, first: int = 0) -> str | None:
+        """Return the stage before the shard, from number `first` on, that moves items if their number changes."""
+        return next((f".{stage.kind}()" for stage in self.before[first:] if stage.moves_items), None)
+
+    @property
     def names(self) -> list[str]:
         """The names of all that items pass through, in this order; "shard" is what picks a worker's out of all."""
         before, worker, after = ([s.name for s in section] for section in (self.before, self.worker, self.after))
@@ -83,6 +102,11 @@ class Plan:
     def worker_names(self) -> frozenset[str]:
         """The names of what runs in the workers."""
         return frozenset({*self.source.names, *(stage.name for stage in (*self.before, *self.worker))})
+
+    @property
+    def output_items(self) -> int:
+        """The source's items in one that the consumer gets, at the most."""
+        return in_flight(self.worker + self.after)[1]
 
     def worker_capacity(self, workers: int) -> int:
         """Items that the channel at a worker's end holds, if they take their time."""
@@ -98,9 +122,7 @@ class Plan:
         return self._widest(self.end_capacity, self.worker + self.after)
 
     def _widest(self, capacity: int, stages: Sequence[AnyStage]) -> int:
-        slow = self.mode == "shared" or any(
-            stage.output_weight > 1 for stage in stages
-        )  # what comes when it comes; batches
+        slow = self.mode == "shared" or any(stage.output_weight > 1 for stage in stages)
         return capacity if slow else WIDER * capacity
 
     @property
@@ -113,6 +135,18 @@ class Plan:
         """What chooses an order that another run would choose differently; None: nothing."""
         found = [str(stage) for stage in (*self.worker, *self.after) if stage.chooses]
         return found[0] if found else "the best-effort merge" if self.merge.chooses else None
+
+    @property
+    def repeated_choice(self) -> tuple[str, Sequence[AnyStage]] | None:
+        """What chooses an order upstream of a `.repeat`, whose passes keep no choices, and the stages after that."""
+        stages, chooser = self.worker + self.after, None
+        for at, stage in enumerate(stages):
+            if at == len(self.worker) and self.merge.chooses:
+                chooser = "the best-effort merge"
+            if stage.repeats and chooser is not None:
+                return chooser, stages[at + 1 :]
+            chooser = str(stage) if stage.chooses else chooser
+        return None
 
     @property
     def worker_logs(self) -> bool:
@@ -131,7 +165,8 @@ class Plan:
     @property
     def feed_capacity(self) -> int:
         """Items of a live source that wait for each worker, while none starves."""
-        return max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // self.shard.num_shards))
+        usual = max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // self.shard.num_shards))
+        return min(usual, self.source.most_ahead or usual)
 
     @property
     def border_capacity(self) -> int:
@@ -150,24 +185,19 @@ class Plan:
 
     def part(self, epoch: tuple[int, ...]) -> Part:
         """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""
-        index, seeds = None, list[int]()
-        if self.source.indexable:
-            index = index_of(self.before, self.source.length or 0, epoch)
-        if self.source.listed:
-            from streamline.transforms.shuffle import ShuffleFiles  # not at the top: see `streamline.plan.compile`
-
-            seeds = [stage.seed for stage in self.before if isinstance(stage, ShuffleFiles)]
-        return Part(
+        part = Part(
             mode=self.mode,
-            index=index,
-            shuffle_seed=seeds[-1] if seeds else None,
+            index=index_of(self.before, self.source.length or 0, epoch) if self.source.indexable else None,
             drop_remainder=self.shard.drop_remainder,
             interleave=self.shard.interleave,
         )
+        for stage in self.before if self.source.listed else ():
+            part = stage.in_part(part)
+        return part
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
-    """Return the index of a source of `length` items behind `ops`, in an epoch.
+    """Return the index that `ops` make of that of a source of `length` items, in an epoch.
 
     Raises:
       PlanError: the operations don't fit together, or one of them doesn't act on an index.
@@ -175,3 +205,24 @@ def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> In
     if not ops:
         return WholeIndex(length)
     return ops[-1].reindexed(partial(index_of, ops[:-1], length), epoch)
+
+
+def acts_on(stage: AnyStage, source: Source[Any], mode: Mode) -> str | None:
+    """Return what a stage before the shard acts on, of `Stage.before_shard`; None: it can't stand there."""
+    if source.listed and "files" in stage.before_shard:
+        return "files"
+    flow = "whole" if mode == "replicated" else "index" if source.indexable else "passes"
+    return flow if flow in stage.before_shard and mode != "shared" else None
+
+
+def in_flight(stages: Sequence[AnyStage], weight: int = 1) -> tuple[int, int]:
+    """Return how many of the source's items stages hold at the most, and how many one of their outputs is made of.
+
+    Args:
+      weight: of the source's items, in one that comes in.
+    """
+    held = 0
+    for stage in stages:
+        held += stage.in_flight * weight
+        weight *= stage.inputs_per_output
+    return held, weight

@@ -1,4 +1,4 @@
-"""A column of boxes as SVG: titles, lines of text, groups, and what is between them. Knows nothing of pipelines.
+"""A column of boxes as SVG. Knows nothing of pipelines.
 
 Widths of text are estimated, since nothing here can measure it: what would not fit is cut, and stands whole in a
 tooltip. Colours follow the reader's light or dark scheme; a background of its own keeps it readable on any page.
@@ -7,37 +7,19 @@ tooltip. Colours follow the reader's light or dark scheme; a background of its o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from unicodedata import east_asian_width
 
-__all__ = ["SvgArrow", "SvgBox", "SvgGroup", "column"]
+__all__ = ["Arrow", "Box", "Group", "Piece", "column"]
 
 
-WIDTH = 560
+WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
+"""In px, as all sizes."""
 
 
-MARGIN = 16
-
-
-LINE = 22
-
-
-TITLE = 20
-
-
-PAD = 12
-
-
-GAP = 30
-
-
-CHAR = 8.6
-"""Width of a character of 14 px in px, as a wide sans-serif (DejaVu Sans) has it on average."""
-
-
-SMALL_CHAR = 7.2
-"""The same of 12 px."""
+CHARS = {"text": 8.6, "note": 7.2}
+"""Width of a character of 14 and of 12 px, as a wide sans-serif (DejaVu Sans) has it on average."""
 
 
 STYLE = """
@@ -53,61 +35,36 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-se
 
 
 @dataclass(frozen=True)
-class SvgBox:
-    """A box of its own colour.
-
-    Attributes:
-      title: small, on top; none if empty.
-      lines: (text, note), the note small and at the right.
-    """
+class Box:
+    """A box: a small title, if any, and lines of (text, note), the note small and at the right."""
 
     title: str
     lines: Sequence[tuple[str, str]]
 
-    @property
-    def height(self) -> float:
-        """In px."""
-        return 2 * PAD + LINE * len(self.lines) + (TITLE if self.title else 0) - 4
-
 
 @dataclass(frozen=True)
-class SvgArrow:
-    """From what is before to what is behind: with a label in a pill, or bare."""
+class Arrow:
+    """From what is above to what is below: with a label in a pill, or bare."""
 
     label: str = ""
 
-    @property
-    def height(self) -> float:
-        """In px."""
-        return GAP + 34 if self.label else GAP
-
 
 @dataclass(frozen=True)
-class SvgGroup:
+class Group:
     """Boxes and arrows within a dashed frame; drawn as a deck of cards where there are several of it."""
 
     title: str
-    parts: Sequence[SvgBox | SvgArrow] = field(default_factory=tuple)
+    parts: Sequence[Box | Arrow]
     many: bool = False
 
-    @property
-    def height(self) -> float:
-        """In px."""
-        return sum(part.height for part in self.parts) + TITLE + 2 * PAD + (8 if self.many else 0)
+
+Piece = Box | Arrow | Group
 
 
-def column(title: str, parts: Sequence[SvgBox | SvgArrow | SvgGroup]) -> str:
-    """Return the parts from top to bottom as one SVG document.
-
-    Args:
-      title: for those who don't see it.
-    """
-    height = sum(part.height for part in parts) + 2 * MARGIN
-    body: list[str] = []
-    at: float = MARGIN
-    for part in parts:
-        body += _part(part, MARGIN, at, WIDTH - 2 * MARGIN)
-        at += part.height
+def column(title: str, pieces: Sequence[Piece]) -> str:
+    """Return the pieces from top to bottom as one SVG document; `title` is for those who don't see it."""
+    body, end = _stacked(pieces, MARGIN, MARGIN, WIDTH - 2 * MARGIN)
+    height = end + MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}" '
         f'role="img"><title>{_safe(title)}</title><style>{STYLE}</style>\n'
@@ -115,72 +72,66 @@ def column(title: str, parts: Sequence[SvgBox | SvgArrow | SvgGroup]) -> str:
     )
 
 
-def _part(part: SvgBox | SvgArrow | SvgGroup, x: float, y: float, width: float) -> list[str]:
-    if isinstance(part, SvgBox):
-        return _box(part, x, y, width)
-    if isinstance(part, SvgArrow):
-        return _arrow(part, x + width / 2, y, width)
-    return _group(part, x, y, width)
+def _stacked(pieces: Sequence[Piece], x: float, y: float, width: float) -> tuple[list[str], float]:
+    """Return the elements of pieces, one below the other, and where the last one ends."""
+    out: list[str] = []
+    for piece in pieces:
+        draw = _box if isinstance(piece, Box) else _arrow if isinstance(piece, Arrow) else _group
+        elements, y = draw(piece, x, y, width)  # type: ignore[arg-type]
+        out += elements
+    return out, y
 
 
-def _box(box: SvgBox, x: float, y: float, width: float) -> list[str]:
-    out = [_rect("box", x, y, width, box.height, 8)]
-    at = y + PAD + 9
+def _box(box: Box, x: float, y: float, width: float) -> tuple[list[str], float]:
+    at, room = y + PAD + 11, width - 2 * PAD
+    out: list[str] = []
     if box.title:
-        out.append(_text("note", x + PAD, at, box.title, width - 2 * PAD))
+        out.append(_text("note", x + PAD, at - 2, box.title, room))
         at += TITLE
     for text, note in box.lines:
-        room = width - 2 * PAD
+        free = room
         if note:
-            out.append(_text("note", x + width - PAD, at + 2, note, room * 0.6, "end"))
-            room -= min(_columns(note) * SMALL_CHAR, room * 0.6) + PAD
-        out.append(_text("text", x + PAD, at + 2, text, room))
+            out.append(_text("note", x + width - PAD, at, note, room * 0.6, "end"))
+            free -= min(_columns(note) * CHARS["note"], room * 0.6) + PAD
+        out.append(_text("text", x + PAD, at, text, free))
         at += LINE
-    return out
+    end = at + PAD - 15
+    return [_rect("box", x, y, width, end - y, 8), *out], end
 
 
-def _arrow(arrow: SvgArrow, x: float, y: float, width: float) -> list[str]:
+def _arrow(arrow: Arrow, x: float, y: float, width: float) -> tuple[list[str], float]:
+    x += width / 2
     if not arrow.label:
-        return _shaft(x, y + 2, y + arrow.height - 2)
-    wide = min(_columns(arrow.label) * SMALL_CHAR + 28, width)
-    top = y + GAP / 2
-    return [
-        *_shaft(x, y + 2, top - 1),
-        _rect("pill", x - wide / 2, top, wide, 26, 13),
-        _text("note", x, top + 17, arrow.label, wide - 20, "middle", "sl-text"),
-        *_shaft(x, top + 27, y + arrow.height - 2),
-    ]
+        return [_shaft(x, y + 2, y + GAP - 2)], y + GAP
+    wide, top, end = min(_columns(arrow.label) * CHARS["note"] + 28, width), y + GAP / 2, y + GAP + 34
+    pill = _rect("pill", x - wide / 2, top, wide, 26, 13)
+    label = _text("note", x, top + 17, arrow.label, wide - 20, "middle", ' font-size="12"')
+    return [_shaft(x, y + 2, top - 1), pill, label, _shaft(x, top + 27, end - 2)], end
 
 
-def _shaft(x: float, top: float, bottom: float) -> list[str]:
+def _shaft(x: float, top: float, bottom: float) -> str:
     head = f"M{x - 4:g} {bottom - 5:g}L{x:g} {bottom:g}L{x + 4:g} {bottom - 5:g}"
-    return [f'<path class="sl-line" d="M{x:g} {top:g}V{bottom:g}{head}"/>']
+    return f'<path class="sl-line" d="M{x:g} {top:g}V{bottom:g}{head}"/>'
 
 
-def _group(group: SvgGroup, x: float, y: float, width: float) -> list[str]:
-    out: list[str] = []
-    height = group.height
-    if group.many:
-        width, height = width - 8, height - 8
-        out += [_rect("deck", x + 8, y + 8, width, height, 10), _rect("deck", x + 4, y + 4, width, height, 10)]
-    out.append(_rect("group", x, y, width, height, 10))
-    out.append(_text("note", x + PAD, y + PAD + 8, group.title, width - 2 * PAD))
-    at = y + PAD + TITLE
-    for part in group.parts:
-        out += _part(part, x + PAD, at, width - 2 * PAD)
-        at += part.height
-    return out
+def _group(group: Group, x: float, y: float, width: float) -> tuple[list[str], float]:
+    deck = 8 if group.many else 0
+    width -= deck
+    inner, end = _stacked(group.parts, x + PAD, y + PAD + TITLE, width - 2 * PAD)
+    end += PAD
+    cards = [_rect("deck", x + by, y + by, width, end - y, 10) for by in ((8, 4) if group.many else ())]
+    title = _text("note", x + PAD, y + PAD + 8, group.title, width - 2 * PAD)
+    return [*cards, _rect("group", x, y, width, end - y, 10), title, *inner], end + deck
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float, radius: float) -> str:
     return f'<rect class="sl-{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
 
 
-def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = "start", more: str = "") -> str:
+def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = "start", style: str = "") -> str:
     """Return one line of text, cut to what `room` px hold; whole, it is in the tooltip."""
-    shown = _cut(words, max(4, int(room / (CHAR if kind == "text" else SMALL_CHAR))))
+    shown = _cut(words, max(4, int(room / CHARS[kind])))
     tip = "" if shown == words else f"<title>{_safe(words)}</title>"
-    style = ' font-size="12"' if more else ""
     return f'<text class="sl-{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}"{style}>{_safe(shown)}{tip}</text>'
 
 

@@ -1,6 +1,6 @@
 """One shard's section of a plan, opened at a state: source, what stands before the shard, the worker's stages.
 
-A channel stands where concurrency begins: behind a source that waits, and at the worker's end.
+A channel stands where concurrency begins: after a source that waits, and at the worker's end.
 
 Stages that few plans need are imported where they are: a host process starts sooner without.
 """
@@ -74,11 +74,9 @@ def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
 def _head(plan: Plan, site: Site) -> Opener[Any]:
     """Return the opener of what comes out of the shard."""
     opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at.epoch), state), site)
-    replicated = plan.mode == "replicated"
-    for stage in plan.before:
-        if _runs(stage, plan):
-            opener = StageOpener(stage, opener)
-    if replicated and site.num_shards > 1:
+    for stage in plan.in_workers:
+        opener = StageOpener(stage, opener)
+    if plan.mode == "replicated" and site.num_shards > 1:
         from streamline.transforms.limit import Stride
 
         opener = StageOpener(Stride(name="shard"), opener)
@@ -88,14 +86,3 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
         ahead = plan.source.ahead_bytes
         opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS, bytes=ahead, by_list=True), opener)
     return opener
-
-
-def _runs(stage: Stage[Any, Any], plan: Plan) -> bool:
-    """Whether a stage before the shard runs in each worker; the others are in the part that the source reads."""
-    if plan.mode == "replicated":
-        from streamline.transforms.shuffle import ShuffleFiles
-
-        return not isinstance(stage, ShuffleFiles)
-    from streamline.transforms.repeat import Repeat
-
-    return not plan.source.indexable and isinstance(stage, Repeat)

@@ -35,7 +35,6 @@ from streamline.plan.plan import Plan
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.stream import Stream
 from streamline.snapshot.snapshot import Snapshot
-from streamline.transforms.map import ConcurrentMap
 
 __all__ = ["DebugStream"]
 
@@ -337,8 +336,5 @@ def _no_other_loop() -> Iterator[None]:
 
 def _one_call_at_a_time(plan: Plan) -> Plan:
     """Return the plan with every map's calls one after the other: the order of calls is the order of items."""
-
-    def alone(stage: Any) -> Any:
-        return replace(stage, concurrency=1) if isinstance(stage, ConcurrentMap) else stage
-
-    return replace(plan, worker=tuple(map(alone, plan.worker)), after=tuple(map(alone, plan.after)))
+    worker, after = (tuple(stage.one_call_at_a_time() for stage in part) for part in (plan.worker, plan.after))
+    return replace(plan, worker=worker, after=after)

@@ -37,7 +37,6 @@ from streamline.snapshot.reshard import resharded
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
-from streamline.sources.live import Live
 
 __all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
 
@@ -150,13 +149,6 @@ def unsettled(
     hold_descriptors()
     resume, epoch = begin.resume, begin.epoch
     plan = plan.settled
-    if isinstance(plan.source, Live):
-        plan.source.check_unread()
-        if epoch:
-            raise PlanError(
-                f"a live source has one epoch, 0, and no epoch {epoch}: a feed is read once, and its end is the "
-                "end. Leave epoch= out; epochs of a feed that goes on are .loader(steps_per_epoch=n)"
-            )
     _check_types(backend, resume, progress)
     accepted = checked(begin.accept, plan) | accepting(begin.new_files, plan)
     if epoch is not None:
@@ -167,6 +159,7 @@ def unsettled(
     memory = check_int(".open(memory=)", memory, 1)
     ends = checked_ends(begin.ends)
     found = find_rank(begin.rank, begin.world_size, begin.mesh)
+    plan.source.check_run(epoch or 0, found.world_size)
     _check_ranks(plan, found)
     if isinstance(backend, HostingBackend | HostPool):
         backend.check(plan)
@@ -228,11 +221,6 @@ def _check_ranks(plan: Plan, found: Rank) -> None:
     ranks = found.world_size
     if found.shared:
         _check_shared(plan)
-    if ranks > 1 and isinstance(plan.source, Live) and not plan.source.partitioned:
-        raise PlanError(
-            f"each of the {ranks} ranks would read the same feed, and be handed the same items: give each rank a feed "
-            f"of its own and say {plan.source.kind}(partitioned=True), or open(rank=0, world_size=1) if that is meant"
-        )
     if ranks > 1 and not plan.sharded:
         raise PlanError(
             f"each of the {ranks} ranks would read everything: add .shard(n) with n a multiple of {ranks}, or "
@@ -244,7 +232,7 @@ def _check_ranks(plan: Plan, found: Rank) -> None:
 
 def _check_shared(plan: Plan) -> None:
     """Refuse what gives the processes of one rank, those that share its data, other items each."""
-    why = "a feed is read once, by one of them" if isinstance(plan.source, Live) else None
+    why = "a feed is read once, by one of them" if plan.source.is_live else None
     if plan.chooser is not None:
         why = f"{plan.chooser} chooses an order, and each of them another one"
     if why is not None:

@@ -21,8 +21,6 @@ from streamline.sharding.ends import NAME, Agreement, Ends, nothing_to_pad
 from streamline.sharding.rank_sync import store_of_torch
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
-from streamline.sources.live import Live
-from streamline.transforms.repeat import Repeat
 
 __all__ = ["Resumed", "agreed", "begun_at"]
 
@@ -58,7 +56,7 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     """
     if rank.world_size == 1 or ends.policy == "allow":
         return Agreement(ends=ends, rank=rank)
-    if ends.policy == "pad" and isinstance(plan.source, Live):
+    if ends.policy == "pad" and plan.source.is_live:
         raise PlanError('ends="pad" gives first items again, and a feed is read once: ends="drop", or "allow"')
     own = _own(resumed, ends)
     padding: dict[str, Any] = {"padded": own.get("padded", 0), "again": own.get("again")}
@@ -133,7 +131,7 @@ def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _ItemsL
 
 def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) -> bool:
     """Whether the stages after the merge begin at this resume, so that they make of a number what they always do."""
-    if any(isinstance(stage, Repeat) for stage in plan.after):
+    if any(stage.repeats for stage in plan.after):
         return False
     kept = {stage.name for stage in plan.after if stage.kind != "numbering"}
     return not same_ranks or not any(name in kept for part in parts for name in part.state)

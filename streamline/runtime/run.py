@@ -46,7 +46,6 @@ from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
 from streamline.transforms.pass_history import reset
 from streamline.transforms.prefetch import Prefetch
-from streamline.transforms.repeat import Repeat
 
 __all__ = ["CacheReset", "ResolvedRun", "check_reset", "reset_from", "reset_kept"]
 
@@ -219,7 +218,7 @@ class _MergeOpener:
         else:
             if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
                 merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
-            if not any(isinstance(stage, Repeat) for stage in plan.after):  # which would open the workers again
+            if not any(stage.repeats for stage in plan.after):  # which would open the workers again
                 _notify_when_spent(inboxes, site.tasks.session)
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
@@ -236,7 +235,7 @@ class _MergeOpener:
             merge=plan.merge.name,
             state=state,
             journal=self.journal,
-            capacity=min(plan.feed_capacity, plan.source.max_ahead),
+            capacity=plan.feed_capacity,
             stages=" -> ".join(map(str, plan.worker)) or "no stages",
         )
 

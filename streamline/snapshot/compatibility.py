@@ -30,9 +30,6 @@ from streamline.plan.plan import Plan
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.stage_matching import Pair, paired
 from streamline.sources.base import Change, Source, Split
-from streamline.transforms.batch import Batch
-from streamline.transforms.repeat import Repeat
-from streamline.transforms.shuffle import IndexShuffle
 
 __all__ = ["Difference", "Fit", "NewFiles", "accepting", "check_snapshot", "checked", "fitted", "refusal"]
 
@@ -92,7 +89,7 @@ def _known(plan: Plan) -> tuple[set[str], set[str]]:
     known |= {f"shard.{what}" for what in SHARD}
     uncounted = {f"{source.name}.{field.name}" for field in fields(source)}
     uncounted |= {f"{plan.merge.name}.{what}" for what in ("kind", "max_skips_per_round", "max_lead")}
-    for stage in (*plan.before, *plan.worker, *plan.after):
+    for stage in plan.stages:
         mine = {stage.argument(stage.name, field.name) for field in fields(stage)}
         uncounted |= mine | {stage.argument(stage.name, "executor")}
         if stage.counted:
@@ -276,8 +273,8 @@ class _Comparison:
             num_shards=self._plan.shard.num_shards,
             epoch=self._snapshot.epoch,
             own=own,
-            moved_by=_moved_by(self._plan, 0),
-            passes=any(isinstance(stage, Repeat) for stage in (*self._plan.before, *self._plan.worker)),
+            moved_by=self._plan.moved_by(),
+            passes=any(stage.repeats for stage in (*self._plan.before, *self._plan.worker)),
         )
 
     def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
@@ -305,13 +302,15 @@ class _Comparison:
         if self._snapshot.version >= ORDERS_WRITTEN:
             return
         plan, own = self._plan, self._snapshot.state[self._snapshot.merge]
-        waiting = {stage.name for stage in (*plan.worker, *plan.after) if isinstance(stage, Batch) and stage.chooses}
+        waiting = {
+            stage.name: f"{stage.chooses_by}=None" for stage in plan.stages if stage.chooses and stage.chooses_by
+        }
         for at, pair in enumerate(self._pairs):
             if pair.its is None:
                 continue
             way_out = None
             if pair.name in waiting and any(pair.its["name"] not in tree for tree in self._trees(pair)):
-                way_out = "max_wait_s=None"
+                way_out = waiting[pair.name]
             elif pair.name == plan.merge.name and plan.merge.chooses:
                 way_out = None if own.get("replay") else ".merge('strict')"
             if way_out is not None and (found := self._reading_again(at)):
@@ -363,8 +362,8 @@ class _Comparison:
         """Whether a change before the shard leaves every item that was delivered at its place."""
         if what not in ("count", "times"):
             return False
-        behind = 1 + [stage.name for stage in self._plan.before].index(name)
-        stays = self._plan.mode == "interleaved" and _moved_by(self._plan, behind) is None
+        first = 1 + [stage.name for stage in self._plan.before].index(name)
+        stays = self._plan.mode == "interleaved" and self._plan.moved_by(first) is None
         return stays or not self._plan.source.indexable
 
     def _why_not(self, pair: Pair, what: str) -> str:
@@ -409,14 +408,6 @@ _NOT_SHARD = {
     "interleave": "a state says where each of its files stands: finish the epoch as it was, or begin anew",
     "drop_remainder": "the blocks of the shards would move: finish the epoch as it was, or begin anew",
 }
-
-
-def _moved_by(plan: Plan, at: int) -> str | None:
-    """Return the stage that moves items if the number before it changes; `at` 0 is the source."""
-    for stage in plan.before[at:]:
-        if isinstance(stage, IndexShuffle | Repeat):
-            return f".{stage.kind}()"
-    return None
 
 
 def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Snapshot:

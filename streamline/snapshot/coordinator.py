@@ -30,7 +30,6 @@ from streamline.plan.plan import Plan
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Keeper, Snapshot
-from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.regenerate_spill import SpillKeeper
 
 __all__ = ["SnapshotCoordinator"]
@@ -106,8 +105,7 @@ class SnapshotCoordinator:
     def _spills(self) -> SpillKeeper | None:
         """What removes the cycles on disk that no snapshot needs any more."""
         plan = self.plan
-        folders = {stage.name: stage.spill for stage in (*plan.worker, *plan.after) if isinstance(stage, Regenerate)}
-        kept = {name: folder for name, folder in folders.items() if folder is not None}
+        kept = {stage.name: folder for stage in plan.stages if (folder := stage.spills_to) is not None}
         if not kept:
             return None
         shards = self.rank.shards(plan.shard.num_shards)

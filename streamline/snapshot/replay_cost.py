@@ -7,8 +7,8 @@ from typing import Any
 
 from streamline.core.state import Json, Tree
 from streamline.core.text import Entry
-from streamline.plan.stage_kinds import stage_class
 from streamline.snapshot.snapshot import Snapshot
+from streamline.transforms.base import stage_class
 
 __all__ = ["behind_merge", "of_worker", "section"]
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from streamline.core.state import Json
 from streamline.errors import ResumeError
-from streamline.plan.stage_kinds import stage_class
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, stage_class
 
 __all__ = ["resharded"]
 

@@ -8,8 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from streamline.core.text import Entry
-from streamline.plan.stage_kinds import stage_class
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, stage_class
 
 __all__ = ["Pair", "paired"]
 

@@ -13,7 +13,7 @@ import msgspec
 
 from streamline.core.state import Tree
 from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
-from streamline.plan.stage_kinds import check_trees
+from streamline.plan.fingerprint import check_trees
 from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot.replay_cost import section
 from streamline.snapshot.snapshot import Snapshot

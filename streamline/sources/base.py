@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,8 +98,12 @@ class Source(ABC, Generic[T]):
 
     name: str
 
-    modes: ClassVar[tuple[Mode, ...]]
-    """How this kind of source can be split; `default_mode` is the one without `mode=`."""
+    kind: ClassVar[str]
+    """What snapshots and printed plans call it, by the function that makes it: "from_items". Saved, so it stays when
+    the class is renamed. A class that sets none is called after itself."""
+
+    modes: ClassVar[tuple[Mode, ...]] = ("custom",)
+    """How this kind of source can be split; `default_mode` is the one without `mode=`. "custom": it splits itself."""
 
     indexable: ClassVar[bool] = False
     """Whether `.shuffle`, `.take`, `.skip` and `.repeat` before `.shard` act on its index."""
@@ -114,6 +119,21 @@ class Source(ABC, Generic[T]):
 
     listing_type: ClassVar[Any] = Length | None
     """Likewise, of its listing in a snapshot."""
+
+    is_live: ClassVar[bool] = False
+    """Whether it can be read once, by one reader for all workers of a rank."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in cls.__dict__:
+            cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def check_run(self, epoch: int, world_size: int) -> None:
+        """Check that it can be read in this epoch, on so many ranks.
+
+        Raises:
+          PlanError: it can't be; with the way out.
+        """
 
     def check_states(self, split: Split, listing: Json) -> None:
         """Check the saved parts of the workers' states against this kind of source.
@@ -176,6 +196,15 @@ class Source(ABC, Generic[T]):
         return None
 
     @property
+    def most_ahead(self) -> int | None:
+        """Of a live source: items that may wait for one worker while another one starves."""
+        return None
+
+    def how_read(self, num_shards: int) -> str:
+        """Say what isn't obvious of how the shards are read, for a printed plan; "" if nothing."""
+        return ""
+
+    @property
     def reread(self) -> str:
         """What a resume does to get back to its place, for a printed plan: "seeks to its byte"."""
         return ""
@@ -220,11 +249,6 @@ class Source(ABC, Generic[T]):
         """Return what is read, as JSON, for snapshots: paths and sizes, or a length. May look at files."""
         return {"length": self.length}
 
-    @property
-    def kind(self) -> str:
-        """The function that made it: "from_items"."""
-        return self.name
-
     def __str__(self) -> str:
         return self.kind if self.length is None else f"{self.kind} ({self.length:,} items)"
 
@@ -247,11 +271,6 @@ class Source(ABC, Generic[T]):
     @property
     def made_of(self) -> Sequence[tuple[str, str, Any]]:
         """Return what a source of several is made of, for a printed plan: name, a note ("weight 3, "), plan."""
-        return ()
-
-    @property
-    def plans(self) -> Sequence[Any]:
-        """The plans that it is made of."""
         return ()
 
     def resumed(self, listing: Json) -> Source[T]:

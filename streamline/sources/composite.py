@@ -312,10 +312,6 @@ class Several(Source[T], ABC):
     def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
         return replace(self, components=tuple((name, component.bound(bind)) for name, component in self.components))
 
-    @property
-    def plans(self) -> Sequence[Any]:
-        return [component.plan for _, component in self.components]
-
     def __str__(self) -> str:
         return f"{self.kind} of {', '.join(name for name, _ in self.components)}"
 

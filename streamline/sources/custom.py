@@ -47,15 +47,12 @@ def epoch_number(epoch: tuple[int, ...]) -> int:
 class CustomSource(Source[T]):
     """Reads what a declared generator function yields, sync or async. State: its dict after the item yielded."""
 
+    kind: ClassVar[str] = "source"
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
     state_type: ClassVar[Any] = dict[str, Any]
 
     fn: DeclaredFunction
     params: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "source"
 
     @property
     def waits(self) -> bool:

@@ -109,7 +109,7 @@ class Files(Source[T]):
         return self.format.ahead_bytes
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]  # its format's
         return self.format.kind
 
     @property

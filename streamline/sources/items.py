@@ -51,6 +51,7 @@ class _TakesLists(Protocol):
 class Items(Source[T]):
     """Reads by index. State: items consumed in this shard; a resume computes its place, shuffled or not."""
 
+    kind: ClassVar[str] = "from_items"
     modes: ClassVar[tuple[Mode, ...]] = ("interleaved", "contiguous")
     indexable: ClassVar[bool] = True
     changeable: ClassVar[tuple[str, ...]] = ("length",)
@@ -68,10 +69,6 @@ class Items(Source[T]):
     @property
     def length(self) -> int | None:
         return len(self.items)
-
-    @property
-    def kind(self) -> str:
-        return "from_items"
 
     @property
     def reread(self) -> str:

@@ -52,14 +52,11 @@ class IterableSource(Source[T]):
     State: items consumed; of an iterable that has a state also that, and how many items were consumed since.
     """
 
+    kind: ClassVar[str] = "from_iterable"
     modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
     state_type: ClassVar[Any] = Count | Loaded
 
     factory: Callable[[], Iterable[T] | AsyncIterable[T]]
-
-    @property
-    def kind(self) -> str:
-        return "from_iterable"
 
     @property
     def reread(self) -> str:

@@ -32,13 +32,10 @@ __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "FedSource", "Live",
 class FedSource(Source[Any]):
     """One worker's queue."""
 
+    kind: ClassVar[str] = "from_stream"
     modes: ClassVar[tuple[Mode, ...]] = ("shared",)
 
     inbox: Inbox[Any]
-
-    @property
-    def kind(self) -> str:
-        return "from_stream"
 
     def listing(self) -> None:
         """A feed has no length and no files."""
@@ -118,6 +115,7 @@ class Live(Source[T]):
 
     modes: ClassVar[tuple[Mode, ...]] = ("shared",)
     state_type: ClassVar[Any] = Count
+    is_live: ClassVar[bool] = True
 
     stream: Callable[[], AsyncIterable[T]] | AsyncIterable[T] | MarkedStream[T] | CountedStream[T]
     codec: Codec = field(default_factory=Codec)
@@ -128,7 +126,7 @@ class Live(Source[T]):
     once: _Once = field(default_factory=_Once, compare=False, repr=False)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]  # its stream's
         return self.stream.kind if isinstance(self.stream, MarkedStream) else "from_stream"
 
     def __str__(self) -> str:
@@ -157,6 +155,29 @@ class Live(Source[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         """Raise: one reader for all workers hands out the items."""
         raise TypeError("a live source is read by its feed; workers are opened on the feed's source")
+
+    @property
+    def most_ahead(self) -> int:
+        return self.max_ahead
+
+    def how_read(self, num_shards: int) -> str:
+        kept = "in memory" if self.journal is None else f"in {self.journal}"
+        whom = f"handed out to {num_shards:,} workers in turn" if num_shards > 1 else "for one worker"
+        return f": read once by one reader, {whom}; journalled {kept}"
+
+    def check_run(self, epoch: int, world_size: int) -> None:
+        self.check_unread()
+        if epoch:
+            raise PlanError(
+                f"a live source has one epoch, 0, and no epoch {epoch}: a feed is read once, and its end is the "
+                "end. Leave epoch= out; epochs of a feed that goes on are .loader(steps_per_epoch=n)"
+            )
+        if world_size > 1 and not self.partitioned:
+            raise PlanError(
+                f"each of the {world_size} ranks would read the same feed, and be handed the same items: give each "
+                f"rank a feed of its own and say {self.kind}(partitioned=True), or open(rank=0, world_size=1) if that "
+                "is meant"
+            )
 
     def directory(self, site: Site) -> Path | None:
         """Return where the journal of a rank is kept."""

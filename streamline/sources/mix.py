@@ -281,14 +281,11 @@ class Mixed(msgspec.Struct):
 class Mix(Several[T]):
     """Draws each item from one of its components. State: items drawn, components that have ended, where each stands."""
 
+    kind: ClassVar[str] = "mix"
     state_type: ClassVar[Any] = Mixed
 
     draws: Draws
     stop: Stop = "all"
-
-    @property
-    def kind(self) -> str:
-        return "mix"
 
     @property
     def reread(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
@@ -20,11 +20,9 @@ __all__ = ["Zip"]
 class Zip(Several[tuple[Any, ...]]):
     """Ends with the shortest; with `strict`, one that ends before the others is an error."""
 
-    strict: bool = False
+    kind: ClassVar[str] = "zip"
 
-    @property
-    def kind(self) -> str:
-        return "zip"
+    strict: bool = False
 
     def options(self) -> dict[str, Any]:
         return {"components": len(self.components)}

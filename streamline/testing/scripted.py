@@ -113,6 +113,7 @@ class Script(Source[Any]):
       record: what happened.
     """
 
+    kind: ClassVar[str] = "script"
     modes: ClassVar[tuple[Mode, ...]] = ("interleaved",)
 
     name: str = "script"

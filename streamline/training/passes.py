@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
@@ -26,7 +26,7 @@ from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.snapshot.snapshot import Snapshot
-from streamline.sources.live import Live
+from streamline.sources.base import Source
 from streamline.training.epochs import Epochs
 
 __all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
@@ -38,7 +38,7 @@ T = TypeVar("T")
 def passes_of(
     open_at: Callable[..., Opened[T]],
     options: RunOptions,
-    source: object,
+    source: Source[Any],
     steps_per_epoch: int | None,
     *,
     stay: bool,
@@ -72,7 +72,7 @@ def passes_of(
         pool = backend.pool(hints=True)
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
-    again = steps_per_epoch is None and not isinstance(source, Live) and options.get("dead_letters") is None
+    again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
     passes = Passes(partial(open_at, **options), pool, lambda: partial(settled(), **options), ahead=hosted and again)
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)

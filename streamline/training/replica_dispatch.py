@@ -36,7 +36,6 @@ from streamline.runtime.stream import Stream
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaShares
-from streamline.transfer.stage import Transfer
 
 __all__ = [
     "AsyncReplicaSource",
@@ -487,11 +486,11 @@ def check_source(source: object) -> None:
     """
     if isinstance(source, Openable | BaseStream):
         for stage in source.plan.after:
-            if isinstance(stage, Transfer) and stage.hands_over:
+            if stage.hands_over:
                 raise PlanError(
                     f"StreamReplicator(source) ends with {stage}, whose batches are for the CUDA stream of the thread "
                     "that reads them all, and a replica's reader has another: leave it out, and let each reader have "
-                    f'replicator.pipeline(r).transfer("{stage.device}")'
+                    f"replicator.pipeline(r).{stage.line()}"
                 )
     if isinstance(source, Openable | AsyncIterable) or (
         isinstance(source, Iterable) and not isinstance(source, str | bytes)

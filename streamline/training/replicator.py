@@ -26,7 +26,7 @@ from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
 from streamline.runtime.open import Openable, RunOptions
 from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
-from streamline.sources.live import CountedStream, Live
+from streamline.sources.live import CountedStream
 from streamline.training.replica_dispatch import (
     Dispatcher,
     Passed,
@@ -37,7 +37,6 @@ from streamline.training.replica_dispatch import (
     source_of,
 )
 from streamline.training.replica_shares import ReplicaShare, ReplicaShares, ReplicaStats
-from streamline.transforms.repeat import Repeat
 
 __all__ = ["RemoteReplica", "Replica", "ReplicaFeed", "Replicator", "ReplicatorState"]
 
@@ -315,7 +314,7 @@ class Replicator(Generic[T]):
           ResumeError: as in `replica`.
         """
         source = self._source
-        again = isinstance(source, Openable) and not isinstance(source.plan.source, Live)
+        again = isinstance(source, Openable) and not source.plan.source.is_live
         if again and isinstance(source, Openable) and (chooser := source.plan.chooser) is not None:
             raise PlanError(
                 f"{chooser} chooses an order, and another run another one, in which this replica would have other "
@@ -401,14 +400,14 @@ class Replicator(Generic[T]):
                 "give StreamReplicator a pipeline; or read each replica through replicator.pipeline(r), whose "
                 "snapshots hold what it has read"
             )
-        if isinstance(self._source.plan.source, Live):
+        if self._source.plan.source.is_live:
             raise PlanError(
                 f"StreamReplicator.{what}: {self._source.plan.source} is read once, and its journal releases what "
                 "the replicator has read: read each replica through replicator.pipeline(r), whose snapshots hold it"
             )
-        if (chooser := _repeated_chooser(self._source)) is not None:
+        if (found := self._source.plan.repeated_choice) is not None:
             raise PlanError(
-                f"StreamReplicator.{what}: .repeat goes through what {chooser} has chosen anew in each pass, so items "
+                f"StreamReplicator.{what}: .repeat goes through what {found[0]} has chosen anew in each pass, so items "
                 "that wait for a replica could not be read again: move .repeat before .shard"
             )
 
@@ -450,18 +449,6 @@ def _orphaned(dispatcher: Dispatcher) -> None:
     for share in dispatcher.shares.all:
         if share.standing == "unasked":
             dispatcher.lose(share, "was never asked for, and its StreamReplicator is gone,")
-
-
-def _repeated_chooser(pipe: Openable[Any]) -> str | None:
-    """Return what chooses an order under a `.repeat`, whose passes keep no choices; None: nothing."""
-    plan, chooser = pipe.plan, None
-    for at, stage in enumerate((*plan.worker, *plan.after)):
-        if at == len(plan.worker) and plan.merge.chooses:
-            chooser = "the best-effort merge"
-        if isinstance(stage, Repeat) and chooser is not None:
-            return chooser
-        chooser = str(stage) if stage.chooses else chooser
-    return None
 
 
 VERSION = 2

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from streamline.core.blame import blame, cancellation_requested, results
+from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Inbox
 from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.pace import results
 from streamline.core.state import Tree
 from streamline.core.threads import in_thread
 from streamline.transfer.base import Mover, Target
@@ -34,19 +35,15 @@ class Transfer(Stage[Any, Any]):
       target: the device that was found; None until the pipeline is opened.
     """
 
+    kind: ClassVar[str] = "transfer"
     last: ClassVar[bool] = True
     counted: ClassVar[bool] = False
+    uncounted_options = ("device", "depth", "target")
+    one_to_one = True
 
     device: Any
     depth: int = 2
     target: Target | None = field(default=None, repr=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @property
     def owns_output_channel(self) -> bool:
@@ -87,7 +84,7 @@ class Transfer(Stage[Any, Any]):
         mover = self._mover()
         if run.meter is not None and mover.tells is not None:
             run.meter.tells(mover.tells)
-        async with aclosing(results(run, mover.move, str(self))) as parts:
+        async with aclosing(results(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
                 yield Chunk(moved, chunk.states, chunk.after)
                 del chunk, moved

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
-from streamline.core.state import Json, State, Tree
+from streamline.core.state import Json, Over, State, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError
 from streamline.sharding.index import Index
 
-__all__ = ["Stage"]
+if TYPE_CHECKING:
+    from streamline.sources.base import Part, Source
+
+__all__ = ["Stage", "StageLayout", "stage_class"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLayout:
+    """How a stage runs, for the printed plan and the picture.
+
+    Attributes:
+      holds: items in the stage's own task; None: it runs no code there.
+      before: items in a channel of its own before it; None: it is pulled in one chain with what is upstream.
+      adopts: whether a channel that is there already takes the place of `before`.
+      after: items in a channel of its own after it, of at most `after_bytes`.
+      calls: of the user's function at once.
+      threads: whether they run in threads.
+    """
+
+    holds: int | None = 0
+    before: int | None = None
+    adopts: bool = False
+    after: int | None = None
+    after_bytes: int | None = None
+    calls: int = 1
+    threads: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +50,18 @@ class Stage(ABC, Generic[In, Out]):
     """One step of a plan: its options, and how to open a flow over an upstream.
 
     A stage that reads its upstream once overrides `lists` (and `begin` where it keeps a state of its own); one that
-    opens its upstream differently overrides `open`.
+    opens its upstream differently overrides `open`. All else has a default that suits a stage which gives other items
+    than it takes, and holds none of them.
 
     Attributes:
       name: unique in its pipeline; its part of a state is kept under it.
     """
 
     name: str
+
+    kind: ClassVar[str]
+    """What snapshots and printed plans call this class: "flat_map". Saved, so it stays when the class is renamed. A
+    class that sets none is called after itself."""
 
     accepted_changes: ClassVar[Mapping[str, str]] = {}
     """Changes between a snapshot and its resume that the user may accept (options, "added", "removed"), with what comes
@@ -54,6 +84,48 @@ class Stage(ABC, Generic[In, Out]):
     last: ClassVar[bool] = False
     """Whether it must be the last stage."""
 
+    first_own: ClassVar[Json] = None
+    """Its part of a state at the beginning; None: it keeps none, or makes it in `begin`."""
+
+    one_to_one: ClassVar[bool] = False
+    """Whether as many items come out as go in; else see `num_outputs`."""
+
+    uncounted_options: ClassVar[Collection[str]] = ()
+    """Fields that change no item."""
+
+    before_shard: ClassVar[frozenset[Literal["index", "files", "whole", "passes"]]] = frozenset()
+    """What it may act on before `.shard`: the "index" of an indexable source; a list of "files"; the "whole" flow,
+    which each worker reads; each worker's "passes" over its shard. With the last two, it runs in every worker."""
+
+    repeats: ClassVar[bool] = False
+    """Whether it opens its upstream anew for each pass."""
+
+    moves_items: ClassVar[bool] = False
+    """Whether, before the shard, an item's place depends on how many items there are."""
+
+    nests: ClassVar[int] = 0
+    """1: its outputs are batches of its inputs; -1: its inputs are batches of its outputs."""
+
+    chooses_by: ClassVar[str | None] = None
+    """The option without which it would choose no order, where format 1 of snapshots didn't write the order down."""
+
+    calls_per_item: ClassVar[bool] = True
+    """Whether its function returns for each item or batch, so that a crash in a call is due to that one."""
+
+    part_of_next: ClassVar[bool] = False
+    """Whether printed plans show its options as options of the stage after it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in cls.__dict__:
+            cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        _CLASSES.setdefault(cls.kind, []).insert(0, cls)
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        """Whether a stage with these options is of this class, where several share a kind."""
+        return True
+
     def settled(self) -> Stage[In, Out]:
         """Return this stage with what depends on the thread and the machine that open it resolved.
 
@@ -61,6 +133,25 @@ class Stage(ABC, Generic[In, Out]):
           PlanError: it can't run here.
         """
         return self
+
+    def before(self, later: Sequence[Stage[Any, Any]]) -> Stage[In, Out]:
+        """Return this stage as it runs with these stages after it."""
+        return self
+
+    def one_call_at_a_time(self) -> Stage[In, Out]:
+        """Return this stage with the user's function called for one item after the other, for `.debug()`."""
+        return self
+
+    def check_live(self, source: Source[Any]) -> None:
+        """Check that this stage works over a live source, which is read once.
+
+        Raises:
+          PlanError: it doesn't; with the way out.
+        """
+
+    def in_part(self, part: Part) -> Part:
+        """Return what a worker reads of a source, with this stage, which acts on the files, before the shard."""
+        return part
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
@@ -75,24 +166,47 @@ class Stage(ABC, Generic[In, Out]):
 
     def begin(self, upstream: State, own: Any) -> State:
         """Return the state before the first item: without a state of its own, the upstream's."""
-        return upstream
+        return upstream if self.first_own is None else Over(self.name, own or self.first_own, upstream)
 
     def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
         raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
 
-    @property
-    def kind(self) -> str:
-        """The stage's kind as users write it: "flat_map"."""
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
-
     def __str__(self) -> str:
         return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"
+
+    def line(self, more: Sequence[str] = ()) -> str:
+        """Return this stage as it was written, more or less: "shuffle(window=4096, seed=0)".
+
+        Args:
+          more: options that it has from the stage before it.
+        """
+        names = [] if self.name.startswith(self.kind) else [self.name]
+        return f"{self.kind}({', '.join([*names, *self.shown_options(), *more])})"
+
+    def shown_options(self) -> list[str]:
+        """Return its options as in `line`: without functions, and without defaults, but with a seed always."""
+        return [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if field.repr and field.name != "name" and not callable(value := getattr(self, field.name))
+            if field.name == "seed" or value != field.default
+        ]
+
+    def in_all(self, num_workers: int) -> str:
+        """Say what it comes to in all workers together, where that isn't obvious: "up to 1,600 in all"."""
+        return ""
+
+    @property
+    def layout(self) -> StageLayout:
+        """How it runs, for the printed plan and the picture."""
+        return StageLayout(holds=self.in_flight)
 
     @property
     def options(self) -> dict[str, Any]:
         """The options that change which items come out, by name; a resume insists on them."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+        left_out = {"name", *self.uncounted_options}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         """Return the index that this stage makes of the index upstream, in an epoch.
@@ -111,7 +225,7 @@ class Stage(ABC, Generic[In, Out]):
         Args:
           items: a whole number, or `math.inf` for a flow without end.
         """
-        return None
+        return items if self.one_to_one else None
 
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
@@ -182,6 +296,25 @@ class Stage(ABC, Generic[In, Out]):
         return False
 
     @property
+    def spills_to(self) -> str | None:
+        """The folder with files that only snapshots refer to, removed once no saved one does; None: there is none."""
+        return None
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether its outputs are ready only for the thread that takes them, as on a CUDA stream."""
+        return False
+
+    def pass_number(self, before: int, own: Any) -> int:
+        """Return the number of a pass, counted through those of all repeats.
+
+        Args:
+          before: the number that the repeats downstream make.
+          own: what a state says of this stage.
+        """
+        return before
+
+    @property
     def in_flight(self) -> int:
         """Items that this stage may hold between its input and its output."""
         return 0
@@ -195,3 +328,12 @@ class Stage(ABC, Generic[In, Out]):
     def output_weight(self) -> int:
         """Size of an output in inputs: a channel after this stage holds fewer of them."""
         return 1
+
+
+_CLASSES: dict[str, list[type[Stage[Any, Any]]]] = {}
+"""All stages by kind, the latest first: a class that is defined again, in a notebook, replaces itself."""
+
+
+def stage_class(kind: str, options: Mapping[str, Any]) -> type[Stage[Any, Any]]:
+    """Return the class of a stage of this kind and these options; `Stage` where none is known."""
+    return next((cls for cls in _CLASSES.get(kind, ()) if cls.answers(options)), Stage)

@@ -13,27 +13,27 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 import msgspec
 
-from streamline.core.blame import blame, not_awaited
+from streamline.core.blame import blame
 from streamline.core.channel import Inbox
 from streamline.core.choices import Branch, Log
 from streamline.core.counters import HoldTimer
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.options import check_function, is_async
-from streamline.core.pace import Pace
+from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state import Json, Over, Reference, State, Tree
 from streamline.core.state_types import Size
 from streamline.errors import PlanError, ResumeError
-from streamline.transforms.base import Stage
-from streamline.transforms.collate import as_list, stack, stack_tensors
+from streamline.transforms.base import Stage, StageLayout
+from streamline.transforms.collate import as_list, shown_collate, stack, stack_tensors
 
 __all__ = [
     "NAMED",
@@ -41,7 +41,6 @@ __all__ = [
     "Batch",
     "BatchCounter",
     "BatchState",
-    "Batching",
     "Sizes",
     "WaitingBatch",
     "collate_of",
@@ -73,6 +72,7 @@ class Batch(Stage[In, Out]):
       counts: whether a stage downstream may read batches again; set when the plan is compiled.
     """
 
+    kind: ClassVar[str] = "batch"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the batches from here on have the new size, from the first item that was in no batch delivered",
         "drop_remainder": "the rest at the end is treated as it says now",
@@ -82,6 +82,9 @@ class Batch(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
+    uncounted_options = ("max_wait_s", "counts")
+    nests: ClassVar[int] = 1
+    chooses_by: ClassVar[str | None] = "max_wait_s"
 
     size: int
     drop_remainder: bool = False
@@ -89,10 +92,17 @@ class Batch(Stage[In, Out]):
     max_wait_s: float | None = None
     counts: bool = field(default=False, repr=False, compare=False)
 
+    def before(self, later: Sequence[Stage[Any, Any]]) -> Batch[In, Out]:
+        return replace(self, counts=any(stage.rewinds for stage in later))
+
+    def shown_options(self) -> list[str]:
+        return [*super().shown_options(), *shown_collate(self.collate)]
+
     @property
-    def options(self) -> dict[str, Any]:
-        counting = ("max_wait_s", "counts")  # as concurrency
-        return {name: value for name, value in super().options.items() if name not in counting}
+    def layout(self) -> StageLayout:
+        if self.max_wait_s is None:
+            return super().layout
+        return StageLayout(holds=self.size, before=self._capacity, adopts=True)
 
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
@@ -133,17 +143,15 @@ class Batch(Stage[In, Out]):
         own = None if state is None else state.get(self.name)
         flow, site = upstream(state), upstream.site
         if self.max_wait_s is None and (own is None or not own["replay"]):
-            run = self.run_over(flow, site, state, own)
-            counter = BatchCounter(self.name, self.size) if self.counts else None
-            return ListsFlow(
-                flow.state if counter is None else counter.state_after(flow.state), self.lists(run, counter), run, flow
-            )
+            run, counter = self.run_over(flow, site, state, own), BatchCounter(self)
+            return ListsFlow(counter.state_after(flow.state), self.lists(run, counter), run, flow)
         inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
-        run = self.run_over(inbox, site, state, own)
-        waiting = WaitingBatch(self, inbox, own)
-        return ListsFlow(waiting.begin(), waiting.lists(run), run, inbox)
+        run, waiting = self.run_over(inbox, site, state, own), WaitingBatch(self, inbox, own)
+        # not kept by it: the first state would keep the log of every choice made since
+        return ListsFlow(waiting.state_after(inbox.state), waiting.lists(run), run, inbox)
 
     async def lists(self, run: Run[In], counter: BatchCounter | None = None) -> Lists[Out]:
+        counter = counter or BatchCounter(self)
         held: list[In] = []
         last = Reference.to(run.upstream.state)
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
@@ -165,28 +173,20 @@ class Batch(Stage[In, Out]):
             if start < len(items):
                 last = Reference(states, len(items) - 1)
             elif not held and after is not None:
-                yield Chunk((), (), after if counter is None else counter.state_after(after))
+                yield Chunk((), (), counter.state_after(after))
             del items
         now = run.upstream.state
         if held and not self.drop_remainder:
             yield self._batch(held, run, last.get(), now, counter)
         elif held:
-            yield Chunk(
-                (), (), now if counter is None else counter.state_after(now)
-            )  # what was skipped among the rest counts
-
-    def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]:
-        """Return the batch, or nothing if it is skipped; `last` is the upstream's state after it."""
-        return collated(self, self.collate, held, run, last)
+            yield Chunk((), (), counter.state_after(now))  # what was skipped among the rest counts
 
     def _batch(
-        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter | None
+        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter
     ) -> Chunk[Out]:
-        made = self.collated(held, run, last)
-        if counter is not None:
-            counter.add(len(held))
-            last, after = counter.state_after(last), None if after is None else counter.state_after(after)
-        return Chunk(made, [last], after) if made else Chunk((), (), last if after is None else after)
+        made = collated(self, self.collate, held, run, last)
+        counter.add(len(held))
+        return _chunk(made, last, after, counter.state_after)
 
 
 def collated(
@@ -196,8 +196,7 @@ def collated(
     try:
         with HoldTimer(run.meter):
             made = [collate(held)]
-        if (problem := not_awaited(str(stage), made, "await it in a .map after .batch(collate=None)")) is not None:
-            raise problem
+        check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
         run.judge(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
@@ -225,32 +224,24 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
     return found
 
 
-class Batching(Protocol[In, Out]):
-    """What `WaitingBatch` needs of a stage: that of this module, and its like."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def drop_remainder(self) -> bool: ...
-    @property
-    def max_wait_s(self) -> float | None: ...
-    def collated(self, held: list[In], run: Run[In], last: State) -> list[Out]: ...
+def _chunk(made: list[Out], last: State, after: State | None, state_after: Callable[[State], State]) -> Chunk[Out]:
+    """Return a batch, or the progress over one that was skipped."""
+    if not made:
+        return Chunk((), (), state_after(last if after is None else after))
+    return Chunk(made, [state_after(last)], None if after is None else state_after(after))
 
 
 LATE: Chunk[Any] = Chunk((), ())
 """Returned in place of a list when the batch has waited long enough."""
 
 
-class BatchState(State):
+class BatchState(Over):
     """After a batch: the upstream's state after its last item, and how many batches were made so far."""
 
-    __slots__ = ("_count", "_log", "_name", "_sizes", "_upstream")
+    __slots__ = ("_count", "_log", "_sizes")
 
     def __init__(self, name: str, upstream: State, log: Log, count: int, sizes: tuple[int, int] | None = None) -> None:
-        self._name = name
-        self._upstream = upstream
+        super().__init__(name, None, upstream)
         self._log = log
         self._count = count  # batches made since the log's segment began
         self._sizes = sizes  # of a full batch, and of the last one; None: sizes are logged
@@ -262,33 +253,27 @@ class BatchState(State):
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(BatchState, until.latest)
         stop, planned = later._number, later._log.planned
-        tree = self._upstream.json(None if until is None else later._upstream)
+        tree = self.upstream.json(None if until is None else later.upstream)
         logged = planned if later._sizes is not None else max(stop, planned)
         replay = self._log.between(self._number, logged, later._log)
         if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
             full, last = later._sizes
             replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
-        own: dict[str, Json] = {"replay": replay}
-        tree[self._name] = own
+        tree[self.name] = {"replay": replay}
         return tree
 
     def forks(self) -> Iterator[Branch]:
-        yield Branch(self._name, self._log, self._number, self._number)
-        yield from self._upstream.forks()
-
-    def tally(self, found: Tally) -> None:
-        self._upstream.tally(found)
-
-    def where(self) -> str:
-        return self._upstream.where()
+        yield Branch(self.name, self._log, self._number, self._number)
+        yield from self.upstream.forks()
 
 
 class BatchCounter:
-    """Counts the batches of a stage without `max_wait_s`."""
+    """Counts the batches of a stage without `max_wait_s`, if a stage downstream may read them again."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self._name, self._log = name, Log(0, [], 0, name)
-        self._size = self._last = size
+    def __init__(self, stage: Batch[Any, Any]) -> None:
+        self._name, self._log = stage.name, Log(0, [], 0, stage.name)
+        self._counts = stage.counts
+        self._size = self._last = stage.size
         self._made = 0
 
     def add(self, size: int) -> None:
@@ -298,6 +283,8 @@ class BatchCounter:
 
     def state_after(self, upstream: State) -> State:
         """Return the state after the last batch, over the upstream's."""
+        if not self._counts:
+            return upstream
         return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
 
 
@@ -309,7 +296,7 @@ class WaitingBatch(Generic[In, Out]):
       own: the stage's part of the state that it is opened at.
     """
 
-    def __init__(self, stage: Batching[In, Out], inbox: Inbox[In], own: Any) -> None:
+    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Any) -> None:
         sizes: list[int] = list(own["replay"]) if own else []
         self._stage, self._inbox = stage, inbox
         self._replay = deque(sizes)
@@ -321,10 +308,6 @@ class WaitingBatch(Generic[In, Out]):
         self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
-    def begin(self) -> State:
-        """Return the state before the first batch. Not kept here: it would keep the log of every choice made since."""
-        return self._state_after(self._inbox.state)
-
     async def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield batches, each when it is full or its time is over."""
         pace = Pace()
@@ -333,7 +316,7 @@ class WaitingBatch(Generic[In, Out]):
             if not self._missing or (chunk is LATE):
                 yield self._batch(run, self._after)
             elif not self._held and chunk.after is not None:
-                yield Chunk((), (), self._state_after(chunk.after))
+                yield Chunk((), (), self.state_after(chunk.after))
             del chunk
             await pace.breathe()
         if self._replay:
@@ -341,9 +324,7 @@ class WaitingBatch(Generic[In, Out]):
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
         elif self._held:
-            yield Chunk(
-                (), (), self._state_after(self._inbox.state)
-            )  # what was skipped among the rest is to be counted
+            yield Chunk((), (), self.state_after(self._inbox.state))  # what was skipped among the rest counts
 
     @property
     def _missing(self) -> int:
@@ -374,22 +355,17 @@ class WaitingBatch(Generic[In, Out]):
     def _batch(self, run: Run[In], after: State | None) -> Chunk[Out]:
         """Collate the current batch, and log its size."""
         last, held = self._last.get(), self._held
-        made = self._stage.collated(held, run, last)
+        made = collated(self._stage, self._stage.collate, held, run, last)
         if self._replay:
             self._replay.popleft()
-        elif self._chooses:
+        elif self._stage.chooses:
             self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
         self._size = len(held)
         self._held, self._deadline = [], None
-        if not made:
-            return Chunk((), (), self._state_after(last if after is None else after))
-        return Chunk(made, [self._state_after(last)], None if after is None else self._state_after(after))
+        return _chunk(made, last, after, self.state_after)
 
-    @property
-    def _chooses(self) -> bool:
-        return self._stage.max_wait_s is not None
-
-    def _state_after(self, upstream: State) -> State:
-        sizes = None if self._chooses else (self._stage.size, self._size)
+    def state_after(self, upstream: State) -> State:
+        """Return the state after the last batch, over the upstream's."""
+        sizes = None if self._stage.chooses else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)

@@ -20,17 +20,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from streamline.core.blame import blame
+from streamline.core.blame import blame, saved_as
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.options import check_function, check_int, given, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Over, Reference, Since, State, States
+from streamline.core.state import Json, MadeStates, Over, Reference, Since, State, States
 from streamline.core.state_types import Count, Range, total
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
+from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
 __all__ = ["BucketByLength", "BucketPart", "Buckets", "bucket_of", "own_part"]
@@ -59,6 +60,7 @@ class BucketByLength(Stage[In, Out]):
       batch_size: one for each bucket: one more than `boundaries`.
     """
 
+    kind: ClassVar[str] = "bucket_by_length"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "boundaries": "the items that were in no batch delivered are put into the new buckets",
         "batch_size": "the batches from here on have the new sizes, from the items that were in no batch delivered",
@@ -70,6 +72,8 @@ class BucketByLength(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
+    rewinds = True
+    nests: ClassVar[int] = 1
 
     boundaries: tuple[int, ...]
     batch_size: tuple[int, ...]
@@ -91,9 +95,8 @@ class BucketByLength(Stage[In, Out]):
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if own and own["read"] else None for own in owns])
 
-    @property
-    def rewinds(self) -> bool:
-        return True
+    def shown_options(self) -> list[str]:
+        return [*super().shown_options(), *shown_collate(self.collate)]
 
     def num_outputs(self, items: float) -> float | None:
         return items if items == math.inf else None
@@ -211,6 +214,7 @@ def bucket_of(
     )
 
 
+@saved_as("length_of")
 def length_of(item: Any) -> int:
     """Return how long an item is: `len` of it, which is an array's first axis.
 
@@ -345,10 +349,10 @@ class Buckets(Generic[In]):
         self.count -= len(items)
         return items
 
-    def states(self, now: Reference) -> _BucketState:
+    def states(self, now: Reference) -> States:
         """Return the state after what was taken so far; `now` is the upstream's."""
         held = [(bucket.positions, bucket.chunk) for bucket in self._buckets if bucket.chunk is not None]
-        return _BucketState(self._name, held, self._next, self._replay_end, self._due, now)
+        return MadeStates(_state_after, self._name, held, self._next, self._replay_end, self._due, now)
 
     def check_end(self, stage: str) -> None:
         """Check that all items that had been read before a resume were read again.
@@ -363,40 +367,24 @@ class Buckets(Generic[In]):
             )
 
 
-class _BucketState:
-    """The states after a batch: the items before `end` that are left in the buckets.
+def _state_after(
+    name: str,
+    held: list[tuple[list[int], _UpstreamChunk]],
+    end: int,
+    replay_end: int,
+    due: tuple[int, ...],
+    now: Reference,
+) -> State:
+    """Return the state after a batch: the items before `end` that are left in the buckets.
 
     Args:
       held: for each bucket, the numbers of its items (later ones may be added) and the list with the first of them.
       replay_end: items before this one had been read before a resume; those of `due` were in no batch then.
     """
-
-    __slots__ = ("_due", "_end", "_held", "_name", "_now", "_replay_end")
-
-    def __init__(
-        self,
-        name: str,
-        held: list[tuple[list[int], _UpstreamChunk]],
-        end: int,
-        replay_end: int,
-        due: tuple[int, ...],
-        now: Reference,
-    ) -> None:
-        self._name, self._held, self._end, self._replay_end, self._due, self._now = (
-            name,
-            held,
-            end,
-            replay_end,
-            due,
-            now,
-        )
-
-    def __getitem__(self, index: int, /) -> State:
-        end, now = self._end, self._now.get()
-        positions = [at for held, _ in self._held for at in held if at < end]
-        positions += [at for at in self._due if at >= end]
-        upstream, low = now, end
-        if self._held:
-            low, came = min((held[0], number) for number, (held, _) in enumerate(self._held))
-            upstream = Since(self._held[came][1].state_before(low), now)
-        return Over(self._name, own_part(max(end, self._replay_end) - low, ranges(positions, low)), upstream)
+    positions = [at for numbers, _ in held for at in numbers if at < end]
+    positions += [at for at in due if at >= end]
+    upstream, low = now.get(), end
+    if held:
+        low, came = min((numbers[0], bucket) for bucket, (numbers, _) in enumerate(held))
+        upstream = Since(held[came][1].state_before(low), upstream)
+    return Over(name, own_part(max(end, replay_end) - low, ranges(positions, low)), upstream)

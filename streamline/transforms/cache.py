@@ -23,7 +23,8 @@ from streamline.core.pace import Pace
 from streamline.core.state import Json, Since, Tree
 from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
-from streamline.errors import CacheFull, ResumeError
+from streamline.errors import CacheFull, PlanError, ResumeError
+from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskCacheSpec, open_on_disk
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
@@ -61,23 +62,23 @@ class Cache(Stage[T, T]):
       chosen: whether a stage upstream chooses an order that another run would choose differently; likewise.
     """
 
+    kind: ClassVar[str] = "cache"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "the items from here on are kept, and come again in the passes after this one",
         "removed": "the items from here on are read anew in each pass",
     }
     state_type: ClassVar[Any] = Passing
+    uncounted_options = ("max_bytes", "path", "of", "chosen")
+    one_to_one = True
+    rewinds = True
 
     max_bytes: int | None = None
     path: str | None = None
     of: str = "0" * 16
     chosen: bool = False
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
+    def check_live(self, source: Source[Any]) -> None:
+        raise PlanError(f".cache keeps a pass for the next one, and {source.kind} has only one: leave it out")
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -89,10 +90,6 @@ class Cache(Stage[T, T]):
         if own and own["served"] and own.get("kept"):
             return f"has served {own['served']:,} items of a pass that is in its files"
         return cls.replay_cost(own)
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)

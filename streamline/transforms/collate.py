@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import copy
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from streamline.core.blame import saved_as, stage_name
+from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
 
-__all__ = ["as_list", "stack", "stack_tensors", "unstack"]
+__all__ = ["as_list", "shown_collate", "stack", "stack_tensors", "unstack"]
 
 
+@saved_as("as_list")
 def as_list(items: list[Any]) -> list[Any]:
     """Return the batch as the list of its items."""
     return items
 
 
+@saved_as("stack")
 def stack(items: list[Any]) -> Any:
     """Return one batch of items that look alike.
 
@@ -38,10 +40,19 @@ def stack(items: list[Any]) -> Any:
     return _batch(items, _holds_tensor(items[0]))
 
 
+@saved_as("stack_tensors")
 def stack_tensors(items: list[Any]) -> Any:
     """Return the same, of tensors throughout. Imports torch."""
     import_module("torch")
     return _batch(items, True)
+
+
+def shown_collate(collate: Callable[[list[Any]], Any]) -> list[str]:
+    """Return `collate=` for a printed plan; nothing of the default."""
+    if collate is stack:
+        return []
+    names: dict[object, str] = {as_list: "None", stack_tensors: "'torch'"}
+    return [f"collate={names.get(collate) or stage_name(collate)}"]
 
 
 class _UnlikeError(Exception):
@@ -84,9 +95,10 @@ def _stack(items: list[Any], tensors: bool) -> Any:
             for at, column in enumerate(zip(*items, strict=True))
         ]
         return tuple(columns) if names is None else type(first)(*columns)
-    if fields_of := _field_names(first):
-        parts = {name: _part([getattr(item, name) for item in items], tensors, ".{}", name) for name in fields_of}
-        return _replaced(first, parts)
+    if names := field_names(first):
+        return with_parts(
+            first, {name: _part([getattr(item, name) for item in items], tensors, ".{}", name) for name in names}
+        )
     return items  # also what has no parts: a batch of them would not know how many they were
 
 
@@ -115,9 +127,9 @@ def unstack(batch: Any) -> Iterable[Any]:
     if isinstance(batch, tuple):
         rows = _rows(batch)
         return (type(batch)(*row) for row in rows) if hasattr(batch, "_fields") else rows
-    if names := _field_names(batch):
+    if names := field_names(batch):
         columns = _rows(getattr(batch, name) for name in names)
-        return (_replaced(batch, dict(zip(names, row, strict=True))) for row in columns)
+        return (with_parts(batch, dict(zip(names, row, strict=True))) for row in columns)
     raise PlanTypeError(
         f".unbatch expected a batch (list, array, dict, tuple or dataclass), got {type(batch).__name__}"
     )
@@ -154,11 +166,8 @@ def _holds_tensor(item: Any) -> bool:
     """Whether there is a tensor among the parts that are stacked one by one."""
     if "torch" not in sys.modules:
         return False
-    if isinstance(item, Mapping):
-        return any(map(_holds_tensor, item.values()))
-    if isinstance(item, tuple):
-        return any(map(_holds_tensor, item))
-    return _is_tensor(item) or any(_holds_tensor(getattr(item, name)) for name in _field_names(item))
+    parts = () if isinstance(item, list) else parts_of(item) or ()
+    return _is_tensor(item) or any(_holds_tensor(part) for _, part in parts)
 
 
 def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
@@ -188,24 +197,11 @@ def _type_of(item: Any) -> object:
         return "tensor"
     if isinstance(item, Mapping):
         return Mapping
-    if isinstance(item, tuple) or _field_names(item):
+    if isinstance(item, tuple) or field_names(item):
         return type(item)
     return object
 
 
-def _field_names(item: Any) -> list[str]:
-    """Return the names of a dataclass instance's fields; none for all else."""
-    return [field.name for field in fields(item)] if is_dataclass(item) and not isinstance(item, type) else []
-
-
-def _replaced(item: Any, parts: dict[str, Any]) -> Any:
-    """Return a dataclass instance with other parts; also where its `__init__` would not take them."""
-    made = copy(item)
-    for name, value in parts.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
 def _is_tensor(item: Any) -> bool:
-    torch = sys.modules.get("torch")  # never imported for this: whoever has a tensor has it
+    torch = sys.modules.get("torch")  # not imported for this: where there is a tensor, it is
     return torch is not None and isinstance(item, torch.Tensor)

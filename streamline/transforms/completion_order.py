@@ -22,7 +22,7 @@ import msgspec
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.error_policy import Failure
 from streamline.core.flow import LIST_ITEMS, Chunk
-from streamline.core.state import Json, Shifted, State, States, Tally, Tree, trimmed
+from streamline.core.state import Json, MadeStates, Shifted, State, States, Tally, Tree, trimmed
 from streamline.core.state_types import Count, Range, total
 
 __all__ = [
@@ -284,11 +284,11 @@ class DeliverySegment(LogSegment):
 
 
 class UnorderedState(State):
-    """The state of an unordered map after `count` deliveries of a segment."""
+    """The state of an unordered map after `count` deliveries of a segment, and `seen` lists of inputs."""
 
     __slots__ = ("_count", "_name", "_seen", "_segment")
 
-    def __init__(self, name: str, segment: DeliverySegment, count: int, seen: int) -> None:
+    def __init__(self, name: str, segment: DeliverySegment, seen: int, count: int) -> None:
         self._name = name
         self._segment = segment
         self._count = count
@@ -338,18 +338,6 @@ def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
         else:
             found.append([position - low, position - low + 1])
     return found
-
-
-class _CompletionStates:
-    """The states after each of a list of deliveries."""
-
-    __slots__ = ("_count", "_name", "_seen", "_segment")
-
-    def __init__(self, name: str, segment: DeliverySegment, count: int, seen: int) -> None:
-        self._name, self._segment, self._count, self._seen = name, segment, count, seen
-
-    def __getitem__(self, index: int, /) -> State:
-        return UnorderedState(self._name, self._segment, self._count + index + 1, self._seen)
 
 
 class AsCompleted(Delivery[In, Out]):
@@ -440,7 +428,7 @@ class AsCompleted(Delivery[In, Out]):
                 return None
             self._progress = False
             segment.handed_out = seen
-            return Chunk((), (), UnorderedState(self._name, segment, count, seen))
+            return Chunk((), (), UnorderedState(self._name, segment, seen, count))
         ready = self._first_skipped(self._results, 0, len(self._results))
         results, rest = self._results, self._results[max(1, ready) :]
         positions, later = self._positions, self._positions[max(1, ready) :]
@@ -452,8 +440,8 @@ class AsCompleted(Delivery[In, Out]):
         self._low_water.rise(positions, segment.arrived)
         if not ready:
             self._skip_result(cast(SkippedResult, results[0]))
-            return Chunk((), (), UnorderedState(self._name, segment, count + 1, seen))
-        return Chunk(results, _CompletionStates(self._name, segment, count, seen))
+            return Chunk((), (), UnorderedState(self._name, segment, seen, count + 1))
+        return Chunk(results, MadeStates(UnorderedState, self._name, segment, seen, first=count + 1))
 
     def due(self, part: AdmittedInputs[In], index: int) -> bool:
         return False  # what runs is finished and delivered first

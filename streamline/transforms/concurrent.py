@@ -24,17 +24,17 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import anyio
 
-from streamline.core.blame import blame, cancellation_requested, not_awaited
+from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Channel
 from streamline.core.counters import StageMeter, TimedCall
 from streamline.core.driver import into
 from streamline.core.error_policy import Failure, Skips
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.core.gate import resting
-from streamline.core.pace import Pace, call_all
+from streamline.core.pace import Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
-from streamline.errors import ResumeError
+from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 
 __all__ = ["CallPool", "TaskPool", "ThreadedPool"]
@@ -349,12 +349,9 @@ class ThreadedPool(CallPool[In, Out]):
             call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
             try:
                 results, error = await self._threads.run(call)
-            except MemoryError as failure:
+                check_awaited(self._stage, results, "give .map the `async def`, without executor=")
+            except (MemoryError, PlanTypeError) as failure:
                 results, error = [], failure
-            if (
-                problem := not_awaited(self._stage, results, "give .map the `async def`, without executor=")
-            ) is not None:
-                results, error = [], problem
             self._meter.worked(call.began, call.ended)
             took_s += call.ended - call.began
             for index, result in enumerate(results, start):

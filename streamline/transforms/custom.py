@@ -32,8 +32,9 @@ from streamline.core.options import check_function, check_int, given
 from streamline.core.state import Json, Over, Since, State, Tree
 from streamline.core.state_types import Count
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
-from streamline.errors import PlanTypeError, ResumeError
-from streamline.transforms.base import Stage
+from streamline.errors import PlanError, PlanTypeError, ResumeError
+from streamline.sources.base import Source
+from streamline.transforms.base import Stage, StageLayout
 
 __all__ = ["Declared", "Through", "check_through", "stage"]
 
@@ -43,6 +44,9 @@ P = ParamSpec("P")
 
 CAPACITY = 64
 """Outputs of a custom stage that its channel holds."""
+
+SHORT_CHARS = 24
+"""A parameter of a custom stage is printed if it takes no more than these; else its type is."""
 
 
 class Declared(DeclaredFunction, Generic[P, Out]):
@@ -124,6 +128,7 @@ class SafePoint(msgspec.Struct):
 class Through(Stage[In, Out]):
     """A custom stage in a pipeline."""
 
+    kind: ClassVar[str] = "through"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the new function is given the state that the old one kept; of the inputs since its last safe point, as "
         "many outputs as were delivered are passed over",
@@ -133,17 +138,29 @@ class Through(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = SafePoint
+    rewinds = True
+    calls_per_item: ClassVar[bool] = False
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()
 
+    def check_live(self, source: Source[Any]) -> None:
+        if not isinstance(self.fn, Declared):
+            raise PlanError(
+                f"a resume would run {self.name} from its start, on items of {source.kind} that are gone by then: "
+                "declare what it remembers with @sl.stage(state=dict), or @sl.stage(stateless=True)"
+            )
+
+    def shown_options(self) -> list[str]:
+        return [f"{key}={_shown(value)}" for key, value in self.params]
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(after=CAPACITY)
+
     @property
     def in_flight(self) -> int:
         return CAPACITY + LIST_ITEMS
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -195,6 +212,15 @@ class Through(Stage[In, Out]):
         if isinstance(self.fn, Declared) and self.fn.state is not None:
             return jsonable(self.fn.state(), str(self))
         return None
+
+
+def _shown(value: object) -> str:
+    """Return what a parameter is, in a few characters."""
+    try:
+        text = repr(value)
+    except Exception:  # a user's own: no reason not to see the plan
+        text = ""
+    return text if 0 < len(text) <= SHORT_CHARS else f"<{type(value).__name__}>"
 
 
 class _Clock:

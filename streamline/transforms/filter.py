@@ -7,8 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.blame import blame, not_awaited, results
+from streamline.core.blame import blame
 from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.pace import results
 from streamline.core.replay import Adapter, FailedCall
 from streamline.core.state import Picked
 from streamline.transforms.base import Stage
@@ -24,6 +25,7 @@ T = TypeVar("T")
 class Filter(Stage[T, T]):
     """Keeps the items for which `fn` is true."""
 
+    kind: ClassVar[str] = "filter"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the items from here on are those that the new function keeps",
         "added": "the items from here on are filtered",
@@ -33,10 +35,8 @@ class Filter(Stage[T, T]):
     fn: Callable[[T], object]
 
     async def lists(self, run: Run[T]) -> Lists[T]:
-        async with aclosing(results(run, self.fn, str(self))) as parts:
+        async with aclosing(results(run, self.fn, str(self), ASYNC_VERDICT)) as parts:
             async for chunk, verdicts in parts:
-                if (problem := not_awaited(str(self), verdicts, ASYNC_VERDICT)) is not None:
-                    raise problem
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]
                 except Exception:  # an array, say, has no truth value: `_judged` finds the first one

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from streamline.core.blame import blame, not_awaited
+from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.pace import Pace
+from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Over, Since, State
+from streamline.core.state import Json, MadeStates, Over, Since, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError
 from streamline.sources.table_rows import check_not_table
@@ -31,6 +31,7 @@ Out = TypeVar("Out")
 class FlatMap(Stage[In, Out]):
     """Replaces each item by the items of the iterable that `fn` returns for it, which may be lazy and endless."""
 
+    kind: ClassVar[str] = "flat_map"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "inputs from here on are unfolded by the new function; of an input that was being unfolded, as many "
         "outputs as were delivered are passed over",
@@ -38,6 +39,8 @@ class FlatMap(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = Count
+    rewinds = True
+    first_own = 0
 
     fn: Callable[[In], Iterable[Out]]
 
@@ -47,13 +50,6 @@ class FlatMap(Stage[In, Out]):
             f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
             or None
         )
-
-    @property
-    def rewinds(self) -> bool:
-        return True
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         mark = run.upstream.state
@@ -98,8 +94,7 @@ class _Unfolding(Generic[In, Out]):
         try:
             with HoldTimer(self._run.meter):
                 outputs = self._stage.fn(item)
-            if (problem := not_awaited(str(self._stage), [outputs], "await it in a .map before")) is not None:
-                raise problem
+            check_awaited(self._stage, [outputs], "await it in a .map before")
             if not isinstance(outputs, Iterable):
                 raise PlanTypeError(
                     f"expected an iterable from {self._stage}, got {type(outputs).__name__}: [item] for one item, [] "
@@ -126,29 +121,23 @@ class _Unfolding(Generic[In, Out]):
         first = self._delivered + 1
         self._delivered += len(out) - passed_over
         after = Over(self._stage.name, 0, self._now) if self.finished else None
-        return Chunk(out[passed_over:], _Unfolded(self._stage.name, first, self._mark, self._now), after)
+        states = MadeStates(_unfolded, self._stage.name, self._mark, self._now, first=first)
+        return Chunk(out[passed_over:], states, after)
 
     def _fail(self, error: BaseException, item: In) -> None:
         call = FailedCall(self._stage.fn, item, self._drawn)
         self.failure = blame(error, str(self._stage), self._run.site, self._now, call)
 
 
-class _Unfolded:
-    """The states after each of some outputs of one input."""
-
-    __slots__ = ("_first", "_mark", "_name", "_now")
-
-    def __init__(self, name: str, first: int, mark: State, now: State) -> None:
-        self._name, self._first, self._mark, self._now = name, first, mark, now
-
-    def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, self._first + index, Since(self._mark, self._now))
+def _unfolded(name: str, mark: State, now: State, delivered: int) -> State:
+    """Return the state after so many outputs of one input."""
+    return Over(name, delivered, Since(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unbatch(FlatMap[In, Out]):
     """Replaces each batch by its items."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
+    uncounted_options = ("fn",)
+    kind: ClassVar[str] = "unbatch"
+    nests: ClassVar[int] = -1

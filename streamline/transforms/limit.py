@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.state import Json, NumberedStates, Over, Overlaid, Picked, State
+from streamline.core.state import Json, MadeStates, NumberedStates, Over, Picked
 from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
 from streamline.sharding.index import Index, IndexSlice
@@ -22,6 +22,7 @@ T = TypeVar("T")
 class Take(Stage[T, T]):
     """The first `count` items; pulls no more from its upstream."""
 
+    kind: ClassVar[str] = "take"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "count": "it goes on to the new count, what was delivered included; if that is more already, it ends",
         "added": "it counts from here on",
@@ -29,17 +30,19 @@ class Take(Stage[T, T]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
+    first_own = 0
+    before_shard = frozenset({"index", "whole"})
 
     count: int
+
+    def in_all(self, num_workers: int) -> str:
+        return f"up to {self.count * num_workers:,} in all"
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return IndexSlice(inner(epoch), 0, self.count)
 
     def num_outputs(self, items: float) -> float | None:
         return min(self.count, items)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[T]) -> Lists[T]:
         taken: int = run.own or 0
@@ -59,6 +62,7 @@ class Take(Stage[T, T]):
 class Skip(Stage[T, T]):
     """All but the first `count` items. A resume skips only those not skipped yet."""
 
+    kind: ClassVar[str] = "skip"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "added": "it skips its count from here on",
         "removed": "what it has not skipped yet comes",
@@ -67,6 +71,8 @@ class Skip(Stage[T, T]):
         "count": "what it had to skip is before this snapshot already: for another beginning, begin anew"
     }
     state_type: ClassVar[Any] = Count
+    first_own = 0
+    before_shard = frozenset({"index", "whole"})
 
     count: int
 
@@ -83,16 +89,14 @@ class Skip(Stage[T, T]):
     def num_outputs(self, items: float) -> float | None:
         return max(0, items - self.count)
 
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
-
     async def lists(self, run: Run[T]) -> Lists[T]:
         skipped: int = run.own or 0
         while (chunk := await run.upstream.pull(run.want)) is not None:
             drop = min(self.count - skipped, len(chunk.items))
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
-            yield Chunk(kept.items, Overlaid(self.name, skipped, kept.states), Over(self.name, skipped, chunk.end))
+            states = MadeStates(Over, self.name, skipped, states=kept.states)
+            yield Chunk(kept.items, states, Over(self.name, skipped, chunk.end))
             del chunk, kept  # likewise
 
 
@@ -100,15 +104,9 @@ class Skip(Stage[T, T]):
 class Stride(Stage[T, T]):
     """The items i with i mod num_shards = shard."""
 
+    kind: ClassVar[str] = "shard"
     state_type: ClassVar[Any] = Count
-
-    @property
-    def kind(self) -> str:
-        """The method that makes it."""
-        return "shard"
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
+    first_own = 0
 
     async def lists(self, run: Run[T]) -> Lists[T]:
         seen: int = run.own or 0

@@ -5,24 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
-from streamline.core.blame import not_awaited, results, stage_name
+from streamline.core.blame import stage_name
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.core.options import check_int, is_async
+from streamline.core.pace import results
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
-from streamline.core.state import Json, NumberedStates, Over, Skipped, State, Tree
+from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 
@@ -61,14 +62,17 @@ REFUSES = {"ordered": "a state of one says nothing of the order of the other: fi
 class Map(Stage[In, Out]):
     """Calls `fn` inline, in the task that pulls: for quick sync functions."""
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset(ACCEPTED_CHANGES)
     refuses: ClassVar[Mapping[str, str]] = REFUSES
+    one_to_one = True
 
     fn: Callable[[In], Out]
 
-    def num_outputs(self, items: float) -> float | None:
-        return items
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is not False
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         look = None
@@ -76,10 +80,8 @@ class Map(Stage[In, Out]):
             check_alone(str(self), run.site)
         else:
             look = Look(str(self), run.site)
-        async with aclosing(results(run, self.fn, str(self), look)) as parts:
+        async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
-                if (problem := not_awaited(str(self), out, awaiting_way(self.fn))) is not None:
-                    raise problem
                 yield Chunk(out, chunk.states, chunk.after)
                 del chunk, out  # release large results while the next are made
 
@@ -95,22 +97,17 @@ class ConcurrentMap(Stage[In, Out]):
       executor: "task" for async functions, "thread" for sync ones.
     """
 
+    kind: ClassVar[str] = "map"
     accepted_changes: ClassVar[Mapping[str, str]] = ACCEPTED_CHANGES
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     state_type: ClassVar[Any] = CompletionPart  # one in order has none
+    one_to_one = True
 
     fn: Callable[[In], Any]
     concurrency: int
     ordered: bool = True
     executor: Literal["task", "thread"] = "task"
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -128,6 +125,21 @@ class ConcurrentMap(Stage[In, Out]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if cls.replay_cost(own) else None for own in owns])
+
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return options.get("ordered") is False
+
+    def one_call_at_a_time(self) -> ConcurrentMap[In, Out]:
+        return replace(self, concurrency=1)
+
+    def in_all(self, num_workers: int) -> str:
+        calls = self.concurrency
+        return f"up to {calls * num_workers:,} calls at once ({calls:,} x {num_workers:,} shards)" if calls > 1 else ""
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(after=self.capacity, calls=self.concurrency, threads=self.executor == "thread")
 
     @property
     def chooses(self) -> bool:
@@ -192,6 +204,7 @@ class Generators:
 class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     """Pairs each item with its generator. State: the ordinal of the next item."""
 
+    kind: ClassVar[str] = "numbering"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "seed_globals": "random numbers from here on, also for items that are computed again, are drawn as it says now",
         "seed": "random numbers from here on, also for items that are computed again, are of the new seed",
@@ -200,13 +213,13 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
+    one_to_one = True
+    first_own = 0
+    part_of_next: ClassVar[bool] = True
 
     seed: int
     stage: str
     seed_globals: bool = False
-
-    def num_outputs(self, items: float) -> float | None:
-        return items
 
     @property
     def options(self) -> dict[str, Any]:
@@ -216,13 +229,13 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
 
+    def shown_options(self) -> list[str]:
+        return [f"seed={self.seed!r}"]
+
     @classmethod
     def argument(cls, name: str, what: str) -> str:
         """Name the change as one of the map that this stage belongs to."""
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
 
     async def lists(self, run: Run[In]) -> Lists[tuple[In, np.random.Generator]]:
         ordinal: int = run.own or 0

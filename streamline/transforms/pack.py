@@ -23,7 +23,7 @@ from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
 from streamline.core.options import check_int, given
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Over, Reference, Since, State
+from streamline.core.state import Json, MadeStates, Over, Reference, Since, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
@@ -53,6 +53,7 @@ class PackPart(msgspec.Struct):
 class Pack(Stage[Any, Block]):
     """Cuts documents, each followed by `eos`, into blocks of `length` tokens; see `Pipeline.pack`."""
 
+    kind: ClassVar[str] = "pack"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "length": "the blocks from here on have the new length, from the first token that was in no block delivered",
         "drop_remainder": "the rest at the end is treated as it says now",
@@ -65,6 +66,7 @@ class Pack(Stage[Any, Block]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
+    rewinds = True
 
     length: int
     key: str | None = None
@@ -76,10 +78,6 @@ class Pack(Stage[Any, Block]):
         if not own or not own["token"]:
             return None
         return f"reads one document again, and passes over the {own['token']:,} tokens of it that were delivered"
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @property
     def in_flight(self) -> int:
@@ -176,9 +174,11 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+_Span: TypeAlias = tuple[int, Reference, Reference]
+"""The number of a document's tokens, with `eos`; the upstream's states before and after it."""
+
 _Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
-"""A document with tokens not delivered yet: its tokens, their number with `eos`, the upstream's states before and after
-it."""
+"""Likewise after its tokens: a document of which some are not delivered yet."""
 
 
 class _OpenDocuments:
@@ -306,7 +306,8 @@ class _OpenDocuments:
         items = _blocks(pieces, sizes, count, length)
         if end is not None:
             return Chunk(items, [self.state(end)])
-        return Chunk(items, _PackStates(self._stage.name, self._dtype, length, used, np.cumsum(sizes).tolist(), first))
+        shared = self._dtype, length, [document[1:] for document in used], np.cumsum(sizes).tolist(), first
+        return Chunk(items, MadeStates(_state_after, self._stage.name, *shared, first=1))
 
 
 def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> list[Block]:
@@ -335,27 +336,20 @@ def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> 
     ]
 
 
-class _PackStates:
-    """The states after some blocks.
+def _state_after(
+    name: str, dtype: str | None, length: int, documents: list[_Span], ends: list[int], first: int, block: int
+) -> State:
+    """Return the state after block number `block`, from 1.
 
     Args:
-      ends: where the documents' parts end, in tokens of these blocks.
+      documents: that were cut.
+      ends: where their parts end, in tokens of these blocks.
       first: tokens of the first document that were delivered before.
     """
-
-    __slots__ = ("_documents", "_dtype", "_ends", "_first", "_length", "_name")
-
-    def __init__(
-        self, name: str, dtype: str | None, length: int, documents: list[_Document], ends: list[int], first: int
-    ) -> None:
-        self._name, self._dtype, self._length, self._ends, self._first = name, dtype, length, ends, first
-        self._documents = [document[1:] for document in documents]
-
-    def __getitem__(self, index: int, /) -> State:
-        end = (index + 1) * self._length
-        at = bisect_left(self._ends, end)
-        size, before, after = self._documents[at]
-        token = end - self._ends[at - 1] if at else end + self._first
-        if token == size:
-            return Over(self._name, _own(0, self._dtype), after.get())
-        return Over(self._name, _own(token, self._dtype), Since(before.get(), after.get()))
+    end = block * length
+    at = bisect_left(ends, end)
+    size, before, after = documents[at]
+    token = end - ends[at - 1] if at else end + first
+    if token == size:
+        return Over(name, _own(0, dtype), after.get())
+    return Over(name, _own(token, dtype), Since(before.get(), after.get()))

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener
 from streamline.core.state import Tree
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 
 __all__ = ["Prefetch"]
 
@@ -23,18 +23,21 @@ class Prefetch(Stage[T, T]):
       by_list: as `Channel`; for a source that bounds its lists.
     """
 
+    kind: ClassVar[str] = "prefetch"
     counted: ClassVar[bool] = False
+    one_to_one = True
 
     items: int
     bytes: int | None = None
     by_list: bool = False
 
-    def num_outputs(self, items: float) -> float | None:
-        return items
-
     @property
     def in_flight(self) -> int:
         return self.items
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(holds=None, after=self.items, after_bytes=self.bytes)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes, by_list=self.by_list)

@@ -18,15 +18,14 @@ from streamline.core.counters import Detail, Details
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Over, State, Tree
+from streamline.core.state import Json, MadeStates, Over, State, Tree
 from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.errors import ResumeError
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.regenerate_cycle import (
     Cycle,
     CycleFileState,
     CyclePlace,
-    CycleStates,
     Held,
     RowStore,
     drawn_own,
@@ -34,22 +33,7 @@ from streamline.transforms.regenerate_cycle import (
 )
 from streamline.transforms.regenerate_spill import Spill, SpilledCycle
 
-__all__ = ["CycleCounts", "CycleFlow", "Recipe", "Regenerate"]
-
-
-class Recipe:
-    """How cycles are drawn.
-
-    Attributes:
-      name: the stage as messages call it.
-      size: items of a cycle, or rows.
-      block: rows of an output; None: items are served as they are.
-    """
-
-    __slots__ = ("block", "name", "reuse", "seed", "size")
-
-    def __init__(self, name: str, size: int, block: int | None, seed: int | None, reuse: int) -> None:
-        self.name, self.size, self.block, self.seed, self.reuse = name, size, block, seed, reuse
+__all__ = ["CycleCounts", "CycleFlow", "Regenerate"]
 
 
 class CycleCounts:
@@ -100,11 +84,11 @@ class CycleFlow(Flow[Cycle]):
       counts: what is counted.
     """
 
-    def __init__(self, recipe: Recipe, own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
+    def __init__(self, stage: Regenerate[Any], own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
         here = upstream.state
         super().__init__(here)
         own = own or drawn_own(0)
-        self._recipe, self._spill, self._upstream, self._site = recipe, spill, upstream, site
+        self._stage, self._spill, self._upstream, self._site = stage, spill, upstream, site
         self._number: int = own["cycle"]
         self._mark: State = here
         self._skip: int = own.get("skip", 0)
@@ -117,10 +101,10 @@ class CycleFlow(Flow[Cycle]):
         given = tuple(own.get("files") or ())
         self._names = None if spill is None else spill.names(site.epoch, self._number, given)
         self._files = self._places_of(given)
-        self.begin: State = Over(recipe.name, own, here)
+        self.begin: State = Over(stage.name, own, here)
         if spill is not None and ("files" in own or (not self.served and not self._skip)):
             self.begin = CycleFileState(
-                recipe.name, self._files[0] if self._files else self._place(self._number - 1), self.served
+                stage.name, self._files[0] if self._files else self._place(self._number - 1), self.served
             )
 
     def _place(self, number: int, **more: Any) -> CyclePlace:
@@ -132,7 +116,7 @@ class CycleFlow(Flow[Cycle]):
         """Return the places of cycles that are to be read from files."""
         if files and self._spill is None:
             raise ResumeError(
-                f"the snapshot's cycle of {self._recipe.name} is kept in a folder, in {files[0]}: resume it with "
+                f"the snapshot's cycle of {self._stage.name} is kept in a folder, in {files[0]}: resume it with "
                 ".regenerate(spill=) as it was"
             )
         return [self._place(self._number + at, file=file) for at, file in enumerate(files)]
@@ -141,13 +125,13 @@ class CycleFlow(Flow[Cycle]):
     def end_state(self) -> State:
         """The stage's state at the end, once the upstream has ended."""
         if self._spill is None:
-            return Over(self._recipe.name, drawn_own(self._number), self._upstream.state)
-        return CycleFileState(self._recipe.name, self._place(self._number - 1), 0)
+            return Over(self._stage.name, drawn_own(self._number), self._upstream.state)
+        return CycleFileState(self._stage.name, self._place(self._number - 1), 0)
 
     def recycle(self, cycle: Cycle) -> None:
         """Reuse the memory of a cycle that was served to its end."""
         rows = cycle.held
-        if isinstance(rows, RowStore) and rows.size == self._recipe.size:
+        if isinstance(rows, RowStore) and rows.size == self._stage.size:
             rows.clear()
             self._spare.append(rows)
 
@@ -171,7 +155,7 @@ class CycleFlow(Flow[Cycle]):
         assert self._spill is not None
         assert place.file is not None
         found = await self._spill.read(place.file, self._site.tasks.threads)
-        block = self._recipe.block
+        block = self._stage.block
         held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
         place.outputs = found.of if isinstance(held, list) else held.outputs
@@ -181,21 +165,21 @@ class CycleFlow(Flow[Cycle]):
 
     async def _drawn(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
-        recipe, again, begin, skip = self._recipe, self._replay, self._mark, self._skip
-        size = recipe.size if again is None else again["of"]
+        stage, again, begin, skip = self._stage, self._replay, self._mark, self._skip
+        size = stage.size if again is None else again["of"]
         held: Held
-        if recipe.block is None:
+        if stage.block is None:
             held, used = await self._items(size), 0
             count = outputs = len(held)
         else:
-            held, used = await self._rows(size, recipe.block)
+            held, used = await self._rows(size, stage.block)
             count, outputs = held.filled, held.outputs
         if again is not None and count < size:
             raise ResumeError(
-                f"{recipe.name} was serving a cycle of {size:,}, and only {count:,} of them are left to be drawn "
+                f"{stage.name} was serving a cycle of {size:,}, and only {count:,} of them are left to be drawn "
                 "again: what is before it gives fewer than it did"
             )
-        seed, reuse = (recipe.seed, recipe.reuse) if again is None else (again["seed"], again["reuse"])
+        seed, reuse = (stage.order_seed, stage.reuse) if again is None else (again["seed"], again["reuse"])
         place = self._place(
             self._number, begin=begin, skip=skip, end=self._mark, used=used, of=count, outputs=outputs, seed=seed,
             reuse=reuse,
@@ -240,7 +224,7 @@ class CycleFlow(Flow[Cycle]):
 
     async def _rows(self, size: int, block: int) -> tuple[RowStore, int]:
         """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
-        rows = self._spare.pop() if self._spare and size == self._recipe.size else RowStore(size, block)
+        rows = self._spare.pop() if self._spare and size == self._stage.size else RowStore(size, block)
         try:
             return rows, await self._fill(rows)
         except BaseException:
@@ -312,6 +296,7 @@ class Regenerate(Stage[T, T]):
       spill: a folder for the cycles that saved snapshots may need.
     """
 
+    kind: ClassVar[str] = "regenerate"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "size": "the cycle that is being served is served to its end, the next ones have the new size",
         "shuffle": "the cycle that is being served is served as it was begun, the next ones as it says now",
@@ -321,6 +306,7 @@ class Regenerate(Stage[T, T]):
         "removed": "the items from here on come in their order, once",
     }
     state_type: ClassVar[Any] = Cycled
+    uncounted_options = ("overlap", "spill")
 
     size: int
     shuffle: bool = True
@@ -331,8 +317,9 @@ class Regenerate(Stage[T, T]):
     spill: str | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in super().options.items() if name not in ("overlap", "spill")}
+    def order_seed(self) -> int | None:
+        """The seed of the orders in which cycles are served; None: as drawn."""
+        return self.seed if self.shuffle else None
 
     def num_outputs(self, items: float) -> float | None:
         return items * self.reuse if self.block is None else None
@@ -363,15 +350,22 @@ class Regenerate(Stage[T, T]):
         return 2 * self.size if self.overlap else self.size
 
     @property
+    def layout(self) -> StageLayout:
+        return StageLayout(holds=self.size, before=self.size if self.overlap else None)
+
+    @property
+    def spills_to(self) -> str | None:
+        return self.spill
+
+    @property
     def output_weight(self) -> int:
         return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = None if state is None else state.get(self.name)
         site = upstream.site
-        recipe = Recipe(self.name, self.size, self.block, self.seed if self.shuffle else None, self.reuse)
         spill = None if self.spill is None else Spill(self.spill, self.name, site)
-        drawing = CycleFlow(recipe, own, spill, upstream(state), site)
+        drawing = CycleFlow(self, own, spill, upstream(state), site)
         cycles: Flow[Cycle] = drawing
         if self.overlap:
             cycles = behind_channel(drawing, site, f"cycles of {self}", 1)
@@ -404,7 +398,7 @@ class Regenerate(Stage[T, T]):
                 items = cycle.outputs(served, min(run.want, most), run.site)
                 first, served = served, served + len(items)
                 counts.serves(cycle.place, served)
-                yield Chunk(items, CycleStates(self.name, cycle.place, first))
+                yield Chunk(items, MadeStates(cycle.place.state, self.name, first=first + 1))
                 del items
                 await pace.breathe()
             drawing.recycle(cycle)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamline.core.flow import Site
-from streamline.core.state import Json, Over, Since, State, Tally, Tree
+from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "CycleFileNames",
     "CycleFileState",
     "CyclePlace",
-    "CycleStates",
     "Held",
     "RowStore",
     "columns_of",
@@ -124,10 +123,10 @@ class CyclePlace:
         if self.file is not None:
             return CycleFileState(name, self, served)
         if served == self.total:
-            end = self.end if not self.used else _CycleState(self.end, self.now)
+            end = self.end if not self.used else HeldSince(self.end, self.now)
             return Over(name, drawn_own(self.number + 1, skip=self.used), end)
         own = drawn_own(self.number, served, self.of, self.seed, self.reuse, self.skip)
-        return Over(name, own, _CycleState(self.begin, self.now))
+        return Over(name, own, HeldSince(self.begin, self.now))
 
 
 def drawn_own(
@@ -136,15 +135,6 @@ def drawn_own(
     """Return the stage's own part of a state from which the cycle is drawn again."""
     own = {"cycle": cycle, "served": served, "of": of, "seed": seed, "reuse": reuse}
     return {**own, "skip": skip} if skip else own
-
-
-class _CycleState(Since):
-    """Inside a cycle: what was skipped in it counts when it is served."""
-
-    __slots__ = ()
-
-    def tally(self, found: Tally) -> None:
-        self.mark.tally(found)
 
 
 class CycleFileState(Over):
@@ -204,18 +194,6 @@ class Cycle:
             self._items, self.held = np.fromiter(held, object, len(held)), []
         picked: list[Any] = self._items.take(order[start:stop]).tolist()
         return picked
-
-
-class CycleStates:
-    """The states of a list that was served."""
-
-    __slots__ = ("_name", "_place", "_served")
-
-    def __init__(self, name: str, place: CyclePlace, served: int) -> None:
-        self._name, self._place, self._served = name, place, served
-
-    def __getitem__(self, index: int, /) -> State:
-        return self._place.state(self._name, self._served + index + 1)
 
 
 Array: TypeAlias = "npt.NDArray[Any]"

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
-from streamline.core.state import Json, Over, State, States, Tally, Tree, trimmed
+from streamline.core.state import Json, MadeStates, Over, Tally, Tree
 from streamline.core.state_types import Count
-from streamline.errors import ResumeError
+from streamline.errors import PlanError, ResumeError
 from streamline.sharding.index import Index, Repeated
+from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 
 __all__ = ["Repeat"]
@@ -40,11 +41,15 @@ class Repeat(Stage[T, T]):
     What is upstream sees the pass in its epoch, so that shuffles and random numbers differ between passes.
     """
 
+    kind: ClassVar[str] = "repeat"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "times": "it goes on to the new number of passes, those before included; if they were more already, it ends"
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"times"})
     state_type: ClassVar[Any] = RepeatPart
+    before_shard = frozenset({"index", "whole", "passes"})
+    repeats: ClassVar[bool] = True
+    moves_items: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         "added": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
         "removed": "what is before it would be in another pass, and shuffle otherwise: finish the epoch as it was",
@@ -58,6 +63,14 @@ class Repeat(Stage[T, T]):
         if len(passes) > 1 or any("seen" in own for own in owns):
             raise ResumeError(f"is in another pass on each rank ({', '.join(str(own['pass']) for own in owns)})")
         return {"pass": passes.pop(), "yielded": any(own["yielded"] for own in owns)}
+
+    def check_live(self, source: Source[Any]) -> None:
+        raise PlanError(
+            f".repeat goes through its source anew, and {source.kind} can be read once: reconnect in the stream itself"
+        )
+
+    def pass_number(self, before: int, own: Any) -> int:
+        return before if own is None else before * (self.times or 1) + int(own["pass"])
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Repeated(lambda number: inner((*epoch, number)), self.times)
@@ -95,7 +108,7 @@ class Repeat(Stage[T, T]):
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
         after = None if chunk.after is None else _PassState(self.name, own, chunk.after)
-        return Chunk(chunk.items, _PassStates(self.name, own, chunk.states), after)
+        return Chunk(chunk.items, MadeStates(_PassState, self.name, own, states=chunk.states), after)
 
 
 class _PassState(Over):
@@ -107,18 +120,3 @@ class _PassState(Over):
         found.taken += self.own.get("seen", 0)
         found.stands[self.name] = self.own
         super().tally(found)
-
-
-class _PassStates:
-    """The same pass over each of the upstream's states."""
-
-    __slots__ = ("_name", "_own", "_states")
-
-    def __init__(self, name: str, own: dict[str, Any], states: States) -> None:
-        self._name, self._own, self._states = name, own, states
-
-    def __getitem__(self, index: int, /) -> State:
-        return _PassState(self._name, self._own, self._states[index])
-
-    def trimmed(self, first: int, count: int) -> States:
-        return _PassStates(self._name, self._own, trimmed(self._states, first, count))

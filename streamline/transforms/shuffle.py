@@ -11,17 +11,18 @@ The idea of "start state + position" is grain's WindowShuffle.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from streamline.core.flow import Chunk, Lists, Run, Site
-from streamline.core.state import Json, Over, Since, State, Tally
+from streamline.core.state import HeldSince, Json, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
 from streamline.sharding.index import Index, Shuffled
+from streamline.sources.base import Part
 from streamline.transforms.base import Stage
 
 __all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
@@ -53,6 +54,7 @@ class WindowPart(msgspec.Struct):
 class Shuffle(Stage[T, T]):
     """Permutes each `window` items by (seed, epoch, shard, number of the window)."""
 
+    kind: ClassVar[str] = "shuffle"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "window": "the window that is being served is served to its end, the next ones have the new length",
         "seed": "the window that is being served is served to its end, the next ones are shuffled by the new seed",
@@ -60,12 +62,15 @@ class Shuffle(Stage[T, T]):
         "removed": "the items from here on come in their order",
     }
     state_type: ClassVar[Any] = WindowPart
+    one_to_one = True
+    rewinds = True
 
     window: int
     seed: int = 0
 
-    def num_outputs(self, items: float) -> float | None:
-        return items
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return "window" in options
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
@@ -79,10 +84,6 @@ class Shuffle(Stage[T, T]):
     @classmethod
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return super().reshard([own if own and own["served"] else None for own in owns])
-
-    @property
-    def rewinds(self) -> bool:
-        return True
 
     @property
     def in_flight(self) -> int:
@@ -100,7 +101,8 @@ class Shuffle(Stage[T, T]):
                 # One for one; after a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
                 picked = order[served : served + run.want]
-                states = _WindowStates(self.name, number, served, len(order), serving)
+                shared = number, len(order), serving.seed, serving.mark, serving.now
+                states = MadeStates(_state_in, self.name, *shared, first=served + 1)
                 served += len(picked)
                 yield Chunk([serving.items[index] for index in picked], states)
             await drawing.fill(run)  # a failure comes after the last whole window: a part of one has no order yet
@@ -177,59 +179,47 @@ class _DrawnWindow(Generic[T]):
             await self.draw(run, enough - len(self.items))
 
 
-class _WindowState(Since):
-    """Inside a window: what was skipped in it counts when it is served, as its items do one by one until then."""
-
-    __slots__ = ()
-
-    def tally(self, found: Tally) -> None:
-        self.mark.tally(found)
-
-
-class _WindowStates:
-    """The states of a served list: after a window's last item, there is nothing to go back to."""
-
-    __slots__ = ("_length", "_name", "_number", "_seed", "_served", "_window")
-
-    def __init__(self, name: str, number: int, served: int, length: int, window: _DrawnWindow[Any]) -> None:
-        self._name, self._number, self._served, self._length = name, number, served, length
-        self._seed = window.seed
-        self._window = (window.mark, window.now)
-
-    def __getitem__(self, index: int, /) -> State:
-        mark, now = self._window
-        served = self._served + index + 1
-        if served == self._length:
-            return Over(self._name, _own(self._number + 1, 0, 0, self._seed), now)
-        return Over(self._name, _own(self._number, served, self._length, self._seed), _WindowState(mark, now))
+def _state_in(name: str, number: int, length: int, seed: int, mark: State, now: State, served: int) -> State:
+    """Return the state after some items of a window: after its last one, there is nothing to go back to."""
+    if served == length:
+        return Over(name, _own(number + 1, 0, 0, seed), now)
+    return Over(name, _own(number, served, length, seed), HeldSince(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexShuffle(Stage[T, T]):
     """Permutes the whole index of a source before it is sharded, by (seed, epoch); see `streamline.sharding.index`."""
 
+    kind: ClassVar[str] = "shuffle"
     refuses: ClassVar[Mapping[str, str]] = {
         "seed": "every item would be at another place, so that some came twice and others never: the next epoch can "
         "have another seed"
     }
+    before_shard = frozenset({"index"})
+    moves_items: ClassVar[bool] = True
 
     seed: int = 0
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Shuffled(inner(epoch), [self.seed, *epoch])
 
-    @property
-    def kind(self) -> str:
-        return "shuffle"
+    @classmethod
+    def answers(cls, options: Mapping[str, Any]) -> bool:
+        return "window" not in options
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleFiles(Stage[T, T]):
     """Permutes the list of files before it is sharded, by (seed, epoch)."""
 
+    kind: ClassVar[str] = "shuffle_files"
     refuses: ClassVar[Mapping[str, str]] = {
         "seed": "every file would be in another shard, so that some were read twice and others never: the next epoch "
         "can have another seed"
     }
+    before_shard = frozenset({"files"})
 
     seed: int = 0
+
+    def in_part(self, part: Part) -> Part:
+        return replace(part, shuffle_seed=self.seed)

@@ -126,7 +126,7 @@ def test_what_is_too_long_is_cut_and_stands_in_a_tooltip() -> None:
     tips = [title.text for title in ElementTree.fromstring(text).iter(f"{SVG}title")]
     assert f"map({name})" in tips
     assert max(map(len, words(text))) < 80
-    wide = svg.column("", [svg.SvgBox("", [("語" * 200, "")])])
+    wide = svg.column("", [svg.Box("", [("語" * 200, "")])])
     assert len(words(wide)[0]) < 40  # they are twice as wide
 
 

@@ -84,7 +84,7 @@ def test_what_acts_on_items_before_the_shard_is_refused(source: str, stage: str)
     """Whatever the source: the sentence of the design, by name and number."""
     refused(
         lambda: STAGES[stage](SOURCES[source]()).shard(16),
-        f"`.{stage}` before `.shard(16)` would run 16 times per item: move it behind",
+        f"`.{stage}` before `.shard(16)` would run 16 times per item: move it after `.shard`",
     )
 
 
@@ -106,7 +106,7 @@ def test_files_can_not_be_cut_before_they_are_read(stage: str) -> None:
     refused(
         lambda: getattr(files(), stage)(3).shard(2),
         f"`.{stage}` before `.shard` needs to know which items there are, and read_lines doesn't",
-        "move it behind (there it counts per shard), or behind .merge",
+        "move it after `.shard` (there it counts per shard), or after `.merge`",
     )
 
 
@@ -121,7 +121,7 @@ def test_an_index_shuffle_behind_the_shard_is_refused() -> None:
 
 @pytest.mark.parametrize("source", [iterable, files])
 def test_an_index_shuffle_needs_an_index(source: Callable[[], Pipeline[Any]]) -> None:
-    parts = ("permutes a whole index", "has none: use .shuffle(window=n) behind .shard")
+    parts = ("permutes a whole index", "has none: use .shuffle(window=n) after .shard")
     refused(lambda: source().shuffle(), *parts)
     refused(lambda: source().shuffle().shard(2), *parts)
     refused(lambda: source().shard(2).shuffle(), *parts)
@@ -140,8 +140,8 @@ def test_a_shuffle_of_files_needs_files(source: Callable[[], Pipeline[Any]]) -> 
 
 
 def test_a_shuffle_of_files_stands_right_behind_them() -> None:
-    refused(lambda: files().shard(2).shuffle_files(), "right behind the source, before .shard")
-    refused(lambda: files().map(same).shuffle_files(), "right behind the source, before .shard")
+    refused(lambda: files().shard(2).shuffle_files(), "next to the source, before .shard")
+    refused(lambda: files().map(same).shuffle_files(), "next to the source, before .shard")
 
 
 # Shard, merge, modes
@@ -177,7 +177,7 @@ def test_there_is_at_least_one_shard(shards: int) -> None:
 def test_an_endless_repeat_has_no_contiguous_blocks() -> None:
     refused(
         lambda: items().repeat().shard(2, "contiguous"),
-        "an endless .repeat() has no contiguous blocks: put .repeat() behind .shard",
+        "an endless .repeat() has no contiguous blocks: put .repeat() after .shard",
     )
     assert items().shard(2, "contiguous").repeat().first(45)[40:] == [0, 20, 1, 21, 2]
 

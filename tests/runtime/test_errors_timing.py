@@ -13,7 +13,7 @@ import streamline as sl
 from streamline.core.channel import Channel
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
-from streamline.core.state import At, CountedStates, Skipped, SkippedStates, State, Tally
+from streamline.core.state import At, CountedStates, MadeStates, Skipped, State, Tally
 from streamline.merge.base import DeferredProgress
 from streamline.merge.strict import StrictMerge
 from streamline.pipeline import Pipeline
@@ -95,7 +95,7 @@ class Worker:
         self.at = self.skipped = 0
 
     def gives(self) -> None:
-        states = SkippedStates("check", self.shard, self.skipped, CountedStates("items", self.at + 1))
+        states = MadeStates(Skipped, "check", self.shard, self.skipped, states=CountedStates("items", self.at + 1))
         self.at += 1
         self.channel.reserve(1)
         self.channel.post(Chunk([self.at], states))

@@ -15,8 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
-from streamline.plan.stage_kinds import stage_class
-from streamline.transforms.base import Stage
+from streamline.transforms.base import Stage, stage_class
 
 CALLS: Counter[Any] = Counter()
 
@@ -208,21 +207,32 @@ def test_a_wrong_name_is_an_error() -> None:
 
 
 def test_every_kind_of_stage_can_be_asked() -> None:
-    """A kind that the table lacks would be taken for one without a state."""
+    """Of two classes that share a kind, the options say which it is."""
+    options: dict[str, dict[str, Any]] = {"Shuffle": {"window": 1}, "ConcurrentMap": {"ordered": False}}
 
-    def kinds(cls: type[Stage[Any, Any]]) -> Iterator[type[Stage[Any, Any]]]:
-        yield cls
+    def classes(cls: type[Stage[Any, Any]]) -> Iterator[type[Stage[Any, Any]]]:
         for sub in cls.__subclasses__():
-            yield from kinds(sub)
+            yield from (sub, *classes(sub))
 
-    own = [cls for cls in kinds(Stage) if cls.__module__.startswith("streamline.transforms.")]
-    unlisted = ("Prefetch", "Stride")  # they are in no fingerprint
+    own = [
+        cls for cls in classes(Stage) if cls.__module__.startswith(("streamline.transforms.", "streamline.transfer."))
+    ]
+    assert len(own) > 15
     for cls in own:
-        if cls is Stage or cls.__name__ in unlisted:
-            continue
-        kind = cls.kind.fget(object.__new__(cls))  # type: ignore[attr-defined]
-        options = {"window": 1} if cls.__name__ == "Shuffle" else {"ordered": False} if "Concurr" in str(cls) else {}
-        assert stage_class(kind, options) is cls
+        assert stage_class(cls.kind, options.get(cls.__name__, {})) is cls
+    assert stage_class("unheard_of", {}) is Stage
+
+
+def test_a_class_that_names_no_kind_is_called_after_itself() -> None:
+    class TwiceOver(Stage[Any, Any]):
+        pass
+
+    class Renamed(TwiceOver):
+        kind = "twice_over_again"
+
+    assert (TwiceOver.kind, str(TwiceOver(name="x"))) == ("twice_over", "twice_over(x)")
+    assert stage_class("twice_over", {}) is TwiceOver
+    assert stage_class("twice_over_again", {}) is Renamed
 
 
 def test_feeds_and_custom_sources_say_where_they_read_on() -> None:

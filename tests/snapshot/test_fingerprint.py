@@ -12,6 +12,8 @@ import streamline as sl
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
 from streamline.plan.fingerprint import fingerprint
+from streamline.transforms.bucket import length_of
+from streamline.transforms.collate import as_list, stack
 
 Change = Callable[[Pipeline[Any]], Pipeline[Any]]
 
@@ -202,3 +204,14 @@ def test_a_resume_compares_them() -> None:
     with pytest.raises(ResumeError, match="- shard"):
         source().shard(3).open(resume=snapshot)
     source().shard(2).prefetch(3).merge("best_effort").open(resume=snapshot)
+
+
+def test_renaming_a_function_of_the_package_changes_no_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprints() -> list[Any]:
+        by_length = source().bucket_by_length([4], 2)
+        return [of(pipe) for pipe in (source().batch(2), source().batch(2, collate=None), by_length)]
+
+    before = fingerprints()
+    for own in (stack, as_list, length_of):
+        monkeypatch.setattr(own, "__qualname__", "renamed")
+    assert fingerprints() == before

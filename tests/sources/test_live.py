@@ -598,7 +598,7 @@ async def undeclared(items: AsyncIterator[int]) -> AsyncIterator[int]:
         (lambda pipe: pipe.shuffle().shard(2), r"\.shuffle\(window=n\)"),
         (lambda pipe: pipe.take(3).shard(2), r"`.take` before `.shard`"),
         (lambda pipe: pipe.skip(3).shard(2), r"`.skip` before `.shard`"),
-        (lambda pipe: pipe.map(later).shard(2), "move it behind"),
+        (lambda pipe: pipe.map(later).shard(2), "move it after `.shard`"),
         (lambda pipe: pipe.through(undeclared), r"undeclared from its start.*@sl.stage"),
         (lambda pipe: pipe.shard(2, mode="interleaved"), "shared"),
         (lambda pipe: pipe.shard(2, drop_remainder=True), "how many items"),

@@ -290,7 +290,7 @@ def test_each_batch_is_for_the_stream_that_is_current_when_it_is_taken(torch: Fa
 
 def test_replicas_go_to_the_device_each_for_its_own_reader(torch: FakeTorch) -> None:
     """Else the batches would be for the stream of whoever reads for all of them."""
-    with pytest.raises(PlanError, match=r'replicator\.pipeline\(r\)\.transfer\("cuda:1"\)'):
+    with pytest.raises(PlanError, match=r"replicator\.pipeline\(r\)\.transfer\(device='cuda:1'\)"):
         sl.StreamReplicator(numbers().transfer("cuda:1"), 2)
     with numbers().transfer("cuda:1").open() as running, pytest.raises(PlanError, match="CUDA stream of the thread"):
         sl.StreamReplicator(running, 2)
@@ -382,7 +382,7 @@ def test_it_must_be_the_last_stage_after_a_merge() -> None:
     assert pipe.transfer("host") == pipe.merge().transfer("host")
     merged = numbers().merge("best_effort").transfer("host")
     assert merged.plan.merge.chooses
-    with pytest.raises(PlanError, match=r"\.transfer is a plan's last stage, and \.map stands behind it"):
+    with pytest.raises(PlanError, match=r"\.transfer is a plan's last stage, and \.map comes after it"):
         numbers().transfer("host").map(str)
     with pytest.raises(PlanError, match=r"one \.merge"):
         numbers().transfer("host").merge()

@@ -170,13 +170,10 @@ def track_calls(plan: Plan, calls: CallLog) -> Plan:
 
 
 def _tracked(stage: Stage[Any, Any], calls: CallLog) -> Stage[Any, Any]:
-    from streamline.transforms.custom import Through  # lazy: hosts start sooner
-
     changes: dict[str, Any] = {
         field: _TrackedFunction(fn, stage.name, calls)
         for field in ("fn", "collate")
-        if callable(fn := getattr(stage, field, None))
-        and not isinstance(stage, Through)  # one call makes all its items
+        if stage.calls_per_item and callable(fn := getattr(stage, field, None))
     }
     if getattr(stage, "concurrency", 1) > 1:
         changes["concurrency"] = 1

@@ -17,13 +17,13 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import fields, is_dataclass
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from streamline.backends.ipc.messages import PackingError
+from streamline.core.tree import parts_of
 
 if TYPE_CHECKING:
     from streamline.backends.ipc.by_value import SentClasses
@@ -187,14 +187,10 @@ def _needs_cloudpickle(pickled: PickledItems, memo: Callable[[], dict[int, tuple
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, Mapping):
-        yield from thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset):
-        yield from thing
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        yield from (getattr(thing, field.name) for field in fields(thing))
-    else:
-        yield from getattr(thing, "__dict__", {}).values()
+    if isinstance(thing, set | frozenset):
+        return iter(thing)
+    parts = parts_of(thing)
+    return iter(getattr(thing, "__dict__", {}).values()) if parts is None else (part for _, part in parts)
 
 
 Reducer = Callable[[Any], Any]
