@@ -17,7 +17,7 @@ from streamline.backends.hosts.remote_metrics import RemoteMetrics
 from streamline.backends.hosts.remote_pause import RemotePause
 from streamline.backends.hosts.remote_worker import CLOSE_S, RemoteWorker
 from streamline.backends.hosts.restarts import CrashReport, CrashTracking, crash_verdict
-from streamline.backends.ipc.codec import decode_failure, decode_skipped
+from streamline.backends.ipc.exceptions import decode_failure, decode_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CallProgress,
@@ -44,7 +44,6 @@ from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
 __all__ = ["HostConnection"]
-
 
 logger = logging.getLogger("streamline.hosts")
 

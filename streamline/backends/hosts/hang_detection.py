@@ -19,13 +19,10 @@ from streamline.errors import printable
 
 __all__ = ["HangDetector"]
 
-
 logger = logging.getLogger("streamline.hosts")
-
 
 CHECKS = 4
 """Checks in one `worker_timeout`."""
-
 
 ANSWER_S = 0.2
 """Seconds for a host's event loop to list its waiting tasks; after that, only its threads are shown."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from streamline.backends.ipc.codec import encode_failure
+from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, PackingError
 from streamline.core.blame import cancellation_requested
@@ -25,7 +25,6 @@ from streamline.core.tasks import Job, Tasks
 from streamline.errors import TransportError
 
 __all__ = ["LiveForwarding"]
-
 
 TRIM_ITEMS = 1024
 """Kept items from which on the worker's state is checked."""

@@ -30,7 +30,6 @@ from streamline.plan.plan import Plan
 
 __all__ = ["HostPool", "HostedWorkers", "HostingBackend"]
 
-
 BYTES_ON_THE_WAY = 64 * 2**20
 """Bytes of items that may be in flight from one host, for all its workers of a run together."""
 
@@ -82,10 +81,8 @@ class HostedWorkers:
 
 logger = logging.getLogger("streamline.hosts")
 
-
 PLENTY = 8
 """Shards that messages suggest."""
-
 
 _hinted: set[tuple[object, ...]] = set()
 """Hints already logged: a pipeline may be opened for every epoch."""

@@ -21,7 +21,6 @@ from streamline.core.session import Session
 
 __all__ = ["MetricsReporter", "RemoteMetrics"]
 
-
 Key = tuple[str, int]
 
 
@@ -80,14 +79,11 @@ class RemoteMetrics:
 TICK_S = 0.1
 """Seconds between reports: a progress display draws every 0.25 s."""
 
-
 SLOWEST_S = 1.0
 """Seconds between checks while nothing new is counted."""
 
-
 MOST_SPANS = 10_000
 """Spans in one report; further ones are dropped."""
-
 
 EXIT_S = 1.0
 

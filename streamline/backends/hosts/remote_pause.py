@@ -19,7 +19,6 @@ from streamline.core.gate import Gate
 
 __all__ = ["RemotePause"]
 
-
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)
 """Messages that move no items."""
 

@@ -15,7 +15,7 @@ import anyio
 
 from streamline.backends.hosts.live_forwarding import LiveForwarding
 from streamline.backends.hosts.restarts import RestartPolicy
-from streamline.backends.ipc.codec import StatesDecoder, decode_failure
+from streamline.backends.ipc.exceptions import decode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import (
     CloseWorker,
@@ -27,6 +27,7 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
+from streamline.backends.ipc.state_codec import ColumnDecoder
 from streamline.core.channel import Channel, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
@@ -94,10 +95,8 @@ class BeginState(State):
 
 T = TypeVar("T")
 
-
 START_S = 30.0
 """Seconds for a host to open a worker, before it counts as stuck: imports, mostly."""
-
 
 CLOSE_S = 5.0
 """Seconds for user code in a host to end when asked to; then the host is killed."""
@@ -142,7 +141,7 @@ class RemoteWorker(Generic[T]):
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
         self._begin = BeginState(plan, site, state)
-        self._states = StatesDecoder(plan.worker_logs)
+        self._states = ColumnDecoder(plan.worker_logs)
         self._last: Reference | None = None  # the last item that has arrived
         self.forwarding = (
             None if feed is None else LiveForwarding(number, plan.source.name, feed, self._consumed, site.tasks)
@@ -319,7 +318,7 @@ class RemoteWorker(Generic[T]):
         self.heard_at = perf_counter()
         self.channel.bound(message.items)
         self._capacity = self.channel.capacity
-        begin = self._states.state(message.begin)
+        begin = self._states.load_state(message.begin)
         if self._last is None:
             self._begin.actual = begin
 
@@ -333,7 +332,7 @@ class RemoteWorker(Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        states, after = self._states.column(message.states, len(items))
+        states, after = self._states.load(message.states, len(items))
         self._in_flight.add(len(items), packed.nbytes)
         self.channel.reserve(len(items))
         self._arrived(Chunk(items, states, after))
@@ -343,7 +342,7 @@ class RemoteWorker(Generic[T]):
         """Post progress from `link`."""
         if self.over:
             return
-        states, after = self._states.column(message.states, 0)
+        states, after = self._states.load(message.states, 0)
         self._arrived(Chunk((), states, after))
         link.send(Credit(self.number, 0, 0))
 

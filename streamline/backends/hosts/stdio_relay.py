@@ -23,16 +23,12 @@ from typing import Any, TypeAlias
 
 __all__ = ["Answer", "ChildStdio", "ConsumerCalls", "ParentStdio", "asker"]
 
-
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 
-
 HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
 
-
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
-
 
 READ_BYTES = 1 << 16
 

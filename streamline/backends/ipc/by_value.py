@@ -56,7 +56,6 @@ __all__ = [
     "has_refused_name",
 ]
 
-
 Callback = Callable[[Any], Any]
 
 
@@ -268,16 +267,12 @@ def _code(thing: type | FunctionType) -> bytes | None:
 Recreate = Callable[[Any], Any]
 """Returns what `__reduce__` would."""
 
-
 DISPATCHER: Any = functools.singledispatch(lambda _: None)
 """A `singledispatch` function: all share its code object."""
 
-
 _LRU: type = functools._lru_cache_wrapper
 
-
 _scans: Any = scanner.make_scanner
-
 
 _SCANNER: type = type(_scans(decoder.JSONDecoder()))
 
@@ -503,13 +498,11 @@ KEYWORDS = {
 }
 """By type name: the packages need not be installed."""
 
-
 DEFINITIONS = frozenset[Recreate](
     {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
     | {_type_parameter, _type_alias, _own_reduce, _refused}
 )
 """Recreated within items, too."""
-
 
 EXACT: dict[type, Recreate] = {
     _LRU: _cached,
@@ -535,16 +528,13 @@ PRIMITIVES = (
     *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
 )
 
-
 REFUSED = (
     *(threading.Thread, queue.Queue, queue.SimpleQueue, subprocess.Popen),
     *(concurrent.futures.Executor, concurrent.futures.Future, io.TextIOWrapper),
 )
 
-
 REFUSED_NAMES = {"IPython.core.interactiveshell.InteractiveShell"}
 """By the names of types: `get_ipython` is a method of one, which refers to the kernel, its sockets and the history."""
-
 
 DERIVED: dict[type, Recreate] = {
     **dict.fromkeys(PRIMITIVES, _primitive),

@@ -15,14 +15,11 @@ from streamline.backends.ipc.shared_memory import ALIGN
 
 __all__ = ["LARGE", "Frame", "Frames", "head", "lay_out", "offsets"]
 
-
 HEADER = Struct("=IIIIIxxxxQQ")
 """Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
 
-
 BUFFER = 1 << 18
 """Bytes read at once: what a socket's buffer holds."""
-
 
 LARGE = 1 << 15
 """Bytes of a frame from which on it is received into memory of its own."""

@@ -1,7 +1,7 @@
 """The messages between the consumer's side of a run and one of its hosts. Workers are identified by a number.
 
 States, failures and records of skipped items are bytes where the link copies, else the objects
-(`streamline.backends.ipc.codec`).
+(`streamline.backends.ipc.state_codec`, `streamline.backends.ipc.exceptions`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ __all__ = [
     "WorkerOpened",
 ]
 
-
 Encoded: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
-
 
 Span: TypeAlias = "tuple[tuple[str, int], Doing, float, float]"
 """A span of work or waiting: (stage name, shard), what, start, end."""

@@ -15,9 +15,8 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import fields, is_dataclass
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,22 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BESIDE", "PickledItems", "Pickling", "reducers"]
 
-
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: copying smaller ones costs less than tracking
 them (measured by bench/buffer_threshold.py)."""
 
-
 SEARCHED = 1 << 14
 """Bytes of a pickle that is searched for module names; for longer ones the pickler's memo is faster."""
 
-
 BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
 """Types of most objects in a memo; importable everywhere."""
-
-
-DEPTH = 8
-"""Nesting depth of the search for what can't be pickled."""
 
 
 class PickledItems(NamedTuple):
@@ -124,10 +116,12 @@ class Pickling:
     def _blame(self, items: Sequence[Any]) -> None:
         """Raise for the first item that can't be pickled."""
         for index, item in enumerate(items):
-            error = self._failure(item)
-            if error is not None:
-                crashing_call, why = self._culprit(item, error, DEPTH)
-                raise PackingError(index, type(crashing_call).__name__) from why
+            if self._failure(item) is not None:
+                from streamline.backends.ipc.unpicklable import unpicklable_part
+
+                path = unpicklable_part(item, lambda part: self._failure(part) is None)
+                part = path[-1][1] if path else item
+                raise PackingError(index, type(part).__name__) from self._failure(part)
 
     def _failure(self, thing: Any) -> Exception | None:
         try:
@@ -135,14 +129,6 @@ class Pickling:
         except Exception as error:
             return error
         return None
-
-    def _culprit(self, thing: Any, error: Exception, depth: int) -> tuple[Any, Exception]:
-        """Return the innermost part that can't be pickled, and why."""
-        for part in _parts(thing) if depth else ():
-            why = self._failure(part)
-            if why is not None:
-                return self._culprit(part, why, depth - 1)
-        return thing, error
 
 
 class _PickleBuffers:
@@ -186,19 +172,7 @@ def _needs_cloudpickle(pickled: PickledItems, memo: Callable[[], dict[int, tuple
     return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, Mapping):
-        yield from thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset):
-        yield from thing
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        yield from (getattr(thing, field.name) for field in fields(thing))
-    else:
-        yield from getattr(thing, "__dict__", {}).values()
-
-
 Reducer = Callable[[Any], Any]
-
 
 PLAIN = frozenset("biufcSUVMm")
 """Kinds of dtypes that are plain memory: not objects, nor variable-length strings."""
