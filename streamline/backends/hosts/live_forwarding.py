@@ -65,9 +65,7 @@ class LiveForwarding:
         consumed = 0 if state is None else state[self.name]
         if self._link is None and self._job is None:
             self._first = self._released = consumed
-        while self._first < consumed:
-            self._kept.popleft()
-            self._first += 1
+        self._drop(consumed)
         self._consumed = self._first
         self._link = link
         if self._kept:
@@ -108,11 +106,13 @@ class LiveForwarding:
         """Drop items that the worker's state covers; amortised."""
         if len(self._kept) < self._trim_at:
             return
-        consumed = self._consumed_by_state()
+        self._drop(self._consumed_by_state())
+        self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
+
+    def _drop(self, consumed: int) -> None:
         while self._first < consumed:
             self._kept.popleft()
             self._first += 1
-        self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
 
     async def _run(self) -> None:
         inbox = self._inbox

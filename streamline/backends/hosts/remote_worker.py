@@ -27,12 +27,12 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
-from streamline.backends.ipc.state_codec import ColumnDecoder
+from streamline.backends.ipc.state_codec import ColumnDecoder, DeferredState
 from streamline.core.channel import Channel, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
 from streamline.core.session import Session
-from streamline.core.state import At, Reference, State, Tally, Tree
+from streamline.core.state import At, Reference, State, Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import TransportError, WorkerDied
 from streamline.plan.plan import Plan
@@ -43,7 +43,7 @@ from streamline.sources.live import FedSource
 __all__ = ["CLOSE_S", "BeginState", "RemoteWorker"]
 
 
-class BeginState(State):
+class BeginState(DeferredState):
     """The state of a worker before its first item: the host's once it is opened; until then, computed here.
 
     Attributes:
@@ -58,20 +58,8 @@ class BeginState(State):
         self._site = site
         self._state = state
 
-    def json(self, until: State | None = None) -> Tree:
-        return self._now().json(None if until is None else until.latest)
-
     @property
-    def latest(self) -> State:
-        return self._now().latest
-
-    def tally(self, found: Tally) -> None:
-        self._now().tally(found)
-
-    def where(self) -> str:
-        return self._now().where()
-
-    def _now(self) -> State:
+    def real(self) -> State:
         if self.actual is None:
             self.actual = self._opened()
         return self.actual

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
@@ -27,7 +28,7 @@ from streamline.core.flow import Chunk
 from streamline.core.state import State, States, Tally, Tree, trimmed
 from streamline.errors import PlanTypeError, ResumeError
 
-__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "segment_by_key"]
+__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "DeferredState", "segment_by_key"]
 
 
 class ColumnDecoder:
@@ -156,7 +157,34 @@ class _LazyColumn:
         return self.body[0][index]
 
 
-class _LazyProgress(State):
+class DeferredState(State):
+    """A state that is loaded or made when it is read."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def real(self) -> State:
+        """The state itself."""
+
+    def json(self, until: State | None = None) -> Tree:
+        return self.real.json(None if until is None else until.latest)
+
+    @property
+    def latest(self) -> State:
+        return self.real.latest
+
+    def tally(self, found: Tally) -> None:
+        self.real.tally(found)
+
+    def where(self) -> str:
+        return self.real.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.real.forks()
+
+
+class _LazyProgress(DeferredState):
     """Progress that is loaded when it is read."""
 
     __slots__ = ("_column",)
@@ -165,24 +193,8 @@ class _LazyProgress(State):
         self._column = column
 
     @property
-    def _real(self) -> State:
+    def real(self) -> State:
         return cast(State, self._column.body[1])
-
-    def json(self, until: State | None = None) -> Tree:
-        return self._real.json(until)
-
-    @property
-    def latest(self) -> State:
-        return self._real.latest
-
-    def tally(self, found: Tally) -> None:
-        self._real.tally(found)
-
-    def where(self) -> str:
-        return self._real.where()
-
-    def forks(self) -> Iterator[Branch]:
-        return self._real.forks()
 
 
 Body = tuple[States, State | None]
