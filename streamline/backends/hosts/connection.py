@@ -49,13 +49,7 @@ logger = logging.getLogger("streamline.hosts")
 
 
 class HostConnection:
-    """The workers of a run that one host runs.
-
-    Args:
-      payload: what the host gets of the run.
-      crash_tracking: when the host, or a worker in it, is given up.
-      own: whether the host ends with the run.
-    """
+    """The workers of a run that one host runs; with `own`, the host ends with the run."""
 
     def __init__(self, host: Host, payload: Any, tasks: Tasks, crash_tracking: CrashTracking, *, own: bool) -> None:
         self.host = host

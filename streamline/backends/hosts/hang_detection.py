@@ -29,13 +29,10 @@ ANSWER_S = 0.2
 
 
 class HangDetector:
-    """Checks the workers of one host periodically, if `worker_timeout` is set.
+    """Checks the open `workers` of one host periodically, if `worker_timeout` is set.
 
     Only the time counts in which the consumer waits for that worker; a worker of a live source that has consumed all
     that came is not stuck. Each is reported once until it gives something again.
-
-    Args:
-      workers: returns those that are open.
 
     Attributes:
       link: to the host; None: not connected.

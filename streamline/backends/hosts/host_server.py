@@ -74,12 +74,7 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a host needs of a run: its plan and its session's options.
-
-    Attributes:
-      most_ahead: as in `Session`, like `metered` and `memory`.
-      policy: for items on which user code fails, without the user's handler.
-    """
+    """What a host needs of a run: its plan, the error policy without the user's handler, and its session's options."""
 
     plan: Plan
     policy: Policy
@@ -291,13 +286,7 @@ class _Worker:
 
 
 class ItemReceiver:
-    """The channel in a host that one worker reads a live source from.
-
-    Args:
-      name: the source's.
-      done: items that the worker's state covers.
-      capacity: items that may be held.
-    """
+    """The channel in a host that one worker reads a live source from; its state covers `done` items."""
 
     def __init__(self, link: Link, worker: int, name: str, done: int, capacity: int) -> None:
         self.channel = Channel[Any](At(name, done), capacity)

@@ -75,9 +75,9 @@ class ItemSender(Generic[T]):
         self._progress: Chunk[T] | None = None  # waits for that; the next one replaces it
 
     def keep(self, inbox: Inbox[T]) -> int:
-        """Let items from `inbox`, the worker's own channel, count there until they are consumed.
+        """Let items from `inbox`, the worker's own channel, count there until consumed: its bounds hold.
 
-        So its bounds hold, in items and bytes. Returns the items that may be in flight.
+        Returns the items that may be in flight.
         """
         self._kept = inbox
         self._capacity = min(self._capacity, inbox.keep())

@@ -99,11 +99,7 @@ _registering = threading.RLock()  # reentrant: an object's `__reduce__` may pick
 
 
 class Shipped:
-    """A payload in a nameless file, freed with its last descriptor; `close` doesn't wait for the garbage collector.
-
-    Attributes:
-      nbytes: of the file.
-    """
+    """A payload in a nameless file of `nbytes`, freed with its last descriptor; `close` doesn't wait for collection."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -246,8 +242,7 @@ def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool)
 class _PlanPickler(RecreatingPickler):
     """Pickles what the children can't import by value, and memory maps by path.
 
-    Args:
-      lean: omit the values of `cached_property` that can't be pickled: they are computed again.
+    With `lean`, values of `cached_property` that can't be pickled are omitted: they are computed again.
     """
 
     def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:

@@ -35,15 +35,7 @@ BYTES_ON_THE_WAY = 64 * 2**20
 
 
 class HostedWorkers:
-    """Opens workers in hosts.
-
-    Args:
-      hosts: at most as many as there are workers.
-      payload: what each host gets of the run.
-      workers: how many are open at a time.
-      crash_tracking: when a host is given up.
-      own: whether the hosts end with the run.
-    """
+    """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run."""
 
     def __init__(
         self,

@@ -44,11 +44,7 @@ __all__ = ["CLOSE_S", "BeginState", "RemoteWorker"]
 
 
 class BeginState(DeferredState):
-    """The state of a worker before its first item: the host's once it is opened; until then, computed here.
-
-    Attributes:
-      actual: the host's; None: it hasn't arrived.
-    """
+    """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""
 
     __slots__ = ("_plan", "_site", "_state", "actual")
 
@@ -93,11 +89,9 @@ CLOSE_S = 5.0
 class WorkerConnection(Protocol[T]):
     """The part of a `HostConnection` that a worker uses."""
 
-    def forget(self, worker: RemoteWorker[T]) -> None:
-        """Remove a closed worker."""
+    def forget(self, worker: RemoteWorker[T]) -> None: ...
 
-    def end_host(self) -> None:
-        """Kill the host: user code in it doesn't end."""
+    def end_host(self) -> None: ...
 
 
 class RemoteWorker(Generic[T]):
@@ -146,11 +140,7 @@ class RemoteWorker(Generic[T]):
         self._closing = False  # in order to be opened again
 
     def connect(self, connection: WorkerConnection[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
-        """Return the inbox, whose first pull calls `start`.
-
-        Args:
-          filled_by: the name of the stage whose items it gets.
-        """
+        """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
         if meters.on:

@@ -1,18 +1,20 @@
 """What is done about the deaths of a host: which workers they count against, and which call is at fault. No I/O.
 
 A host runs many workers, and a call of user code may end it. Its workers are opened again in another one, each after
-its last item that arrived. So that a call that ends every host is found:
+its last item that arrived. A call that ends every host is found so:
 
-1. A death counts against the workers that had reported to be in a call; else against all that had room to send. A
-   worker that gives something has its count reset.
+1. A death counts against the workers that had reported to be in a call; else against all that had room to send. The
+   count of a worker that gives something starts again.
 2. A worker that dies within `TRACKED_ITEMS` items of its last death, or for the last time but one, or whose host was
-   killed because a worker was stuck, has its calls tracked: it reports each call before it is made, one at a time, and
-   reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
-3. If several workers were in calls, none is counted: they take turns, each opened when the one before has given
-   something or ended. So the next death has one call.
-4. At the last death that is tolerated, the call is at fault: calls are counted from where the worker was opened, and it
-   is opened at the same state, so the call's number is passed, and `WorkerDied` is raised in its place, a failure as
-   any other. If no single call is known, the worker fails.
+   killed because a worker was stuck, has its calls tracked: it reports each one before it is made, makes one at a time,
+   and reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
+3. If several workers were in calls, none is counted: they take turns, so that the next death has one call.
+4. At the last death that is tolerated, the call is at fault. Calls are numbered from where the worker was opened, and
+   it is opened at the same state, so `WorkerDied` is raised in place of the call with that number, a failure as any
+   other. If no single call is known, the worker fails.
+
+Rejected: a word in shared memory for each call, written always. It costs some 80 ns, more than a short call; it doesn't
+tell which of several calls at once is at fault; and there is no shared memory between machines.
 """
 
 from __future__ import annotations
@@ -38,13 +40,7 @@ __all__ = ["CallLog", "CrashReport", "CrashTracking", "RestartPolicy", "crash_ve
 
 
 class CallLog:
-    """Counts the calls of user code in one worker, and reports them to the consumer. Rejected: a word in shared memory
-    for each call, always written: it costs 70 ns, more than a short call, and says nothing of which of several calls at
-    once is at fault; nor is there shared memory between machines.
-
-    Args:
-      crashing_call: the call to raise `WorkerDied` in place of; None: none is known.
-    """
+    """Numbers the calls of user code in one worker, reports them, and raises in place of the one that is known."""
 
     def __init__(self, link: Link, worker: int, crashing_call: CrashingCall | None) -> None:
         self._link = link
@@ -53,11 +49,7 @@ class CallLog:
         self._counts: dict[str, int] = {}
 
     def count(self, stage: str) -> int:
-        """Return the number of a stage's next call.
-
-        Raises:
-          WorkerDied: the call has ended processes before.
-        """
+        """Return the number of a stage's next call; raise `WorkerDied` if it has ended processes before."""
         number = self._counts[stage] = self._counts.get(stage, 0) + 1
         known = self._crashing_call
         if known is not None and (known.stage, known.number) == (stage, number):
@@ -213,11 +205,7 @@ class RestartPolicy:
             self.calls.add(call)
 
     def count_death(self, most: int, *, track_calls: bool) -> bool:
-        """Count a death; return whether it was the last of `most` tolerated ones.
-
-        Args:
-          track_calls: from now on, in any case.
-        """
+        """Count a death, and perhaps track calls from now on; return whether it was the last of `most`."""
         self.count += 1
         self.track_calls = self.track_calls or track_calls or not self.stable or self.count == most - 1
         self._delivered = 0
@@ -260,7 +248,7 @@ class CrashReport(Generic[W]):
         """Count a death of these workers' host; return those that have used up their restarts.
 
         Args:
-          stuck: it was killed because a worker, not necessarily the awaited one, was stuck.
+          stuck: it was killed because one of them was stuck.
         """
         suspects = [worker for worker in workers if worker.restart_policy.calls]
         self._turns.clear()
@@ -290,12 +278,7 @@ class CrashReport(Generic[W]):
 
 
 def crash_verdict(worker: Restartable, host: int, name: str, ended: str) -> CrashingCall | WorkerDied:
-    """Return the call that a worker has died of for the last time, or the error to fail it with.
-
-    Args:
-      host: number of its last host, as `name` its name.
-      ended: how that ended.
-    """
+    """Return the call that a worker has died of for the last time, or the error to fail it with."""
     restart_policy, site, at = worker.restart_policy, worker.site, worker.position
     message = (
         f"the worker of shard {site.shard} of {site.num_shards} has lost its host {restart_policy.count} times without "

@@ -26,16 +26,11 @@ LARGE = 1 << 15
 
 
 class Frame(NamedTuple):
-    """A received frame.
+    """A received frame: a pickled message, and `items` in parts of these sizes.
 
     Attributes:
-      message: pickled.
-      items: their number.
-      sizes: of their parts, in bytes.
-      slab: the number of the slab where the parts lie; None: in `parts`.
-      slab_size: bytes.
+      slab: the number of the slab where the parts lie; None: in `parts`, writable and owned by the receiver.
       descriptors: sent with it: 1 for a new slab.
-      parts: writable, owned by the receiver.
     """
 
     message: memoryview

@@ -61,11 +61,7 @@ class Pickling:
         self._classes: dict[str, type] = {}
 
     def dumps(self, items: Sequence[Any]) -> PickledItems:
-        """Return the pickle, and the buffers beside it.
-
-        Raises:
-          PackingError: one of them can't be pickled.
-        """
+        """Return the pickle, and the buffers beside it; raise `PackingError` if an item can't be pickled."""
         if type(items) is not list:
             items = list(items)
         if self._sent_classes is None:
@@ -80,11 +76,7 @@ class Pickling:
             raise PackingError(0, type(items).__name__) from error
 
     def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
-        """Return the items; arrays are views of the buffers.
-
-        Raises:
-          What unpickling raises.
-        """
+        """Return the items; arrays are views of the buffers. Raises what unpickling raises."""
         with self._definitions_known():
             items: list[Any] = pickle.loads(data, buffers=buffers)
         return items
@@ -225,9 +217,7 @@ def _memory(array: Any) -> PickleBuffer:
         array = np.asarray(_Writable(array))
     try:
         return PickleBuffer(array)
-    except (
-        ValueError
-    ):  # datetime64, records that hold some, dtypes of other packages: the protocol has no name for them
+    except ValueError:  # the protocol has no name for datetime64, records that hold some, dtypes of other packages
         return PickleBuffer(array.ravel(order="K").view(np.uint8))
 
 

@@ -90,20 +90,12 @@ class _Mapping(_Memory):
 
 
 def map_shared(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives.
-
-    Raises:
-      OSError: the system has no room for it.
-    """
+    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives; `OSError`: no room."""
     return np.asarray(_Mapping(fd, size))
 
 
 def make_shared(size: int) -> int:
-    """Return a descriptor of `size` bytes of nameless shared memory.
-
-    Raises:
-      OSError: no memory or descriptor is left.
-    """
+    """Return a descriptor of `size` bytes of nameless shared memory; `OSError`: none is left."""
     if sys.platform == "linux":
         fd = os.memfd_create("streamline", os.MFD_CLOEXEC)
     else:

@@ -34,14 +34,13 @@ class Gone(Exception):  # noqa: N818 - as LinkClosed
 
 
 class SharedSocket:
-    """A connected AF_UNIX stream socket. Use it inside `with`, in any thread.
+    """A connected AF_UNIX stream socket, which it owns. Use it inside `with`, in any thread.
 
     Args:
-      sock: owned by this from now on.
       closed: called when it is closed, in the thread of the last user.
 
     Attributes:
-      descriptors: that have arrived, in order; who pops one closes it.
+      descriptors: that have arrived, in order; the caller closes one that it pops.
     """
 
     def __init__(self, sock: socket.socket, closed: Callable[[], object]) -> None:
