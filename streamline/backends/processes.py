@@ -79,7 +79,6 @@ class Processes(HostingBackend):
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
 
-
 DEATH_S = 5.0
 """Seconds to wait for a killed process; one that is stuck in a driver may never exit."""
 

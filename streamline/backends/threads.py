@@ -26,7 +26,6 @@ from streamline.plan.plan import Plan
 
 __all__ = ["ThreadHost", "Threads"]
 
-
 CRASH_TRACKING = CrashTracking(max_restarts=1)
 """A thread doesn't die by itself: an event loop that ended would end again."""
 
@@ -65,7 +64,6 @@ class Threads(HostingBackend):
 
 
 logger = logging.getLogger("streamline.hosts")
-
 
 EXIT_S = 1.0
 """Seconds to wait for a thread that is stuck in user code; it is a daemon."""

@@ -127,7 +127,7 @@ class ChildProcess:
         call()
 
     def written(self, begin: int) -> str:
-        """Return what the child has written to the file of stacks from `begin` on."""
+        """Return what the child has written to its file of stacks from `begin` on."""
         size = os.fstat(self.stacks).st_size
         return os.pread(self.stacks, size - begin, begin).decode("utf-8", "replace")
 
@@ -312,7 +312,7 @@ class HostProcess:
         return child.crash if child.gone.is_set() else ""
 
     def on_exit(self, call: Callable[[], object]) -> None:
-        """Call `call` when the process has exited, in a thread of this host's; at once if it has already."""
+        """Call `call` when the process has exited, in another thread; at once if it has already."""
         self._started().on_exit(call)
 
     def kill(self) -> None:

@@ -17,7 +17,7 @@ from streamline.backends.hosts.remote_metrics import RemoteMetrics
 from streamline.backends.hosts.remote_pause import RemotePause
 from streamline.backends.hosts.remote_worker import CLOSE_S, RemoteWorker
 from streamline.backends.hosts.restarts import CrashReport, CrashTracking, crash_verdict
-from streamline.backends.ipc.codec import decode_failure, decode_skipped
+from streamline.backends.ipc.exceptions import decode_failure, decode_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CallProgress,
@@ -45,18 +45,11 @@ from streamline.errors import ClosedError
 
 __all__ = ["HostConnection"]
 
-
 logger = logging.getLogger("streamline.hosts")
 
 
 class HostConnection:
-    """The workers of a run that one host runs.
-
-    Args:
-      payload: what the host gets of the run.
-      crash_tracking: when the host, or a worker in it, is given up.
-      own: whether the host ends with the run.
-    """
+    """The workers of a run that one host runs; with `own`, the host ends with the run."""
 
     def __init__(self, host: Host, payload: Any, tasks: Tasks, crash_tracking: CrashTracking, *, own: bool) -> None:
         self.host = host

@@ -19,26 +19,20 @@ from streamline.errors import printable
 
 __all__ = ["HangDetector"]
 
-
 logger = logging.getLogger("streamline.hosts")
-
 
 CHECKS = 4
 """Checks in one `worker_timeout`."""
-
 
 ANSWER_S = 0.2
 """Seconds for a host's event loop to list its waiting tasks; after that, only its threads are shown."""
 
 
 class HangDetector:
-    """Checks the workers of one host periodically, if `worker_timeout` is set.
+    """Checks the open `workers` of one host periodically, if `worker_timeout` is set.
 
     Only the time counts in which the consumer waits for that worker; a worker of a live source that has consumed all
     that came is not stuck. Each is reported once until it gives something again.
-
-    Args:
-      workers: returns those that are open.
 
     Attributes:
       link: to the host; None: not connected.

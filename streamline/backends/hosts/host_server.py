@@ -21,8 +21,7 @@ from streamline.backends.hosts.plan_shipping import load
 from streamline.backends.hosts.remote_errors import RemoteErrors, host_policy
 from streamline.backends.hosts.remote_metrics import MetricsReporter
 from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
-from streamline.backends.ipc.codec import StatesEncoder, decode_failure
-from streamline.backends.ipc.exceptions import pickle_exception
+from streamline.backends.ipc.exceptions import decode_failure, pickle_exception
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CloseWorker,
@@ -44,6 +43,7 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.backends.ipc.socket_link import SocketLink
+from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Policy
@@ -74,12 +74,7 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a host needs of a run: its plan and its session's options.
-
-    Attributes:
-      most_ahead: as in `Session`, like `metered` and `memory`.
-      policy: for items on which user code fails, without the user's handler.
-    """
+    """What a host needs of a run: its plan, the error policy without the user's handler, and its session's options."""
 
     plan: Plan
     policy: Policy
@@ -190,7 +185,7 @@ class _HostedRun:
 
     def _open(self, message: OpenWorker) -> None:
         link, tasks = self._link, self._tasks
-        states = StatesEncoder(link, self._plan.worker_logs)
+        states = ColumnEncoder(self._plan.worker_logs, copies=link.copies)
         sender = ItemSender[Any](
             link, states, message.worker, message.items, message.size, message.in_flight, message.in_flight_bytes
         )
@@ -218,7 +213,7 @@ class _HostedRun:
         )  # the chain ends in a channel: its bounds hold here, too
         own = own and not (message.live_capacity and not plan.worker)  # unless that is the feed's own channel
         room = sender.keep(cast("Inbox[Any]", flow)) if own else message.items
-        link.send(WorkerOpened(message.worker, states.state(flow.state), room))
+        link.send(WorkerOpened(message.worker, states.dump_state(flow.state), room))
         if self._reporter is not None:
             sender.on_edge = self._reporter.report
         name = f"worker of shard {message.shard}"
@@ -291,13 +286,7 @@ class _Worker:
 
 
 class ItemReceiver:
-    """The channel in a host that one worker reads a live source from.
-
-    Args:
-      name: the source's.
-      done: items that the worker's state covers.
-      capacity: items that may be held.
-    """
+    """The channel in a host that one worker reads a live source from; its state covers `done` items."""
 
     def __init__(self, link: Link, worker: int, name: str, done: int, capacity: int) -> None:
         self.channel = Channel[Any](At(name, done), capacity)

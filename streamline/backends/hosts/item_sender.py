@@ -12,9 +12,10 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from streamline.backends.ipc.codec import StatesEncoder, encode_failure
+from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import ItemsMessage, PackedItems, PackingError, ProgressMessage, WorkerEnded
+from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.channel import Inbox
 from streamline.core.counters import StageMeter, label
 from streamline.core.flow import LIST_ITEMS, Chunk
@@ -23,13 +24,10 @@ from streamline.errors import TransportError
 
 __all__ = ["ItemSender"]
 
-
 T = TypeVar("T")
-
 
 ROOM = -1
 """The slot of a wait for room, as in `streamline.core.channel`."""
-
 
 MESSAGE_BYTES = 4 * 2**20
 """Bytes of items in one message; larger lists are split."""
@@ -52,7 +50,7 @@ class ItemSender(Generic[T]):
     """
 
     def __init__(
-        self, link: Link, states: StatesEncoder, worker: int, items: int, size: int, held: int = 0, held_bytes: int = 0
+        self, link: Link, states: ColumnEncoder, worker: int, items: int, size: int, held: int = 0, held_bytes: int = 0
     ) -> None:
         self.filler: StageMeter | None = None
         self.longest = LIST_ITEMS
@@ -77,9 +75,9 @@ class ItemSender(Generic[T]):
         self._progress: Chunk[T] | None = None  # waits for that; the next one replaces it
 
     def keep(self, inbox: Inbox[T]) -> int:
-        """Let items from `inbox`, the worker's own channel, count there until they are consumed.
+        """Let items from `inbox`, the worker's own channel, count there until consumed: its bounds hold.
 
-        So its bounds hold, in items and bytes. Returns the items that may be in flight.
+        Returns the items that may be in flight.
         """
         self._kept = inbox
         self._capacity = min(self._capacity, inbox.keep())
@@ -170,7 +168,7 @@ class ItemSender(Generic[T]):
         progress, self._progress = self._progress, None
         if progress is not None:
             try:
-                self._link.send(ProgressMessage(self._worker, self._states.column(progress)))
+                self._link.send(ProgressMessage(self._worker, self._states.dump(progress)))
             except Exception as error:
                 failure = failure or error
         if self.on_edge is not None:
@@ -191,7 +189,7 @@ class ItemSender(Generic[T]):
             return
         self._progress_acked, self._progress = False, None
         try:
-            encoded = self._states.column(progress)
+            encoded = self._states.dump(progress)
         except Exception as error:
             self.fail(error)
         else:
@@ -220,7 +218,7 @@ class ItemSender(Generic[T]):
         self._progress = None  # these items' states are later
         self._edge()
         if not self._over:
-            self._link.send(ItemsMessage(self._worker, packed, self._states.column(chunk)))
+            self._link.send(ItemsMessage(self._worker, packed, self._states.dump(chunk)))
 
     def _edge(self) -> None:
         if not self._begun:

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from streamline.backends.ipc.codec import encode_failure
+from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, PackingError
 from streamline.core.blame import cancellation_requested
@@ -25,7 +25,6 @@ from streamline.core.tasks import Job, Tasks
 from streamline.errors import TransportError
 
 __all__ = ["LiveForwarding"]
-
 
 TRIM_ITEMS = 1024
 """Kept items from which on the worker's state is checked."""
@@ -66,9 +65,7 @@ class LiveForwarding:
         consumed = 0 if state is None else state[self.name]
         if self._link is None and self._job is None:
             self._first = self._released = consumed
-        while self._first < consumed:
-            self._kept.popleft()
-            self._first += 1
+        self._drop(consumed)
         self._consumed = self._first
         self._link = link
         if self._kept:
@@ -109,11 +106,13 @@ class LiveForwarding:
         """Drop items that the worker's state covers; amortised."""
         if len(self._kept) < self._trim_at:
             return
-        consumed = self._consumed_by_state()
+        self._drop(self._consumed_by_state())
+        self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
+
+    def _drop(self, consumed: int) -> None:
         while self._first < consumed:
             self._kept.popleft()
             self._first += 1
-        self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
 
     async def _run(self) -> None:
         inbox = self._inbox

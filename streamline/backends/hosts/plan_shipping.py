@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import dataclasses
 import errno
 import functools
 import importlib.machinery
@@ -24,17 +23,17 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import dropwhile
 from typing import IO, Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
-from streamline.backends.ipc.by_value import DERIVED, EXACT, REFUSED, RecreatingPickler, has_refused_name
+from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.errors import HostError, PlanError, users_level
 
-__all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_file", "sendable", "ship", "unsendable"]
+__all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_file", "sendable", "ship"]
 
 
 def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -83,34 +82,24 @@ def _mapped(place: tuple[str, Any, int, int], look: tuple[bool, int, Any, Any, A
 MOST_BYTES = 64 << 20
 """Bytes of a plan without a warning: they take some 50 ms to write, and are seldom a dataset by mistake."""
 
-
 BESIDE_BYTES = 4096
 """Buffers of at least a page are stored beside the pickle, page-aligned, so that copy-on-write copies little."""
 
-
 NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-
 
 FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
 
-
 ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
-
 
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 """Returns whether a buffer goes into the pickle, and not beside it."""
-
 
 _registering = threading.RLock()  # reentrant: an object's `__reduce__` may pickle a part of the plan
 """cloudpickle's registry of modules by value is global."""
 
 
 class Shipped:
-    """A payload in a nameless file, freed with its last descriptor; `close` doesn't wait for the garbage collector.
-
-    Attributes:
-      nbytes: of the file.
-    """
+    """A payload in a nameless file of `nbytes`, freed with its last descriptor; `close` doesn't wait for collection."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -216,7 +205,7 @@ def _write(payload: object, fd: int) -> int:
         try:
             _dump(payload, file, in_band, beside.clear)
         except Exception as error:
-            raise PlanError(unsendable(payload, sendable, error)) from error
+            raise PlanError(_why_unsendable(payload, error)) from error
         size = file.tell()
         entries = []
         for view in beside:
@@ -253,8 +242,7 @@ def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool)
 class _PlanPickler(RecreatingPickler):
     """Pickles what the children can't import by value, and memory maps by path.
 
-    Args:
-      lean: omit the values of `cached_property` that can't be pickled: they are computed again.
+    With `lean`, values of `cached_property` that can't be pickled are omitted: they are computed again.
     """
 
     def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:
@@ -370,121 +358,20 @@ def _same(file: str, origin: str) -> bool:
         return file == origin
 
 
-MOST_TRIED = 300
-"""Parts that are pickled in search of the culprit."""
-
-
 WAY_OUT = (
     "Make it in the process that uses it: a function `@functools.cache def get(): return ...` that makes it, and get() "
     "in its place. Or run the plan where nothing is sent: backend=Inline() or Threads(n)"
 )
 
 
-Sendable = Callable[[object], bool]
+def _why_unsendable(payload: object, error: Exception) -> str:
+    """Return the message for a payload that raised `error`."""
+    from streamline.backends.ipc.unpicklable import kind_of, unpicklable_part  # not at the top: hosts start sooner
 
-
-def unsendable(payload: object, sendable: Sendable, error: Exception) -> str:
-    """Return the message for a payload that isn't `sendable`, and raised `error`."""
-    trail, crashing_call = _innermost(payload, sendable)
-    steps = dropwhile(
-        lambda step: step.startswith("."), filter(None, trail)
-    )  # omit our own attributes before the stage
-    where = "".join(f"{step}: " for step in steps)
+    path = unpicklable_part(payload, sendable)
+    labels = dropwhile(lambda label: label.startswith("."), filter(None, (label for label, _ in path)))  # ours
+    where = "".join(f"{label}: " for label in labels)
     return (
-        f"this plan can't be sent to another process: {where}a {_kind(crashing_call)} can't be pickled "
-        f"({type(error).__name__}: {error}). {WAY_OUT}"
+        f"this plan can't be sent to another process: {where}a {kind_of(path[-1][1] if path else payload)} can't be "
+        f"pickled ({type(error).__name__}: {error}). {WAY_OUT}"
     )
-
-
-def _innermost(payload: object, sendable: Sendable) -> tuple[list[str], object]:
-    """Return the shortest path to an object that can't be pickled though its parts can, and that object.
-
-    Breadth first, each object once, at most `MOST_TRIED`; the payload itself if only cycles can't be pickled.
-    """
-    reached: list[tuple[list[str], object]] = [([], payload)]
-    seen, tried = {id(payload)}, 0
-    for trail, found in reached:  # it grows meanwhile
-        innermost = True
-        for label, part in _parts(found):
-            tried += 1
-            if tried > MOST_TRIED:
-                return trail, found
-            if sendable(part):
-                continue
-            innermost = innermost and part is found
-            if id(part) not in seen:
-                seen.add(id(part))
-                reached.append(([*trail, label], part))
-        if innermost:
-            return trail, found
-    return reached[0]
-
-
-def _parts(whole: Any) -> Iterator[tuple[str, object]]:
-    """Yield what is pickled along with `whole`, each with a label."""
-    if isinstance(whole, REFUSED) or has_refused_name(type(whole)):
-        return
-    if isinstance(whole, types.FunctionType):
-        yield from _parts_of_function(whole)
-    elif isinstance(whole, types.MethodType):
-        yield f"{_kind(whole.__self__)}, whose method {whole.__name__} it calls", whole.__self__
-        yield "", whole.__func__
-    elif isinstance(whole, functools._lru_cache_wrapper):
-        yield "", getattr(whole, "__wrapped__", None)
-    elif isinstance(whole, staticmethod | classmethod):
-        yield "", whole.__func__
-    elif isinstance(whole, property):
-        yield from (("", function) for function in (whole.fget, whole.fset, whole.fdel))
-    elif isinstance(whole, functools.partial):
-        yield "", whole.func
-        yield from ((f"argument {number} of the partial", part) for number, part in enumerate(whole.args))
-        yield from ((f"argument {name} of the partial", part) for name, part in whole.keywords.items())
-    elif isinstance(whole, Mapping):
-        yield from ((f"[{key!r:.40}]", part) for key, part in whole.items())
-    elif isinstance(whole, list | tuple | set | frozenset):
-        yield from ((_name(part) or f"[{number}]", part) for number, part in enumerate(whole))
-    elif dataclasses.is_dataclass(whole):
-        names = [field.name for field in dataclasses.fields(whole)]
-        yield from (
-            (_name(part) or f".{name}", part) for name in names if (part := getattr(whole, name, None)) is not None
-        )
-    else:
-        yield from ((_name(part) or f".{name}", part) for name, part in getattr(whole, "__dict__", {}).items())
-        if not isinstance(whole, type):
-            slots = (slot for kind in type(whole).__mro__ for slot in vars(kind).get("__slots__", ()))
-            yield from ((f".{slot}", getattr(whole, slot, None)) for slot in slots)
-            yield f"its class {_kind(whole)}", type(whole)
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f"its variable {name}", _content(cell)
-    for name in cloudpickle.cloudpickle._extract_code_globals(function.__code__):  # also those of functions inside
-        if name in function.__globals__:
-            found = function.__globals__[name]
-            yield _name(found) or f"the global variable {name}", found
-    yield from (("a default of its arguments", part) for part in function.__defaults__ or ())
-    yield from ((f"its attribute {name}", part) for name, part in function.__dict__.items())
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # assigned later
-        return None
-
-
-def _name(part: Any) -> str:
-    """Return the label of a stage or function; "" for other objects."""
-    if isinstance(part, functools._lru_cache_wrapper):
-        part = getattr(part, "__wrapped__", None)
-    if isinstance(part, types.FunctionType):
-        return f"function {part.__qualname__} ({part.__code__.co_filename}:{part.__code__.co_firstlineno})"
-    if isinstance(kind := getattr(part, "kind", None), str) and isinstance(name := getattr(part, "name", None), str):
-        return f"stage {name!r} (.{kind})"
-    return ""
-
-
-def _kind(part: object) -> str:
-    kind = type(part)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -30,21 +30,12 @@ from streamline.plan.plan import Plan
 
 __all__ = ["HostPool", "HostedWorkers", "HostingBackend"]
 
-
 BYTES_ON_THE_WAY = 64 * 2**20
 """Bytes of items that may be in flight from one host, for all its workers of a run together."""
 
 
 class HostedWorkers:
-    """Opens workers in hosts.
-
-    Args:
-      hosts: at most as many as there are workers.
-      payload: what each host gets of the run.
-      workers: how many are open at a time.
-      crash_tracking: when a host is given up.
-      own: whether the hosts end with the run.
-    """
+    """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run."""
 
     def __init__(
         self,
@@ -82,10 +73,8 @@ class HostedWorkers:
 
 logger = logging.getLogger("streamline.hosts")
 
-
 PLENTY = 8
 """Shards that messages suggest."""
-
 
 _hinted: set[tuple[object, ...]] = set()
 """Hints already logged: a pipeline may be opened for every epoch."""

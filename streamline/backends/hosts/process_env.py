@@ -11,17 +11,13 @@ from typing import NamedTuple
 
 __all__ = ["ProcessEnv", "environment", "process_env"]
 
-
 GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Hidden: a context on a GPU costs half a gigabyte, and loading data needs none."""
 
-
 LIBRARIES = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "BLIS_NUM", "NUMEXPR_NUM", "VECLIB_MAXIMUM")
-
 
 THREADS = tuple(f"{library}_THREADS" for library in LIBRARIES)
 """Set to 1: there are as many processes as cores."""
-
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """glibc's thresholds: by default each array of 128 KiB or more is returned to the system, and the next one faults its

@@ -27,13 +27,10 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 __all__ = ["LINK_HEADER", "STACKS_SIGNAL", "ReceivedLink", "main"]
 
-
 LINK_HEADER = struct.Struct("<QI")  # the link's number, bytes of the pickled `ProcessEnv` that follows
-
 
 STACKS_SIGNAL = signal.SIGURG
 """Asks for the stacks: otherwise unused, and ignored by default. Precedent: Go's preemption."""
-
 
 EntryPoint: TypeAlias = Callable[[socket.socket, int], Awaitable[None]]
 """Serves a link, given its socket and the descriptor of the shipped payload; closes both."""

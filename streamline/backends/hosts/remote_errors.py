@@ -11,14 +11,12 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from streamline.backends.hosts.stdio_relay import asker
-from streamline.backends.ipc.codec import decode_skipped, encode_skipped
+from streamline.backends.ipc.exceptions import decode_skipped, encode_skipped, pickle_skipped
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import SkippedItem
-from streamline.backends.ipc.skipped_items import pickle_skipped
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 
 __all__ = ["Ask", "RemoteErrors", "answers", "host_policy"]
-
 
 Ask: TypeAlias = Callable[[Failure], object]
 

@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import MetricsUpdate, Span
@@ -20,7 +21,6 @@ from streamline.core.meters import Meters, Traffic
 from streamline.core.session import Session
 
 __all__ = ["MetricsReporter", "RemoteMetrics"]
-
 
 Key = tuple[str, int]
 
@@ -80,14 +80,11 @@ class RemoteMetrics:
 TICK_S = 0.1
 """Seconds between reports: a progress display draws every 0.25 s."""
 
-
 SLOWEST_S = 1.0
 """Seconds between checks while nothing new is counted."""
 
-
 MOST_SPANS = 10_000
 """Spans in one report; further ones are dropped."""
-
 
 EXIT_S = 1.0
 
@@ -100,9 +97,7 @@ class MetricsReporter:
         self._meters = session.meters
         self._gate = session.gate
         self._lock = threading.Lock()
-        self._sent_stages: dict[tuple[str, int], StageCounts] = {}
-        self._sent_channels: dict[tuple[str, int], tuple[str, int, int, int, int, int]] = {}
-        self._sent_traffics: dict[str, tuple[str, int, int, int, int, int, int]] = {}
+        self._sent: dict[Any, Any] = {}  # the last row of each meter
         self._spans: list[Span] = []
         self._active = threading.Event()
         self._closed = threading.Event()
@@ -120,31 +115,25 @@ class MetricsReporter:
 
     def report(self) -> bool:
         """Send what is new; return whether anything was. Thread-safe."""
+        meters = self._meters
         with self._lock:
-            stages = []
-            for key, meter in list(self._meters.stages.items()):
-                counted = meter.counted()
-                if counted != self._sent_stages.get(key):
-                    self._sent_stages[key] = counted
-                    stages.append(counted)
-            channels = []
-            for key, channel in list(self._meters.channels.items()):
-                row = (channel.name, channel.shard, channel.capacity, channel.items, channel.depth, channel.peak)
-                if row != self._sent_channels.get(key):
-                    self._sent_channels[key] = row
-                    channels.append(row)
-            traffics = self._new_traffics()
+            stages = [(key, meter.counted()) for key, meter in list(meters.stages.items())]
+            channels = [
+                (key, (channel.name, channel.shard, channel.capacity, channel.items, channel.depth, channel.peak))
+                for key, channel in list(meters.channels.items())
+            ]
+            traffics = [(name, (name, *traffic.counts())) for (name, _), traffic in list(meters.traffics.items())]
             spans, self._spans = self._spans, []
-            new = bool(stages or channels or spans or traffics)
-            if new:
-                self._link.send_threadsafe(MetricsUpdate(tuple(stages), tuple(channels), tuple(spans), traffics))
-            return new
+            update = MetricsUpdate(self._new(stages), self._new(channels), tuple(spans), self._new(traffics))
+            if any(update):
+                self._link.send_threadsafe(update)
+            return any(update)
 
-    def _new_traffics(self) -> tuple[tuple[str, int, int, int, int, int, int], ...]:
-        row = {name: (name, *traffic.counts()) for (name, _), traffic in list(self._meters.traffics.items())}
-        new = tuple(one for name, one in row.items() if one != self._sent_traffics.get(name))
-        self._sent_traffics = row
-        return new
+    def _new(self, rows: list[tuple[Any, Any]]) -> tuple[Any, ...]:
+        """Return the rows that differ from those sent last; keys are of one kind of meter each."""
+        new = [(key, row) for key, row in rows if row != self._sent.get((type(row), key))]
+        self._sent.update(((type(row), key), row) for key, row in new)
+        return tuple(row for _, row in new)
 
     def observe(self, observed: bool) -> None:
         """Record spans of work and waiting from now on, or stop."""

@@ -19,7 +19,6 @@ from streamline.core.gate import Gate
 
 __all__ = ["RemotePause"]
 
-
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)
 """Messages that move no items."""
 
@@ -28,12 +27,7 @@ class RemotePause:
     """The gate's participant for all workers of a host.
 
     During a pause, messages that arrive are deferred, bounded by the items in flight, and handled when it ends. Without
-    a host, it is at rest.
-
-    Args:
-      busy: names what seems to be at work there until the host reports it; called in any thread.
-      handle: handles a message.
-      failed: called with what `handle` raised.
+    a host, it is at rest. Until the host reports what is at work there, `busy` names it, in any thread.
     """
 
     def __init__(
@@ -56,16 +50,16 @@ class RemotePause:
         gate.on_pause(self._pause, self._resume)
 
     def connected(self, link: Link) -> None:
-        """A host is connected; the caller has passed the gate."""
+        """Take the link to a host; the caller has passed the gate."""
         self._link = link
 
     def lost(self) -> None:
-        """The host has ended."""
+        """Be at rest: the host has ended."""
         self._link = None
         self._set_resting()
 
     def close(self) -> None:
-        """The run is over."""
+        """Leave the gate: the run is over."""
         self._gate.forget_pause(self._pause)
         self._gate.unregister(self._participant)
         self._deferred.clear()
@@ -78,7 +72,7 @@ class RemotePause:
             self._handle(link, message)
 
     def at_work(self, message: PauseStatus, host: str) -> None:
-        """The host reports what is at work there."""
+        """Take the host's report of what is at work there."""
         if message.number != self._number or not self._gate.holding:
             return  # of a pause that is over
         if message.names:

@@ -15,7 +15,7 @@ import anyio
 
 from streamline.backends.hosts.live_forwarding import LiveForwarding
 from streamline.backends.hosts.restarts import RestartPolicy
-from streamline.backends.ipc.codec import StatesDecoder, decode_failure
+from streamline.backends.ipc.exceptions import decode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import (
     CloseWorker,
@@ -27,11 +27,12 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
+from streamline.backends.ipc.state_codec import ColumnDecoder, DeferredState
 from streamline.core.channel import Channel, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
 from streamline.core.session import Session
-from streamline.core.state import At, Reference, State, Tally, Tree
+from streamline.core.state import At, Reference, State, Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import TransportError, WorkerDied
 from streamline.plan.plan import Plan
@@ -42,12 +43,8 @@ from streamline.sources.live import FedSource
 __all__ = ["CLOSE_S", "BeginState", "RemoteWorker"]
 
 
-class BeginState(State):
-    """The state of a worker before its first item: the host's once it is opened; until then, computed here.
-
-    Attributes:
-      actual: the host's; None: it hasn't arrived.
-    """
+class BeginState(DeferredState):
+    """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""
 
     __slots__ = ("_plan", "_site", "_state", "actual")
 
@@ -57,20 +54,8 @@ class BeginState(State):
         self._site = site
         self._state = state
 
-    def json(self, until: State | None = None) -> Tree:
-        return self._now().json(None if until is None else until.latest)
-
     @property
-    def latest(self) -> State:
-        return self._now().latest
-
-    def tally(self, found: Tally) -> None:
-        self._now().tally(found)
-
-    def where(self) -> str:
-        return self._now().where()
-
-    def _now(self) -> State:
+    def real(self) -> State:
         if self.actual is None:
             self.actual = self._opened()
         return self.actual
@@ -94,10 +79,8 @@ class BeginState(State):
 
 T = TypeVar("T")
 
-
 START_S = 30.0
 """Seconds for a host to open a worker, before it counts as stuck: imports, mostly."""
-
 
 CLOSE_S = 5.0
 """Seconds for user code in a host to end when asked to; then the host is killed."""
@@ -106,11 +89,9 @@ CLOSE_S = 5.0
 class WorkerConnection(Protocol[T]):
     """The part of a `HostConnection` that a worker uses."""
 
-    def forget(self, worker: RemoteWorker[T]) -> None:
-        """Remove a closed worker."""
+    def forget(self, worker: RemoteWorker[T]) -> None: ...
 
-    def end_host(self) -> None:
-        """Kill the host: user code in it doesn't end."""
+    def end_host(self) -> None: ...
 
 
 class RemoteWorker(Generic[T]):
@@ -142,7 +123,7 @@ class RemoteWorker(Generic[T]):
         self._size = size
         self._capacity = plan.worker_capacity(site.num_shards)
         self._begin = BeginState(plan, site, state)
-        self._states = StatesDecoder(plan.worker_logs)
+        self._states = ColumnDecoder(plan.worker_logs)
         self._last: Reference | None = None  # the last item that has arrived
         self.forwarding = (
             None if feed is None else LiveForwarding(number, plan.source.name, feed, self._consumed, site.tasks)
@@ -159,11 +140,7 @@ class RemoteWorker(Generic[T]):
         self._closing = False  # in order to be opened again
 
     def connect(self, connection: WorkerConnection[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
-        """Return the inbox, whose first pull calls `start`.
-
-        Args:
-          filled_by: the name of the stage whose items it gets.
-        """
+        """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
         if meters.on:
@@ -319,7 +296,7 @@ class RemoteWorker(Generic[T]):
         self.heard_at = perf_counter()
         self.channel.bound(message.items)
         self._capacity = self.channel.capacity
-        begin = self._states.state(message.begin)
+        begin = self._states.load_state(message.begin)
         if self._last is None:
             self._begin.actual = begin
 
@@ -333,7 +310,7 @@ class RemoteWorker(Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        states, after = self._states.column(message.states, len(items))
+        states, after = self._states.load(message.states, len(items))
         self._in_flight.add(len(items), packed.nbytes)
         self.channel.reserve(len(items))
         self._arrived(Chunk(items, states, after))
@@ -343,7 +320,7 @@ class RemoteWorker(Generic[T]):
         """Post progress from `link`."""
         if self.over:
             return
-        states, after = self._states.column(message.states, 0)
+        states, after = self._states.load(message.states, 0)
         self._arrived(Chunk((), states, after))
         link.send(Credit(self.number, 0, 0))
 

@@ -1,26 +1,28 @@
 """What is done about the deaths of a host: which workers they count against, and which call is at fault. No I/O.
 
 A host runs many workers, and a call of user code may end it. Its workers are opened again in another one, each after
-its last item that arrived. So that a call that ends every host is found:
+its last item that arrived. A call that ends every host is found so:
 
-1. A death counts against the workers that had reported to be in a call; else against all that had room to send. A
-   worker that gives something has its count reset.
+1. A death counts against the workers that had reported to be in a call; else against all that had room to send. The
+   count of a worker that gives something starts again.
 2. A worker that dies within `TRACKED_ITEMS` items of its last death, or for the last time but one, or whose host was
-   killed because a worker was stuck, has its calls tracked: it reports each call before it is made, one at a time, and
-   reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
-3. If several workers were in calls, none is counted: they take turns, each opened when the one before has given
-   something or ended. So the next death has one call.
-4. At the last death that is tolerated, the call is at fault: calls are counted from where the worker was opened, and it
-   is opened at the same state, so the call's number is passed, and `WorkerDied` is raised in its place, a failure as
-   any other. If no single call is known, the worker fails.
+   killed because a worker was stuck, has its calls tracked: it reports each one before it is made, makes one at a time,
+   and reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
+3. If several workers were in calls, none is counted: they take turns, so that the next death has one call.
+4. At the last death that is tolerated, the call is at fault. Calls are numbered from where the worker was opened, and
+   it is opened at the same state, so `WorkerDied` is raised in place of the call with that number, a failure as any
+   other. If no single call is known, the worker fails.
+
+Rejected: a word in shared memory for each call, written always. It costs some 80 ns, more than a short call; it doesn't
+tell which of several calls at once is at fault; and there is no shared memory between machines.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
 from collections import deque
 from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -30,7 +32,6 @@ from streamline.core.flow import Site
 from streamline.core.options import is_async
 from streamline.core.replay import Adapter
 from streamline.core.tasks import Tasks
-from streamline.core.threads import waker
 from streamline.errors import WorkerDied
 from streamline.plan.plan import Plan
 from streamline.transforms.base import Stage
@@ -39,59 +40,25 @@ __all__ = ["CallLog", "CrashReport", "CrashTracking", "RestartPolicy", "crash_ve
 
 
 class CallLog:
-    """Counts and reports the calls of user code in one worker. Created in the event loop's thread.
-
-    Args:
-      crashing_call: the call to raise `WorkerDied` in place of; None: none is known.
-    """
+    """Numbers the calls of user code in one worker, reports them, and raises in place of the one that is known."""
 
     def __init__(self, link: Link, worker: int, crashing_call: CrashingCall | None) -> None:
-        self._home = threading.get_ident()
-        self._wake = waker()
         self._link = link
         self._worker = worker
-        self._culprit = crashing_call
+        self._crashing_call = crashing_call
         self._counts: dict[str, int] = {}
 
-    def begins(self, stage: str) -> int:
-        """Report a call of a stage's function, and return its number.
-
-        Raises:
-          WorkerDied: the call has ended processes before.
-        """
+    def count(self, stage: str) -> int:
+        """Return the number of a stage's next call; raise `WorkerDied` if it has ended processes before."""
         number = self._counts[stage] = self._counts.get(stage, 0) + 1
-        crashing_call = self._culprit
-        if crashing_call is not None and (crashing_call.stage, crashing_call.number) == (stage, number):
-            raise WorkerDied(
-                crashing_call.message, shard=crashing_call.shard, process=crashing_call.process, exit=crashing_call.exit
-            )
-        self.enters(stage, number)
+        known = self._crashing_call
+        if known is not None and (known.stage, known.number) == (stage, number):
+            raise WorkerDied(known.message, shard=known.shard, process=known.process, exit=known.exit)
         return number
 
-    def enters(self, stage: str, number: int) -> None:
-        """Report that the call is in user code; returns once that is sent."""
-        self._send(CallProgress(self._worker, stage, number, over=False), wait=True)
-
-    def returns(self, stage: str, number: int) -> None:
-        """Report that the call has returned, raised or yielded."""
-        self._send(CallProgress(self._worker, stage, number, over=True), wait=False)
-
-    def _send(self, message: CallProgress, *, wait: bool) -> None:
-        if threading.get_ident() == self._home:
-            self._link.send(message)
-            return
-        sent = threading.Event()  # a link belongs to its loop's thread
-
-        def send() -> None:
-            self._link.send(message)
-            sent.set()
-
-        try:
-            self._wake(send)
-        except RuntimeError:
-            return  # the loop has ended
-        if wait:
-            sent.wait()
+    def report(self, stage: str, number: int, *, over: bool) -> None:
+        """Report that a call begins, or that it has returned, raised or yielded; returns once that is sent."""
+        self._link.send_threadsafe(CallProgress(self._worker, stage, number, over))
 
 
 class _TrackedFunction(Adapter):
@@ -107,40 +74,37 @@ class _TrackedFunction(Adapter):
         return _unwrapped, (self.fn,)  # an exception may carry its call to another process
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = self._calls.count(self._stage)
         if self.is_async:
-            return self._awaited(*args, **kwargs)
-        number = self._calls.begins(self._stage)
-        try:
+            return self._awaited(number, args, kwargs)
+        with self._reported(number):
             made = self.fn(*args, **kwargs)
-        except BaseException:
-            self._calls.returns(self._stage, number)
-            raise
-        self._calls.returns(self._stage, number)
         return self._read(made, number) if isinstance(made, Iterator) else made
+
+    @contextmanager
+    def _reported(self, number: int) -> Iterator[None]:
+        self._calls.report(self._stage, number, over=False)
+        try:
+            yield
+        finally:
+            self._calls.report(self._stage, number, over=True)
 
     def _read(self, made: Iterator[Any], number: int) -> Iterator[Any]:
         """Iterate a flat_map function's result: each `next` is in user code, too."""
-        while True:
-            self._calls.enters(self._stage, number)
-            try:
-                item = next(made)
-            except StopIteration:
-                return
-            finally:
-                self._calls.returns(self._stage, number)
-            try:
-                yield item
-            except GeneratorExit:
-                if isinstance(made, Generator):
-                    made.close()
-                raise
-
-    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
-        number = self._calls.begins(self._stage)
         try:
-            return await self.fn(*args, **kwargs)
+            while True:
+                with self._reported(number):
+                    item = next(made, END)
+                if item is END:
+                    return
+                yield item
         finally:
-            self._calls.returns(self._stage, number)
+            if isinstance(made, Generator):
+                made.close()
+
+    async def _awaited(self, number: int, args: Any, kwargs: Any) -> Any:
+        with self._reported(number):
+            return await self.fn(*args, **kwargs)
 
     def fresh(self, given: Any) -> Any:
         return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
@@ -150,6 +114,9 @@ class _TrackedFunction(Adapter):
 
     def around(self, fn: Any) -> Any:
         return self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
+
+
+END = object()
 
 
 def _unwrapped(fn: Any) -> Any:
@@ -235,11 +202,7 @@ class RestartPolicy:
             self.calls.add(call)
 
     def count_death(self, most: int, *, track_calls: bool) -> bool:
-        """Count a death; return whether it was the last of `most` tolerated ones.
-
-        Args:
-          track_calls: from now on, in any case.
-        """
+        """Count a death, and perhaps track calls from now on; return whether it was the last of `most`."""
         self.count += 1
         self.track_calls = self.track_calls or track_calls or not self.stable or self.count == most - 1
         self._delivered = 0
@@ -256,20 +219,16 @@ class Restartable(Protocol):
     def site(self) -> Site: ...
 
     @property
-    def over(self) -> bool:
-        """Whether it has finished or is being closed."""
+    def over(self) -> bool: ...
 
     @property
-    def has_room(self) -> bool:
-        """Whether it has room to send."""
+    def has_room(self) -> bool: ...
 
     @property
-    def held(self) -> int:
-        """Items that have arrived and are not consumed."""
+    def held(self) -> int: ...
 
     @property
-    def position(self) -> str:
-        """Its position in the source, for a person."""
+    def position(self) -> str: ...
 
 
 W = TypeVar("W", bound=Restartable)
@@ -286,7 +245,7 @@ class CrashReport(Generic[W]):
         """Count a death of these workers' host; return those that have used up their restarts.
 
         Args:
-          stuck: it was killed because a worker, not necessarily the awaited one, was stuck.
+          stuck: it was killed because one of them was stuck.
         """
         suspects = [worker for worker in workers if worker.restart_policy.calls]
         self._turns.clear()
@@ -316,12 +275,7 @@ class CrashReport(Generic[W]):
 
 
 def crash_verdict(worker: Restartable, host: int, name: str, ended: str) -> CrashingCall | WorkerDied:
-    """Return the call that a worker has died of for the last time, or the error to fail it with.
-
-    Args:
-      host: number of its last host, as `name` its name.
-      ended: how that ended.
-    """
+    """Return the call that a worker has died of for the last time, or the error to fail it with."""
     restart_policy, site, at = worker.restart_policy, worker.site, worker.position
     message = (
         f"the worker of shard {site.shard} of {site.num_shards} has lost its host {restart_policy.count} times without "

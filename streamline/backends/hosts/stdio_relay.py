@@ -23,16 +23,12 @@ from typing import Any, TypeAlias
 
 __all__ = ["Answer", "ChildStdio", "ConsumerCalls", "ParentStdio", "asker"]
 
-
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 
-
 HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
 
-
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
-
 
 READ_BYTES = 1 << 16
 
@@ -46,11 +42,7 @@ class ConsumerCalls:
         self._link = link
 
     def __call__(self, question: object) -> Any:
-        """Return the parent's answer.
-
-        Raises:
-          What the answering function raised. `ConnectionError`: the parent has exited.
-        """
+        """Return the parent's answer; raise what it raised, or a `ConnectionError` if it has exited."""
         return self._stdio.ask(self._link, question)
 
 
@@ -202,11 +194,7 @@ class ParentStdio:
         self._answers[link] = by
 
     def read(self, *, wait: bool) -> bool:
-        """Read once, and relay the complete frames.
-
-        Returns:
-          False: nothing is there, or the child has hung up.
-        """
+        """Read once, and relay the complete frames; False: nothing is there, or the child has hung up."""
         try:
             data = self.sock.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionError):

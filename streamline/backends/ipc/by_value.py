@@ -31,7 +31,8 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from json import decoder, scanner
 from types import FunctionType
 from typing import Any
@@ -55,7 +56,6 @@ __all__ = [
     "dumps",
     "has_refused_name",
 ]
-
 
 Callback = Callable[[Any], Any]
 
@@ -200,26 +200,21 @@ class ByValue(RecreatingPickler):
         return super().reducer_override(obj)
 
 
-class _Here(threading.local):
-    definitions: Mapping[str, bytes] = {}
-    keep: dict[str, type] = {}  # noqa: RUF012 - never written to: each `class_definitions` brings its own
+class _Received(threading.local):
+    now: tuple[Mapping[str, bytes], dict[str, type]] = {}, {}
 
 
-_received = _Here()
+_received = _Received()
 
 
-class class_definitions:  # noqa: N801 - read as a statement: with recalling(...)
+@contextmanager
+def class_definitions(definitions: Mapping[str, bytes], keep: dict[str, type]) -> Iterator[None]:
     """Unpickle with these definitions; classes made of them are kept in `keep`."""
-
-    def __init__(self, definitions: Mapping[str, bytes], keep: dict[str, type]) -> None:
-        self._now = definitions, keep
-
-    def __enter__(self) -> None:
-        self._before = _received.definitions, _received.keep
-        _received.definitions, _received.keep = self._now
-
-    def __exit__(self, *_: object) -> None:
-        _received.definitions, _received.keep = self._before
+    before, _received.now = _received.now, (definitions, keep)
+    try:
+        yield
+    finally:
+        _received.now = before
 
 
 def class_of(identity: str) -> type:
@@ -227,8 +222,9 @@ def class_of(identity: str) -> type:
     known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
     if known is not None:
         return known
-    made: type = cloudpickle.loads(_received.definitions[identity])
-    _received.keep[identity] = made
+    definitions, keep = _received.now
+    made: type = cloudpickle.loads(definitions[identity])
+    keep[identity] = made
     return made
 
 
@@ -240,24 +236,16 @@ class ValuePickler(RecreatingPickler):
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, type | FunctionType):
             module, name = thing.__module__, thing.__qualname__
-            if isinstance(module, str) and "<locals>" not in name and _by_name(module, name) is not thing:
+            if isinstance(module, str) and "<locals>" not in name and _named(module, name) is not thing:
                 return _original, (module, name, _code(thing), dumps(thing))
         return super().reducer_override(thing)
 
 
 def _original(module: str, qualname: str, code: bytes | None, value: bytes) -> Any:
-    found = _by_name(module, qualname)
+    found = _named(module, qualname)
     if isinstance(found, type | FunctionType) and _code(found) == code:
         return found
     return pickle.loads(value)
-
-
-def _by_name(module: str, qualname: str) -> Any:
-    """Return what has this name in an imported module; None: nothing."""
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _code(thing: type | FunctionType) -> bytes | None:
@@ -268,16 +256,12 @@ def _code(thing: type | FunctionType) -> bytes | None:
 Recreate = Callable[[Any], Any]
 """Returns what `__reduce__` would."""
 
-
 DISPATCHER: Any = functools.singledispatch(lambda _: None)
 """A `singledispatch` function: all share its code object."""
 
-
 _LRU: type = functools._lru_cache_wrapper
 
-
 _scans: Any = scanner.make_scanner
-
 
 _SCANNER: type = type(_scans(decoder.JSONDecoder()))
 
@@ -289,16 +273,21 @@ def dumps(obj: object) -> bytes:
     return file.getvalue()
 
 
-def _attribute(module: types.ModuleType, name: str) -> Any:
+def _attribute(module: types.ModuleType | None, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
 
+def _named(module: str, name: str) -> Any:
+    """Return what has this name in an imported module; None: nothing."""
+    return _attribute(sys.modules.get(module), name)
+
+
 def _find_by_name(module: str, name: str) -> Any:
     """Return what has this name in the unpickling process."""
-    if (found := _attribute(sys.modules[module], name)) is None:
+    if (found := _named(module, name)) is None:
         raise AttributeError(f"there is no {name} in {module}, which another process has sent by name")
     return found
 
@@ -353,11 +342,8 @@ def _ufunc(ufunc: Any) -> Any:
     function = next((it for it in gc.get_referents(ufunc) if callable(it)), None)
     if function is None:
         return copyreg.dispatch_table[np.ufunc](ufunc) if np.ufunc in copyreg.dispatch_table else ufunc.__reduce__()
-    return _frompyfunc, (function, ufunc.nin, ufunc.nout, ufunc.identity)
-
-
-def _frompyfunc(function: Any, nin: int, nout: int, identity: Any) -> Any:
-    return np.frompyfunc(function, nin, nout, **({} if identity is None else {"identity": identity}))
+    identity = {} if ufunc.identity is None else {"identity": ufunc.identity}
+    return functools.partial(np.frompyfunc, **identity), (function, ufunc.nin, ufunc.nout)
 
 
 def _is_scripted(kind: type) -> bool:
@@ -372,22 +358,13 @@ def _scripted(scripted: Any) -> Any:
 
     buffer = io.BytesIO()
     torch.jit.save(scripted, buffer)
-    return _load_scripted, (buffer.getvalue(),)
-
-
-def _load_scripted(data: bytes) -> Any:
-    import torch
-
-    return torch.jit.load(io.BytesIO(data))
+    return torch.jit.load, (io.BytesIO(buffer.getvalue()),)
 
 
 def _compiled(thing: Any) -> Any:
     """An object whose attributes are its constructor's keywords."""
-    return _make, (type(thing), {name: getattr(thing, name) for name in KEYWORDS[_qualified(type(thing))]})
-
-
-def _make(kind: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-    return kind(**keywords)
+    kind: Any = type(thing)
+    return functools.partial(kind, **{name: getattr(thing, name) for name in KEYWORDS[_qualified(kind)]}), ()
 
 
 def _qualified(kind: type) -> str:
@@ -453,15 +430,10 @@ def _local(local: Any) -> Any:
 
 
 def _context_variable(variable: contextvars.ContextVar[Any]) -> Any:
-    try:
-        default = (contextvars.Context().run(variable.get),)
-    except LookupError:
-        default = ()  # type: ignore[assignment]
-    return _make_context_variable, (variable.name, *default)
-
-
-def _make_context_variable(name: str, *default: Any) -> Any:
-    return contextvars.ContextVar(name, **(dict(default=default[0]) if default else {}))  # noqa: C408
+    default = {}
+    with suppress(LookupError):
+        default["default"] = contextvars.Context().run(variable.get)
+    return functools.partial(contextvars.ContextVar, variable.name, **default), ()
 
 
 def _weak_reference(reference: Any) -> Any:
@@ -503,13 +475,11 @@ KEYWORDS = {
 }
 """By type name: the packages need not be installed."""
 
-
 DEFINITIONS = frozenset[Recreate](
     {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
     | {_type_parameter, _type_alias, _own_reduce, _refused}
 )
 """Recreated within items, too."""
-
 
 EXACT: dict[type, Recreate] = {
     _LRU: _cached,
@@ -535,16 +505,13 @@ PRIMITIVES = (
     *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
 )
 
-
 REFUSED = (
     *(threading.Thread, queue.Queue, queue.SimpleQueue, subprocess.Popen),
     *(concurrent.futures.Executor, concurrent.futures.Future, io.TextIOWrapper),
 )
 
-
 REFUSED_NAMES = {"IPython.core.interactiveshell.InteractiveShell"}
 """By the names of types: `get_ipython` is a method of one, which refers to the kernel, its sockets and the history."""
-
 
 DERIVED: dict[type, Recreate] = {
     **dict.fromkeys(PRIMITIVES, _primitive),

@@ -1,12 +1,13 @@
-"""Exceptions as bytes: class, attributes, causes and groups arrive as they were raised.
+"""Failures as bytes: exceptions arrive as they were raised, with causes and groups, and their traceback as a note.
 
-Most exceptions can be pickled. Of the others class, arguments and attributes are pickled one by one; what can't be is
-omitted and named in a note, and the exception is made without its `__init__`. If that fails, too, a `StageError` stands
-for it. The sender loads all that it sends, to know in time what can't be loaded. Tracebacks are sent as a note.
+Most can be pickled. One that can't, or isn't the same when loaded, goes as its class, arguments and attributes, and is
+made without its `__init__`; parts that can't be pickled are omitted and named in a note. If its class can't be sent, a
+`StageError` stands for it. The sender loads all that it sends, to know in time what can't be loaded.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import linecache
 import os
@@ -14,42 +15,69 @@ import pickle
 import re
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
 from streamline.backends.ipc.by_value import ValuePickler
-from streamline.core.error_policy import trace_of
+from streamline.backends.ipc.link import Link
+from streamline.backends.ipc.messages import Encoded
+from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import KEY, FailedCall
-from streamline.core.text import said
+from streamline.core.text import REPR_BYTES, cut, said
 from streamline.core.tracebacks import ELSEWHERE
-from streamline.errors import StageError
+from streamline.errors import StageError, WorkerDied
 
 __all__ = [
-    "MOST_BYTES",
-    "MOST_TEXT",
-    "ExceptionParts",
+    "decode_failure",
+    "decode_skipped",
+    "encode_failure",
+    "encode_skipped",
     "pickle_exception",
     "pickle_or_none",
-    "rebuild",
-    "split_exception",
+    "pickle_skipped",
     "unpickle_exception",
+    "unpickle_skipped",
 ]
+
+
+def encode_failure(link: Link, failure: BaseException) -> Encoded:
+    """Return a failure for a message: bytes where the link copies, else itself."""
+    if not link.copies:
+        return failure
+    return pickle_exception(failure, link.host, trace=not isinstance(failure, WorkerDied))  # its message says where
+
+
+def decode_failure(encoded: Encoded) -> BaseException:
+    """Return the failure of a message."""
+    return unpickle_exception(encoded) if isinstance(encoded, bytes) else encoded
+
+
+def encode_skipped(link: Link, failure: Failure) -> Encoded:
+    """Return the record of a skipped item for a message."""
+    return pickle_skipped(failure, link.host) if link.copies else failure
+
+
+def decode_skipped(encoded: Encoded) -> Failure:
+    """Return the record of a skipped item from a message."""
+    return unpickle_skipped(encoded) if isinstance(encoded, bytes) else encoded
 
 
 MOST_ERRORS = 100
 """Exceptions sent together: causes, contexts, members of groups. The traceback's text has them all."""
 
-
 MOST_TEXT = 1 << 16
 """Characters of a traceback, counted from its end: a message may be of any length."""
 
+MOST_BYTES = 1 << 20
+"""Bytes of a failed item that are sent with its failure, for people to look at."""
+
+CONSTRUCTED = ("args", "message", "exceptions")
+"""Attributes that are arguments; the last two of a group."""
 
 BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 """A frame of a traceback without its line of source."""
-
-
-APART = frozenset({KEY, "__notes__"})
-"""Attributes that are sent separately."""
 
 
 class _ExceptionRecord(NamedTuple):
@@ -59,10 +87,8 @@ class _ExceptionRecord(NamedTuple):
       name: of its class, for messages.
       message: its text; of a group, without its members.
       notes: as they are.
-      pickled: None: it can't be, or isn't equal when loaded.
-      parts: None: not needed, or its class can't be sent.
-      call: for `replay`; None: it has none, or it is too large.
-      called: whether it has one.
+      pickled: the exception, or its class, arguments and attributes; None: its class can't be sent.
+      call: for `replay`; None: it has none; empty: it can't be sent.
       members: of a group, the numbers of its members.
       cause, context: their numbers; None: there is none.
       suppressed: whether the context isn't shown.
@@ -71,14 +97,12 @@ class _ExceptionRecord(NamedTuple):
     name: str
     message: str
     notes: list[str]
-    pickled: bytes | None
-    parts: ExceptionParts | None
-    call: bytes | None
-    called: bool
-    members: list[int] | None
-    cause: int | None
-    context: int | None
-    suppressed: bool
+    pickled: bytes | None = None
+    call: bytes | None = None
+    members: list[int] | None = None
+    cause: int | None = None
+    context: int | None = None
+    suppressed: bool = True
 
 
 def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True) -> bytes:
@@ -96,10 +120,7 @@ def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True
     try:
         return pickle.dumps((_records(error, where), note), 5)
     except BaseException:
-        only = _ExceptionRecord(
-            type(error).__qualname__, _message(error), [], None, None, None, False, None, None, None, True
-        )
-        return pickle.dumps(([only], note), 5)
+        return pickle.dumps(([_ExceptionRecord(type(error).__qualname__, _message(error), [])], note), 5)
 
 
 def unpickle_exception(data: bytes) -> BaseException:
@@ -116,6 +137,34 @@ def unpickle_exception(data: bytes) -> BaseException:
         for name, value in (("cause", cause), ("context", context), ("suppress_context", record.suppressed)):
             vars(BaseException)[f"__{name}__"].__set__(errors[at], value)
     return errors[0]
+
+
+def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
+    """Return the pickled thing, if it can be loaded, here at least; else None.
+
+    Args:
+      bounded: also None if it is larger than `MOST_BYTES`.
+    """
+    for pickler in (pickle.Pickler, ValuePickler):
+        buffer = _Bounded() if bounded else io.BytesIO()
+        try:
+            pickler(buffer, 5).dump(thing)
+            pickle.loads(buffer.getvalue())
+        except OverflowError:
+            return None
+        except BaseException:  # whatever the user's own methods raise
+            continue
+        return buffer.getvalue()
+    return None
+
+
+class _Bounded(io.BytesIO):
+    """Takes no more than `MOST_BYTES`."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + memoryview(data).nbytes > MOST_BYTES:
+            raise OverflowError(f"more than {MOST_BYTES:,} bytes")
+        return super().write(data)
 
 
 # Pickling -------------------------------------------------------------------------------------------------------------
@@ -144,20 +193,20 @@ def _records(error: BaseException, where: str) -> list[_ExceptionRecord]:
 def _record(
     error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str
 ) -> _ExceptionRecord:
-    pickled = None if members is not None else _pickled(error)
-    parts = None if pickled is not None else _parts(error)
     notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
-    if parts is not None and parts.left:
-        notes.append(f"left in {where}, since it can't be pickled: {', '.join(parts.left)}")
+    pickled = _whole(error) if members is None else None
+    if pickled is None:
+        pickled, omitted = _in_parts(error)
+        if omitted:
+            notes.append(f"left in {where}, since it can't be pickled: {', '.join(omitted)}")
     call = vars(error).get(KEY)
+    sent = pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None
     return _ExceptionRecord(
         name=_name(error),
         message=error.message if isinstance(error, BaseExceptionGroup) else _message(error),
         notes=notes,
         pickled=pickled,
-        parts=parts,
-        call=pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None,
-        called=KEY in vars(error),
+        call=(sent or b"") if KEY in vars(error) else None,
         members=members,
         cause=cause,
         context=context,
@@ -165,7 +214,7 @@ def _record(
     )
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _whole(error: BaseException) -> bytes | None:
     """Return an exception pickled, if it is the same when loaded."""
     try:
         blob = pickle.dumps(error, 5)
@@ -176,14 +225,43 @@ def _pickled(error: BaseException) -> bytes | None:
         return None
 
 
-def _parts(error: BaseException) -> ExceptionParts | None:
+def _in_parts(error: BaseException) -> tuple[bytes | None, list[str]]:
+    """Return an exception's class, arguments and attributes, pickled together, and what was omitted."""
+    members = [*error.exceptions] if isinstance(error, BaseExceptionGroup) else None
+    args: list[Any] = []
+    attributes: dict[str, Any] = {}
+    omitted = []
     try:
-        parts = split_exception(error, APART)
-        if parts is not None:
-            rebuild(parts, "", None if not isinstance(error, BaseExceptionGroup) else [*error.exceptions])
-    except BaseException:
-        return None
-    return parts
+        for at, argument in enumerate(error.args if members is None else ()):
+            sendable = pickle_or_none(argument, bounded=False) is not None
+            args.append(argument if sendable else f"<{_described(argument)}>")
+            omitted += [] if sendable else [f"args[{at}] ({_described(argument)})"]
+        for name, value in _attributes(error):
+            if pickle_or_none(value, bounded=False) is not None:
+                attributes[name] = value
+            else:
+                omitted.append(f"{name} ({_described(value)})")
+        pickled = pickle_or_none((type(error), args, attributes), bounded=False)
+        if pickled is not None:
+            _rebuilt(pickle.loads(pickled), "", members)
+    except BaseException:  # methods of the user's
+        return None, omitted
+    return pickled, omitted
+
+
+def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield attributes: also slots, and those that built-in exceptions keep in C; not the notes and the call."""
+    yield from ((name, value) for name, value in vars(error).items() if name not in (KEY, "__notes__"))
+    for name, found in inspect.getmembers_static(type(error)):
+        if isinstance(found, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
+            with suppress(AttributeError, TypeError):  # not set
+                if name not in CONSTRUCTED and (value := getattr(error, name)) is not None:
+                    yield name, value
+
+
+def _described(thing: object) -> str:
+    """Return a thing's type for messages: "a socket"."""
+    return f"a {type(thing).__qualname__}" if not isinstance(thing, FunctionType) else "a function"
 
 
 def _message(error: BaseException) -> str:
@@ -221,179 +299,115 @@ def _with_source(frame: re.Match[str]) -> str:
 
 def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseException]) -> BaseException:
     """Return exception number `at`; of a group, its members are made first."""
-    if at not in errors:
-        members = records[at].members
-        made = None if members is None else [_make(member, records, errors) for member in members]
-        errors[at] = _loaded(records[at], made)
-    return errors[at]
-
-
-def _loaded(record: _ExceptionRecord, members: list[BaseException] | None) -> BaseException:
-    error = _attempt(record, members)
+    if at in errors:
+        return errors[at]
+    record = records[at]
+    members = None if record.members is None else [_make(member, records, errors) for member in record.members]
+    error = _loaded(record, members)
     if error is None:
-        what = "" if record.members is None else f", a group of {len(record.members)}"
+        what = "" if members is None else f", a group of {len(members)}"
         error = StageError(f"{record.name}{what}: {record.message}")
         record.notes.append(f"this stands for a {record.name}, which can't be had outside of its process")
     if record.notes:
         vars(error)["__notes__"] = record.notes
-    if record.called:
-        vars(error)[KEY] = None if record.call is None else _call(record.call)
+    if record.call is not None:
+        vars(error)[KEY] = _call(record.call)
+    errors[at] = error
     return error
 
 
-def _attempt(record: _ExceptionRecord, members: list[BaseException] | None) -> BaseException | None:
+def _loaded(record: _ExceptionRecord, members: list[BaseException] | None) -> BaseException | None:
     try:
-        if record.pickled is not None:
-            return cast(BaseException, pickle.loads(record.pickled))
-        return None if record.parts is None else rebuild(record.parts, record.message, members)
+        loaded: Any = None if record.pickled is None else pickle.loads(record.pickled)
+        return _rebuilt(loaded, record.message, members) if isinstance(loaded, tuple) else loaded
     except KeyboardInterrupt:  # of this process's user
         raise
     except BaseException:  # methods of the user's
         return None
 
 
-def _call(pickled: bytes) -> FailedCall | None:
-    try:
-        return FailedCall(*pickle.loads(pickled))
-    except Exception:  # methods of the item's
-        return None
-
-
-DESCRIPTORS = MemberDescriptorType, GetSetDescriptorType
-
-
-FIRST = ("args", "message", "exceptions")
-"""Constructor arguments of an exception; the last two of a group."""
-
-
-MOST_BYTES = 1 << 20
-"""Bytes of a failed item that are sent with its failure, for people to look at."""
-
-
-class _Bounded(io.BytesIO):
-    """Takes no more than `MOST_BYTES`."""
-
-    def write(self, data: Any, /) -> int:
-        if self.tell() + memoryview(data).nbytes > MOST_BYTES:
-            raise OverflowError(f"more than {MOST_BYTES:,} bytes")
-        return super().write(data)
-
-
-def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
-    """Return the pickled thing, if it can be loaded, here at least; else None.
-
-    Args:
-      bounded: also None if it is larger than `MOST_BYTES`.
-    """
-    for pickler in (pickle.Pickler, ValuePickler):
-        buffer = _Bounded() if bounded else io.BytesIO()
-        try:
-            pickler(buffer, 5).dump(thing)
-            pickle.loads(buffer.getvalue())
-        except OverflowError:
-            return None
-        except BaseException:  # whatever the user's own methods raise
-            continue
-        return buffer.getvalue()
-    return None
-
-
-class ExceptionParts(NamedTuple):
-    """An exception in parts.
-
-    Attributes:
-      kind: its class, pickled.
-      args: pickled; text in place of those that can't be.
-      attributes: by name, pickled.
-      left: what was omitted: "conn (a socket)".
-    """
-
-    kind: bytes
-    args: tuple[bytes, ...]
-    attributes: dict[str, bytes]
-    left: list[str]
-
-
-def split_exception(error: BaseException, without: frozenset[str]) -> ExceptionParts | None:
-    """Return an exception in parts; None: its class can't be sent.
-
-    Args:
-      without: attributes to omit.
-    """
-    cls = type(error)
-    kind = pickle_or_none(cls, bounded=False)
-    if kind is None:
-        return None
-    args, attributes, left = [], {}, []
-    for at, argument in enumerate([] if isinstance(error, BaseExceptionGroup) else error.args):
-        blob = pickle_or_none(argument, bounded=False)
-        if blob is None:
-            left.append(f"args[{at}] ({_described(argument)})")
-            blob = pickle.dumps(f"<{_described(argument)}>")
-        args.append(blob)
-    for name, value in _attributes(error):
-        if name in without:
-            continue
-        blob = pickle_or_none(value, bounded=False)
-        if blob is None:
-            left.append(f"{name} ({_described(value)})")
-        else:
-            attributes[name] = blob
-    return ExceptionParts(kind, tuple(args), attributes, left)
-
-
-def rebuild(parts: ExceptionParts, message: str = "", members: list[BaseException] | None = None) -> BaseException:
-    """Return the exception, made without its `__init__`; a group, of these members.
-
-    Raises:
-      Whatever the user's own methods raise.
-    """
-    cls = pickle.loads(parts.kind)
+def _rebuilt(parts: Any, message: str, members: list[BaseException] | None) -> BaseException:
+    """Return an exception made without its `__init__`; a group, of these members."""
+    cls, args, attributes = parts
     base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
-    args = [pickle.loads(blob) for blob in parts.args] if members is None else [message, members]
+    args = args if members is None else [message, members]
     error: BaseException = base.__new__(cls, *args)
     try:
         base.__init__(error, *args)  # an OSError's errno, say, is set there
     except TypeError:
         error.args = tuple(args)
-    for name, blob in parts.attributes.items():
-        _set(error, name, pickle.loads(blob))
+    for name, value in attributes.items():
+        with suppress(AttributeError, TypeError):  # read-only, and set by the arguments
+            BaseException.__setattr__(error, name, value)  # past what a class may do about it: it may be frozen
     return error
 
 
-def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield attributes, including slots and those that built-in exceptions keep in C."""
-    yield from vars(error).items()
-    for name in _slots(type(error)):
-        try:
-            value = getattr(error, name)
-        except BaseException:  # not set
-            continue
-        if value is not None:
-            yield name, value
-
-
-def _slots(cls: type) -> dict[str, Any]:
-    """Return the descriptors of attributes that are not in the exception's dict."""
-    found: dict[str, Any] = {}
-    for kind in reversed(cls.__mro__):
-        found.update((name, it) for name, it in vars(kind).items() if isinstance(it, DESCRIPTORS))
-    first = FIRST if issubclass(cls, BaseExceptionGroup) else FIRST[:1]
-    return {name: it for name, it in found.items() if name not in first and not name.startswith("__")}
-
-
-def _set(error: BaseException, name: str, value: Any) -> None:
-    """Set an attribute past what a class may do about it: it may be frozen."""
-    descriptor = _slots(type(error)).get(name)
-    if descriptor is None:
-        vars(error)[name] = value
-        return
+def _call(pickled: bytes) -> FailedCall | None:
     try:
-        descriptor.__set__(error, value)
-    except (AttributeError, TypeError):
-        return  # read-only, and set by the arguments
+        return FailedCall(*pickle.loads(pickled))
+    except Exception:  # methods of the item's; or it wasn't sent
+        return None
 
 
-def _described(thing: object) -> str:
-    """Return a thing's type for messages: "a socket"."""
-    return f"a {type(thing).__qualname__}" if not isinstance(thing, FunctionType) else "a function"
+# Skipped items --------------------------------------------------------------------------------------------------------
+class _RemoteItem:
+    """Stands for an item that stayed in its process, with its repr."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
+class _TraceText(traceback.TracebackException):
+    """A traceback of another process, as text."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        super().__init__(type(error), error, None)
+        self._text = text
+
+    def format(self, **options: Any) -> Any:
+        yield self._text
+
+
+def pickle_skipped(failure: Failure, host: str = "") -> bytes:
+    """Return the pickled record of a skipped item. Never raises.
+
+    Of an item that can't be pickled, or is larger than 1 MiB, the `repr` is sent, cut as in a dead letter.
+    """
+    item, unset = pickle_or_none(failure.item), cast(Any, None)
+    record = replace(failure, item=None if item is not None else _shown(failure.item), error=unset, trace=unset)
+    return pickle.dumps((record, item, pickle_exception(failure.error, host, trace=False), _text(failure)), 5)
+
+
+def unpickle_skipped(data: bytes) -> Failure:
+    """Return the record of `pickle_skipped`."""
+    record, pickled, failed, text = cast("tuple[Failure, bytes | None, bytes, str]", pickle.loads(data))
+    error = unpickle_exception(failed)
+    if not isinstance(error, Exception):
+        raise TypeError(f"an item is skipped because of an Exception, got {error!r}")
+    item: Any = _RemoteItem(record.item)
+    if pickled is not None:
+        try:
+            item = pickle.loads(pickled)
+        except Exception as problem:
+            item = _RemoteItem(f"<an item that can't be had: {type(problem).__name__}>")
+    return replace(record, item=item, error=error, trace=_TraceText(error, text))
+
+
+def _text(failure: Failure) -> str:
+    try:
+        return failure.traceback[-MOST_TEXT:]
+    except BaseException as problem:  # methods of the user's
+        return f"its traceback can't be shown: {type(problem).__name__}\n"
+
+
+def _shown(item: Any) -> str:
+    """Return an item's repr, cut; avoids a repr of hundreds of megabytes where possible."""
+    if isinstance(item, bytes | bytearray | str) and len(item) > REPR_BYTES:
+        item = item[: REPR_BYTES + 1]
+    try:
+        return cut(said(item, repr))
+    except BaseException as problem:  # methods of the user's
+        return f"<{type(item).__name__} whose repr raised {type(problem).__name__}>"

@@ -15,30 +15,22 @@ from streamline.backends.ipc.shared_memory import ALIGN
 
 __all__ = ["LARGE", "Frame", "Frames", "head", "lay_out", "offsets"]
 
-
 HEADER = Struct("=IIIIIxxxxQQ")
 """Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
 
-
 BUFFER = 1 << 18
 """Bytes read at once: what a socket's buffer holds."""
-
 
 LARGE = 1 << 15
 """Bytes of a frame from which on it is received into memory of its own."""
 
 
 class Frame(NamedTuple):
-    """A received frame.
+    """A received frame: a pickled message, and `items` in parts of these sizes.
 
     Attributes:
-      message: pickled.
-      items: their number.
-      sizes: of their parts, in bytes.
-      slab: the number of the slab where the parts lie; None: in `parts`.
-      slab_size: bytes.
+      slab: the number of the slab where the parts lie; None: in `parts`, writable and owned by the receiver.
       descriptors: sent with it: 1 for a new slab.
-      parts: writable, owned by the receiver.
     """
 
     message: memoryview

@@ -34,19 +34,11 @@ class Link(ABC):
 
     @abstractmethod
     def pack(self, items: Sequence[Any]) -> PackedItems:
-        """Return items packed for `send`.
-
-        Raises:
-          PackingError: an item can't be sent.
-        """
+        """Return items packed for `send`; raise `PackingError` if one can't be sent."""
 
     @abstractmethod
     def unpack(self, packed: PackedItems) -> list[Any]:
-        """Return received items.
-
-        Raises:
-          What unpickling them raises.
-        """
+        """Return received items; raises what unpickling them raises."""
 
     @abstractmethod
     def send(self, message: Message) -> None:
@@ -61,10 +53,9 @@ class Link(ABC):
 
     @abstractmethod
     async def receive(self) -> Sequence[Message]:
-        """Wait for messages and return them, in order. For one task.
+        """Return the next messages, in order; `LinkClosed` once the other end is gone and all it sent was received.
 
-        Raises:
-          LinkClosed: the other end is gone, and all it sent was received.
+        For one task.
         """
 
     @abstractmethod
@@ -167,12 +158,7 @@ def pipe() -> tuple[PipeLink, PipeLink]:
 
 
 class InFlightBytes:
-    """Counts lists of items in flight, and their bytes; items of a list count equally.
-
-    Attributes:
-      items: in flight.
-      size: their bytes.
-    """
+    """Counts lists of items in flight, and their bytes (`size`); items of a list count equally."""
 
     def __init__(self) -> None:
         self.items = 0

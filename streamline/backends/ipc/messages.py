@@ -1,7 +1,7 @@
 """The messages between the consumer's side of a run and one of its hosts. Workers are identified by a number.
 
 States, failures and records of skipped items are bytes where the link copies, else the objects
-(`streamline.backends.ipc.codec`).
+(`streamline.backends.ipc.state_codec`, `streamline.backends.ipc.exceptions`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.counters import Doing, StageCounts
-from streamline.core.duplicate_check import Beginning
 from streamline.core.state import Tree
 
 __all__ = [
@@ -44,10 +43,8 @@ __all__ = [
     "WorkerOpened",
 ]
 
-
 Encoded: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
-
 
 Span: TypeAlias = "tuple[tuple[str, int], Doing, float, float]"
 """A span of work or waiting: (stage name, shard), what, start, end."""
@@ -148,11 +145,7 @@ class LiveEnd(NamedTuple):
 
 
 class PauseHost(NamedTuple):
-    """Pause; `PauseStatus` is the answer, and sent again on changes until all is at rest.
-
-    Attributes:
-      number: of the pause.
-    """
+    """Pause; `PauseStatus` of this number is the answer, and sent again on changes until all is at rest."""
 
     number: int = 0
 
@@ -171,11 +164,7 @@ class Shutdown(NamedTuple):
 
 # From the host to the consumer ----------------------------------------------------------------------------------------
 class WorkerOpened(NamedTuple):
-    """A worker was opened at this state.
-
-    Attributes:
-      items: that may be in flight: fewer than in `OpenWorker` if its last stage's channel is smaller.
-    """
+    """A worker was opened at this state; `items` are fewer than in `OpenWorker` if its last channel is smaller."""
 
     worker: int
     begin: Encoded
@@ -273,41 +262,12 @@ class HostFailed(NamedTuple):
     failure: Encoded
 
 
-Message: TypeAlias = (
-    Hello
-    | Observe
-    | OpenWorker
-    | Credit
-    | CloseWorker
-    | LiveItems
-    | LiveEnd
-    | PauseHost
-    | ResumeHost
-    | Shutdown
-    | StacksRequest
-    | WorkerOpened
-    | ItemsMessage
-    | ProgressMessage
-    | CallProgress
-    | WorkerEnded
-    | WorkerClosed
-    | LiveCredit
-    | SkippedItem
-    | PauseStatus
-    | Beginning
-    | MetricsUpdate
-    | TaskStacks
-    | HostFailed
-)
+Message: TypeAlias = tuple[Any, ...]
+"""One of the above, or a `Beginning`."""
 
 
 class PackedItems(Protocol):
-    """A list of items, packed by one end of a link.
-
-    Attributes:
-      count: items.
-      nbytes: in all; 0 where nothing is copied.
-    """
+    """A list of `count` items, packed by one end of a link; `nbytes` is 0 where nothing is copied."""
 
     @property
     def count(self) -> int: ...
@@ -317,12 +277,7 @@ class PackedItems(Protocol):
 
 
 class PackingError(Exception):
-    """An item that can't be sent; `__cause__` says why.
-
-    Attributes:
-      index: of the item in the list.
-      kind: type name of the item, or of the part of it that can't be sent.
-    """
+    """Item `index` of a list can't be sent; `kind` is the type of the part at fault, `__cause__` says why."""
 
     def __init__(self, index: int, kind: str) -> None:
         super().__init__(index, kind)

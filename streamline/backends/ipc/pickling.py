@@ -15,7 +15,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,29 +23,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamline.backends.ipc.messages import PackingError
-from streamline.core.tree import parts_of
 
 if TYPE_CHECKING:
     from streamline.backends.ipc.by_value import SentClasses
 
 __all__ = ["BESIDE", "PickledItems", "Pickling", "reducers"]
 
-
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: copying smaller ones costs less than tracking
 them (measured by bench/buffer_threshold.py)."""
 
-
 SEARCHED = 1 << 14
 """Bytes of a pickle that is searched for module names; for longer ones the pickler's memo is faster."""
 
-
 BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
 """Types of most objects in a memo; importable everywhere."""
-
-
-DEPTH = 8
-"""Nesting depth of the search for what can't be pickled."""
 
 
 class PickledItems(NamedTuple):
@@ -69,11 +61,7 @@ class Pickling:
         self._classes: dict[str, type] = {}
 
     def dumps(self, items: Sequence[Any]) -> PickledItems:
-        """Return the pickle, and the buffers beside it.
-
-        Raises:
-          PackingError: one of them can't be pickled.
-        """
+        """Return the pickle, and the buffers beside it; raise `PackingError` if an item can't be pickled."""
         if type(items) is not list:
             items = list(items)
         if self._sent_classes is None:
@@ -88,11 +76,7 @@ class Pickling:
             raise PackingError(0, type(items).__name__) from error
 
     def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
-        """Return the items; arrays are views of the buffers.
-
-        Raises:
-          What unpickling raises.
-        """
+        """Return the items; arrays are views of the buffers. Raises what unpickling raises."""
         with self._definitions_known():
             items: list[Any] = pickle.loads(data, buffers=buffers)
         return items
@@ -124,10 +108,12 @@ class Pickling:
     def _blame(self, items: Sequence[Any]) -> None:
         """Raise for the first item that can't be pickled."""
         for index, item in enumerate(items):
-            error = self._failure(item)
-            if error is not None:
-                crashing_call, why = self._culprit(item, error, DEPTH)
-                raise PackingError(index, type(crashing_call).__name__) from why
+            if self._failure(item) is not None:
+                from streamline.backends.ipc.unpicklable import unpicklable_part
+
+                path = unpicklable_part(item, lambda part: self._failure(part) is None)
+                part = path[-1][1] if path else item
+                raise PackingError(index, type(part).__name__) from self._failure(part)
 
     def _failure(self, thing: Any) -> Exception | None:
         try:
@@ -135,14 +121,6 @@ class Pickling:
         except Exception as error:
             return error
         return None
-
-    def _culprit(self, thing: Any, error: Exception, depth: int) -> tuple[Any, Exception]:
-        """Return the innermost part that can't be pickled, and why."""
-        for part in _parts(thing) if depth else ():
-            why = self._failure(part)
-            if why is not None:
-                return self._culprit(part, why, depth - 1)
-        return thing, error
 
 
 class _PickleBuffers:
@@ -186,15 +164,7 @@ def _needs_cloudpickle(pickled: PickledItems, memo: Callable[[], dict[int, tuple
     return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, set | frozenset):
-        return iter(thing)
-    parts = parts_of(thing)
-    return iter(getattr(thing, "__dict__", {}).values()) if parts is None else (part for _, part in parts)
-
-
 Reducer = Callable[[Any], Any]
-
 
 PLAIN = frozenset("biufcSUVMm")
 """Kinds of dtypes that are plain memory: not objects, nor variable-length strings."""
@@ -247,9 +217,7 @@ def _memory(array: Any) -> PickleBuffer:
         array = np.asarray(_Writable(array))
     try:
         return PickleBuffer(array)
-    except (
-        ValueError
-    ):  # datetime64, records that hold some, dtypes of other packages: the protocol has no name for them
+    except ValueError:  # the protocol has no name for datetime64, records that hold some, dtypes of other packages
         return PickleBuffer(array.ravel(order="K").view(np.uint8))
 
 

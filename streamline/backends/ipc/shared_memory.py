@@ -25,30 +25,23 @@ import numpy as np
 
 __all__ = ["ALIGN", "Slab", "SlabLease", "SlabPool", "make_shared", "map_shared"]
 
-
 ALIGN = 64
 """Alignment of buffers in bytes: a cache line, more than any dtype needs."""
-
 
 HEAD = ALIGN
 """Bytes before the first buffer; the first one says whether the slab is free."""
 
-
 FREE, TAKEN = 0, 1
-
 
 SMALLEST = 1 << 16
 """Bytes of the smallest slab."""
 
-
 SWEEP = 16
 """Slabs checked whenever one is wanted: they are freed in about the order of use."""
-
 
 LEAST_ONCE = 1 << 20
 """Bytes from which on a slab is made for one use when none is free: half the CPU time of a socket (1 MiB: 0.7 ms, 1.6
 through the socket), and large enough that the system's limit of mappings holds."""
-
 
 ONCE = 0
 """The number of a slab that is used once."""
@@ -57,18 +50,13 @@ ONCE = 0
 # Mapping --------------------------------------------------------------------------------------------------------------
 _libc = ctypes.CDLL(None, use_errno=True)
 
-
 _libc.mmap.restype = ctypes.c_void_p
-
 
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 
-
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
-
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: half the time of touching each
-
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -102,20 +90,12 @@ class _Mapping(_Memory):
 
 
 def map_shared(fd: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives.
-
-    Raises:
-      OSError: the system has no room for it.
-    """
+    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives; `OSError`: no room."""
     return np.asarray(_Mapping(fd, size))
 
 
 def make_shared(size: int) -> int:
-    """Return a descriptor of `size` bytes of nameless shared memory.
-
-    Raises:
-      OSError: no memory or descriptor is left.
-    """
+    """Return a descriptor of `size` bytes of nameless shared memory; `OSError`: none is left."""
     if sys.platform == "linux":
         fd = os.memfd_create("streamline", os.MFD_CLOEXEC)
     else:

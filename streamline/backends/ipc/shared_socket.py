@@ -14,23 +14,17 @@ from streamline.core.forks import disowned_in_copies
 
 __all__ = ["Gone", "SharedSocket"]
 
-
 SOCKET_BYTES = 1 << 20
 """Bytes of the socket's buffers that are asked for; the system may give less."""
-
 
 DESCRIPTORS = 64
 """Descriptors read at once: a kernel returns those of one message, and a message has one."""
 
-
 _RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-
 
 _ANCILLARY = socket.CMSG_SPACE(4 * DESCRIPTORS)
 
-
 _SEND = int(getattr(socket, "MSG_NOSIGNAL", 0))
-
 
 _TRUNCATED = int(socket.MSG_CTRUNC)  # enumerations are slow
 
@@ -40,14 +34,13 @@ class Gone(Exception):  # noqa: N818 - as LinkClosed
 
 
 class SharedSocket:
-    """A connected AF_UNIX stream socket. Use it inside `with`, in any thread.
+    """A connected AF_UNIX stream socket, which it owns. Use it inside `with`, in any thread.
 
     Args:
-      sock: owned by this from now on.
       closed: called when it is closed, in the thread of the last user.
 
     Attributes:
-      descriptors: that have arrived, in order; who pops one closes it.
+      descriptors: that have arrived, in order; the caller closes one that it pops.
     """
 
     def __init__(self, sock: socket.socket, closed: Callable[[], object]) -> None:

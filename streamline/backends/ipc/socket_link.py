@@ -109,10 +109,8 @@ def _forget(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
 POOL_BYTES = 256 << 20
 """Bytes of shared memory for what one end sends; only what is in flight at once is allocated."""
 
-
 SLAB_BYTES = 1 << 15
 """Bytes of a list of items from which on it goes through shared memory (measured by bench/buffer_threshold.py)."""
-
 
 AT_ONCE = 64
 """Pieces per call of sendmsg; kernels allow 1,024."""

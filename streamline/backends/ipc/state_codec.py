@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
@@ -21,12 +22,13 @@ from itertools import count
 from typing import Any, cast
 
 from streamline.backends.ipc.by_value import ValuePickler
+from streamline.backends.ipc.messages import Encoded
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.flow import Chunk
 from streamline.core.state import State, States, Tally, Tree, trimmed
 from streamline.errors import PlanTypeError, ResumeError
 
-__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "segment_by_key"]
+__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "DeferredState", "segment_by_key"]
 
 
 class ColumnDecoder:
@@ -45,23 +47,27 @@ class ColumnDecoder:
         self._named: set[str] = set()  # stages with a flow in this generation
         self._at: State | None = None
 
-    def load(self, data: bytes, count: int) -> tuple[States, State | None]:
+    def load(self, data: Encoded, count: int) -> tuple[States, State | None]:
         """Return the states of `count` items, and the progress after them.
 
         Raises:
           ResumeError: choices after a restart whose place in the log isn't known.
         """
+        if not isinstance(data, bytes):
+            return cast(Body, data)
         if self._choosing:
             return cast(Body, self._loaded(data))
         column = _LazyColumn(data)
         return column if count else (), None if data[:1] == NOTHING else _LazyProgress(column)
 
-    def load_state(self, data: bytes) -> State:
+    def load_state(self, data: Encoded) -> State:
         """Return the state that the worker was opened at, the first time or again.
 
         Raises:
           ResumeError: as `load`.
         """
+        if not isinstance(data, bytes):
+            return cast(State, data)
         state = self._loaded(data) if self._choosing else pickle.loads(data)
         if self._at is not None:
             return self._at  # the same state, in the log up to there
@@ -151,7 +157,34 @@ class _LazyColumn:
         return self.body[0][index]
 
 
-class _LazyProgress(State):
+class DeferredState(State):
+    """A state that is loaded or made when it is read."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def real(self) -> State:
+        """The state itself."""
+
+    def json(self, until: State | None = None) -> Tree:
+        return self.real.json(None if until is None else until.latest)
+
+    @property
+    def latest(self) -> State:
+        return self.real.latest
+
+    def tally(self, found: Tally) -> None:
+        self.real.tally(found)
+
+    def where(self) -> str:
+        return self.real.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.real.forks()
+
+
+class _LazyProgress(DeferredState):
     """Progress that is loaded when it is read."""
 
     __slots__ = ("_column",)
@@ -160,28 +193,11 @@ class _LazyProgress(State):
         self._column = column
 
     @property
-    def _real(self) -> State:
+    def real(self) -> State:
         return cast(State, self._column.body[1])
-
-    def json(self, until: State | None = None) -> Tree:
-        return self._real.json(until)
-
-    @property
-    def latest(self) -> State:
-        return self._real.latest
-
-    def tally(self, found: Tally) -> None:
-        self._real.tally(found)
-
-    def where(self) -> str:
-        return self._real.where()
-
-    def forks(self) -> Iterator[Branch]:
-        return self._real.forks()
 
 
 Body = tuple[States, State | None]
-
 
 NOTHING, PROGRESS = b"\0", b"\1"
 """First byte of a column without a log: whether it has progress is known without loading it."""
@@ -192,32 +208,35 @@ class ColumnEncoder:
 
     Args:
       with_log: whether a stage of the worker chooses an order. Then its first state must be encoded first.
+      copies: whether the link copies; else states are handed over as they are.
     """
 
-    def __init__(self, with_log: bool) -> None:
+    def __init__(self, with_log: bool, *, copies: bool = True) -> None:
+        self._copies = copies
         self._log = _SentLogs() if with_log else None
         self._by_value = False  # once plain pickle has failed
 
-    def dump(self, chunk: Chunk[Any]) -> bytes:
+    def dump(self, chunk: Chunk[Any]) -> Encoded:
         """Return the states of a chunk, encoded now.
 
         Raises:
           PlanTypeError: a state can't be pickled; the message names its stage.
         """
+        if not self._copies:
+            return chunk.states, chunk.after
         count = len(chunk.items)
-        body: Body = trimmed(chunk.states, 0, count) if count else (), chunk.after
-        pickle_or_none = self._dumped(body)
+        pickled = self._dumped((trimmed(chunk.states, 0, count) if count else (), chunk.after))
         if self._log is not None:
-            return pickle_or_none
-        return (NOTHING if chunk.after is None else PROGRESS) + pickle_or_none
+            return pickled
+        return (NOTHING if chunk.after is None else PROGRESS) + pickled
 
-    def dump_state(self, state: State) -> bytes:
+    def dump_state(self, state: State) -> Encoded:
         """Return the encoded state that the worker was opened at.
 
         Raises:
           PlanTypeError: as `dump`.
         """
-        return self._dumped(state)
+        return self._dumped(state) if self._copies else state
 
     def _dumped(self, body: Body | State) -> bytes:
         if not self._by_value:
@@ -230,7 +249,7 @@ class ColumnEncoder:
         except Exception as error:
             if _picklable(body):
                 raise
-            raise PlanTypeError(_fault(body)) from error
+            raise PlanTypeError(_why_unpicklable(body)) from error
 
     def _pickled(self, body: Body | State) -> bytes:
         if self._log is not None:
@@ -368,32 +387,17 @@ class _StateValuePickler(ValuePickler):
         return super().reducer_override(thing)
 
 
-def _fault(body: Any) -> str:
+def _why_unpicklable(body: Any) -> str:
     """Return the message that names the state that can't be pickled."""
-    stage, at = None, body
-    while True:
-        stage = getattr(at, "name", None) or getattr(at, "_name", None) or stage
-        inner = next((part for part in _parts(at) if not _picklable(part)), None)
-        if inner is None:
-            break
-        at = inner
-    kind = f"{type(at).__module__}.{type(at).__qualname__}"
-    whose = f"the state of {stage!r}" if isinstance(stage, str) else "a state"
+    from streamline.backends.ipc.unpicklable import kind_of, unpicklable_part
+
+    path = [body, *(part for _, part in unpicklable_part(body, _picklable))]
+    names = [name for part in path if isinstance(name := getattr(part, "name", getattr(part, "_name", None)), str)]
+    whose = f"the state of {names[-1]!r}" if names else "a state"
     return (
-        f"{whose} can't be sent to another process: expected something that pickles, got a {kind}. Give it a "
-        "__getstate__ that leaves out what doesn't, or run its workers inline"
+        f"{whose} can't be sent to another process: expected something that pickles, got a {kind_of(path[-1])}. Give "
+        "it a __getstate__ that leaves out what doesn't, or run its workers inline"
     )
-
-
-def _parts(thing: Any) -> Iterator[Any]:
-    """Yield the parts of a state or a column."""
-    if isinstance(thing, list | tuple):
-        yield from thing
-        return
-    if isinstance(thing, State) or hasattr(type(thing), "__getitem__"):
-        slots = (name for kind in type(thing).__mro__ for name in kind.__dict__.get("__slots__", ()))
-        yield from (getattr(thing, name) for name in slots if hasattr(thing, name))
-        yield from getattr(thing, "__dict__", {}).values()
 
 
 def _picklable(thing: Any) -> bool:

@@ -25,7 +25,8 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.backends.hosts.plan_shipping import MOST_BYTES, MOST_TRIED, dumps, importable, load, ship
+from streamline.backends.hosts.plan_shipping import MOST_BYTES, dumps, importable, load, ship
+from streamline.backends.ipc.unpicklable import MOST_TRIED
 from streamline.errors import PlanError
 
 NewEcho = Callable[..., Any]

@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.ipc import exceptions as parts
-from streamline.backends.ipc.exceptions import pickle_exception, unpickle_exception
-from streamline.backends.ipc.skipped_items import pickle_skipped, unpickle_skipped
+from streamline.backends.ipc.exceptions import (
+    pickle_exception,
+    pickle_skipped,
+    unpickle_exception,
+    unpickle_skipped,
+)
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 from streamline.core.text import cut

@@ -9,8 +9,7 @@ from pathlib import Path
 CHILD = """
 import pickle, sys
 from streamline.backends.ipc.state_codec import ColumnEncoder
-from streamline.backends.ipc.exceptions import pickle_exception
-from streamline.backends.ipc.skipped_items import pickle_skipped
+from streamline.backends.ipc.exceptions import pickle_exception, pickle_skipped
 from streamline.core.error_policy import Failure, trace_of
 from streamline.core.replay import FailedCall
 
@@ -42,8 +41,7 @@ import pickle, subprocess, sys, threading
 import cloudpickle
 import streamline as sl
 from streamline.backends.ipc.state_codec import ColumnDecoder
-from streamline.backends.ipc.exceptions import unpickle_exception
-from streamline.backends.ipc.skipped_items import unpickle_skipped
+from streamline.backends.ipc.exceptions import unpickle_exception, unpickle_skipped
 from streamline.core.state import At
 
 print("the script runs")
