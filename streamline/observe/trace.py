@@ -315,6 +315,7 @@ class TraceFile:
         self._path = path
         self._most = most_bytes
         self._names: list[Event] = []
+        self._waiting = bytearray()
         self._begin()
 
     def write(self, event: Event) -> None:
