@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Any, cast
 from urllib.parse import unquote
 
 import anyio
 import pytest
 
+import streamline as sl
 from streamline.core.flow import Site
 from streamline.core.session import Session
 from streamline.core.state import Tree
@@ -292,3 +295,72 @@ def read() -> Callable[..., Awaitable[Reading]]:
         return made
 
     return read_
+
+
+PATIENT = sl.HttpOptions(retries=30)
+"""Of two answers one is broken: so many in a row are no accident."""
+
+
+def breaking(seed: int, share: float) -> Behaviour:
+    """Return what breaks that share of the answers: cut off or reset anywhere, busy, without ranges, in chunks."""
+    dice = Random(seed)
+
+    async def answer(server: Server, request: Request, writer: asyncio.StreamWriter) -> None:
+        if dice.random() >= share:
+            await server.serve(server, request, writer)
+            return
+        cut = dice.randrange(len(server.objects.get(request.path, b"")) + 1)
+        kind = dice.randrange(6)
+        if kind == 0:
+            await server.status(server, request, writer, code=dice.choice(["503 Busy", "500 Broken", "429 Slow"]))
+        elif kind == 1:
+            await server.reset(server, request, writer, cut=cut)
+        elif kind == 2:
+            await server.serve(server, request, writer, ranges=False, cut=dice.choice([cut, None]))
+        elif kind == 3:
+            await server.serve(server, request, writer, at_most=1 + cut)
+        elif kind == 4:
+            await server.serve(server, request, writer, chunked=True)
+        else:
+            await server.serve(server, request, writer, cut=cut)
+
+    return answer
+
+
+class _ObjectHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        data = self.server.objects.get(self.path)  # type: ignore[attr-defined]
+        if data is None:
+            self.send_error(404)
+            return
+        first, status = 0, 200
+        if asked := self.headers.get("Range"):
+            start, _, stop = asked.removeprefix("bytes=").partition("-")
+            first, data, total = int(start), data[int(start) : int(stop) + 1 if stop else None], len(data)
+            status = 206 if data else 416
+        self.send_response(status)
+        if status != 200:
+            told = f"{first}-{first + len(data) - 1}" if data else "*"
+            self.send_header("Content-Range", f"bytes {told}/{total}")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", '"v1"')
+        self.end_headers()
+        self.wfile.write(data)
+        self.server.sent.append(len(data))  # type: ignore[attr-defined]
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def serving_objects(objects: dict[str, bytes]) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _ObjectHandler)
+    server.objects, server.sent = objects, []
+    server.base = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -57,7 +57,7 @@ def test_a_snapshot_is_printed_for_a_person(snapshot: Path) -> None:
         assert part in result.output
 
 
-def test_what_names_of_files_would_do_to_a_terminal_is_escaped_wherever_they_are_said(
+def test_what_file_names_would_do_to_a_terminal_is_escaped_wherever_they_are_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "\x1b[31m"

@@ -197,7 +197,7 @@ def test_it_is_awaited_in_any_backend_in_debug_and_with_a_seed_and_is_replayed()
     assert sl.replay(failed.value, fn=lambda item: fetch(3, item)) == 9
 
 
-def test_a_decorated_async_function_is_awaited_too_and_a_snapshot_is_of_the_function_by_its_name() -> None:
+def test_a_decorated_async_function_is_awaited_and_known_to_a_snapshot_by_its_name() -> None:
     @functools.wraps(fetch)
     def traced(item: int) -> Any:
         return fetch(2, item)

@@ -15,11 +15,13 @@ import pytest
 import streamline
 
 PACKAGE = Path(streamline.__file__).parent
+TESTS = Path(__file__).parent
 
 MOST_LINES = 700
 MOST_LINES_OF = {"pipeline": 850}
 """`Pipeline` has a method for each stage, and most of it is their signatures and docstrings: one class, in one file."""
 MOST_FUNCTION_LINES = 60
+MOST_TEST_NAME_CHARS = 80
 
 FLOORS: list[set[str]] = [
     {"errors"},
@@ -192,6 +194,21 @@ def too_long(name: str, path: Path) -> Iterator[str]:
             count = (node.end_lineno or node.lineno) - node.lineno + 1
             if count > MOST_FUNCTION_LINES:
                 yield f"{path.name}:{node.lineno} {node.name} has {count} lines: it does too much"
+
+
+def test_no_test_module_imports_another_and_test_names_are_short() -> None:
+    """What two test modules share stands in a helper module; a name is a sentence that a report shows in one line."""
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                wrong += [f"{where} {node.name}"] * (len(node.name) > MOST_TEST_NAME_CHARS)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, "module", None) or ""
+                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+                wrong += [f"{where} imports {name}" for name in names if ".test_" in name and name.startswith("tests.")]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

@@ -30,7 +30,7 @@ class Counted:
         return index
 
 
-async def test_progress_keeps_a_resume_behind_a_selective_filter_from_reading_everything_again() -> None:
+async def test_progress_keeps_a_resume_after_a_selective_filter_from_reading_all_again() -> None:
     source = Counted(200_000)
     pipe = sl.from_items(source).filter(lambda x: x in (100_000, 199_999))
     async with pipe.open() as stream:
@@ -196,7 +196,7 @@ async def test_a_loop_over_ready_items_lets_other_tasks_have_turns() -> None:
     assert turns > 50_000 / 512
 
 
-async def test_user_code_never_runs_in_the_consumers_task_and_a_timed_out_anext_kills_nothing() -> None:
+async def test_user_code_never_runs_in_the_consumers_task_whose_timeout_kills_nothing() -> None:
     tasks = set()
     release = asyncio.Event()
 

@@ -77,9 +77,7 @@ def test_criterion_3_workers_partition_the_stream(length: int, num_workers: int)
 
 @examples(50)
 @given(st.integers(0, 60), st.integers(1, 9))
-def test_criterion_4_and_5_no_two_workers_have_a_sample_in_common_and_none_is_left_out(
-    length: int, num_workers: int
-) -> None:
+def test_criterion_4_and_5_no_two_workers_share_a_sample_and_none_is_left_out(length: int, num_workers: int) -> None:
     seen = Counter[int]()
     for worker in range(num_workers):
         seen.update(sl.StreamDataset(Samples(length), worker, num_workers))

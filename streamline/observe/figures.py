@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamline.core.counters import Details, Executor, HostKind, host_label, label, since
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["ChannelStats", "Figures", "HostStats", "ReadStats", "StageStats", "WorkerStats", "between"]
 
@@ -24,17 +28,6 @@ class WorkerStats:
     wait_input_s: float = 0.0
     wait_output_s: float = 0.0
     details: Details = ()
-
-    def since(self, earlier: WorkerStats) -> WorkerStats:
-        """Return what was added since `earlier`."""
-        return WorkerStats(
-            shard=self.shard,
-            items=self.items - earlier.items,
-            busy_s=max(0.0, self.busy_s - earlier.busy_s),
-            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
-            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
-            details=since(earlier.details, self.details),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,30 +94,6 @@ class StageStats:
     def __str__(self) -> str:
         return label(self.name, self.kind)
 
-    def since(self, earlier: StageStats) -> StageStats:
-        """Return what was added since `earlier`."""
-        before = {worker.shard: worker for worker in earlier.per_worker}
-        return StageStats(
-            name=self.name,
-            kind=self.kind,
-            workers=self.workers,
-            concurrency=self.concurrency,
-            items=self.items - earlier.items,
-            bytes=self.bytes - earlier.bytes,
-            busy_s=max(0.0, self.busy_s - earlier.busy_s),
-            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
-            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
-            errors=self.errors - earlier.errors,
-            held_s=max(0.0, self.held_s - earlier.held_s),
-            executor=self.executor,
-            ordered=self.ordered,
-            per_worker=tuple(
-                worker.since(before.get(worker.shard, WorkerStats(shard=worker.shard))) for worker in self.per_worker
-            ),
-            hosts=self.hosts,
-            details=since(earlier.details, self.details),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStats:
@@ -187,18 +156,6 @@ class HostStats:
         """How messages call it: "process 2, pid 4711", "thread 0"."""
         return host_label(self.number, self.kind, self.pid)
 
-    def since(self, earlier: HostStats) -> HostStats:
-        """Return what was added since `earlier`; memory, pid, restarts and shards are those of now."""
-        return replace(
-            self,
-            items=self.items - earlier.items,
-            bytes=self.bytes - earlier.bytes,
-            busy_s=max(0.0, self.busy_s - earlier.busy_s),
-            wait_input_s=max(0.0, self.wait_input_s - earlier.wait_input_s),
-            wait_output_s=max(0.0, self.wait_output_s - earlier.wait_output_s),
-            arrival_s=max(0.0, self.arrival_s - earlier.arrival_s),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadStats:
@@ -221,30 +178,6 @@ class ReadStats:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_bytes: int = 0
-
-    def plus(self, requests: int, retries: int, bytes: int, hits: int, misses: int, kept_bytes: int) -> ReadStats:
-        """Return this with more."""
-        return replace(
-            self,
-            requests=self.requests + requests,
-            retries=self.retries + retries,
-            bytes=self.bytes + bytes,
-            cache_hits=self.cache_hits + hits,
-            cache_misses=self.cache_misses + misses,
-            cache_bytes=self.cache_bytes + kept_bytes,
-        )
-
-    def since(self, earlier: ReadStats) -> ReadStats:
-        """Return what was added since `earlier`."""
-        return replace(
-            self,
-            requests=self.requests - earlier.requests,
-            retries=self.retries - earlier.retries,
-            bytes=self.bytes - earlier.bytes,
-            cache_hits=self.cache_hits - earlier.cache_hits,
-            cache_misses=self.cache_misses - earlier.cache_misses,
-            cache_bytes=self.cache_bytes - earlier.cache_bytes,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,26 +212,43 @@ class Figures:
     padded: int = 0
 
 
-def between(earlier: Figures, later: Figures) -> Figures:
+COUNTERS = frozenset({
+    "items", "bytes", "errors", "padded", "requests", "retries", "cache_hits", "cache_misses", "cache_bytes",
+    "elapsed_s", "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s", "wait_output_s", "arrival_s",
+})  # fmt: skip
+"""Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
+
+
+F = TypeVar("F", bound="DataclassInstance")
+
+
+M = TypeVar("M", bound=Figures)
+
+
+def between(earlier: Figures, later: M) -> M:
     """Return what was added from one moment to another of the same stream; depths and peaks are those of the later."""
-    passed = {channel.name: channel.items for channel in earlier.channels}
-    before = {stage.name: stage for stage in earlier.stages}
-    read = {each.name: each for each in earlier.reads}
-    were = {host.number: host for host in earlier.hosts}
-    return Figures(
-        elapsed_s=max(0.0, later.elapsed_s - earlier.elapsed_s),
-        items=later.items - earlier.items,
-        consumer_wait_s=max(0.0, later.consumer_wait_s - earlier.consumer_wait_s),
-        stages=tuple(
-            stage.since(before.get(stage.name, StageStats(name=stage.name, kind=stage.kind))) for stage in later.stages
-        ),
-        channels=tuple(replace(each, items=each.items - passed.get(each.name, 0)) for each in later.channels),
-        consumer_held_s=max(0.0, later.consumer_held_s - earlier.consumer_held_s),
-        hosts=tuple(
-            host.since(were.get(host.number, HostStats(number=host.number, kind=host.kind))) for host in later.hosts
-        ),
-        cpus=later.cpus,
-        reads=tuple(each.since(read.get(each.name, ReadStats(name=each.name))) for each in later.reads),
-        dropped=later.dropped,
-        padded=later.padded - earlier.padded,
+    return replace(
+        _gained(later, earlier),
+        stages=_each(later.stages, earlier.stages, "name"),
+        channels=_each(later.channels, earlier.channels, "name"),
+        hosts=_each(later.hosts, earlier.hosts, "number"),
+        reads=_each(later.reads, earlier.reads, "name"),
     )
+
+
+def _each(later: tuple[F, ...], earlier: tuple[F, ...], key: str) -> tuple[F, ...]:
+    before = {getattr(each, key): each for each in earlier}
+    return tuple(_gained(each, before.get(getattr(each, key))) for each in later)
+
+
+def _gained(now: F, before: DataclassInstance | None) -> F:
+    """Return figures with what their counters gained since `before`; None: since the stream was opened."""
+    if before is None:
+        return now
+    gained: dict[str, Any] = {name: getattr(now, name) - getattr(before, name) for name in COUNTERS & vars(now).keys()}
+    gained |= {name: max(0.0, seconds) for name, seconds in gained.items() if name.endswith("_s")}
+    if isinstance(now, WorkerStats | StageStats) and isinstance(before, WorkerStats | StageStats):
+        gained["details"] = since(before.details, now.details)
+    if isinstance(now, StageStats) and isinstance(before, StageStats):
+        gained["per_worker"] = _each(now.per_worker, before.per_worker, "shard")
+    return replace(now, **gained)

@@ -1,7 +1,7 @@
-"""How a stream gets on, while it runs: a few live lines on a terminal or in a notebook, else a log line now and then.
+"""The progress of a stream: a few live lines on a terminal or in a notebook, else a log line now and then.
 
-The display has a thread of its own, which does all that is drawn, so that a terminal that is stuck stops nothing else.
-It knows what tells it the figures, not the stream: a stream that is dropped ends it. What fails in it, ends it alone.
+The display draws in a thread of its own, so that a terminal that is stuck stops nothing else. It holds a function that
+returns the figures, not the stream, which can therefore be dropped. A failure of the display ends the display alone.
 
 Everything goes to stderr. What the program prints meanwhile, or logs there, stands above the lines.
 """
@@ -11,24 +11,25 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from html import escape
 from importlib import import_module
-from io import StringIO
+from textwrap import wrap
 from threading import Event, Lock, Thread, current_thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from streamline.observe.figures import ChannelStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
+    from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Progress", "summary"]
+__all__ = ["Progress", "lines", "summary"]
 
 
 logger = logging.getLogger("streamline.progress")  # as the docs call it
@@ -48,16 +49,16 @@ EXIT_S = 1.0
 """How long a close waits for a terminal that doesn't take what is written to it."""
 
 
-BARS = ((20, 8), (12, 5), (8, 3))
-"""How long the name and the bar of a channel are, at most: the first that lets all of them stand in one line."""
+NAME_CHARS, BAR_CHARS = 12, 5
+"""Of a channel: four of them fit into 80 columns."""
 
 
 MOST_DETAILS = 2
 """Stages of which is drawn what only they count."""
 
 
-NOTEBOOK_CHARS = 110
-"""Columns of a line in a notebook, which doesn't say how wide it is."""
+Show: TypeAlias = "Callable[[Text], object]"
+"""Draws a text in place of the one before it."""
 
 
 _on_screen = Lock()
@@ -67,14 +68,14 @@ class Progress:
     """The progress of one stream.
 
     Args:
-      stats: tells the figures; called from another thread, some times a second.
+      stats: returns the figures; called from another thread, some times a second.
       epoch: as the stream was opened at.
     """
 
     def __init__(self, stats: Callable[[], Stats], epoch: int = 0) -> None:
         self._stats = stats
         self._epoch = epoch
-        self._rate = Rate()
+        self._seen: deque[tuple[float, int]] = deque()
         self._ended = Event()
         self._thread: Thread | None = None
         self._logged_at = perf_counter()
@@ -85,10 +86,10 @@ class Progress:
         if console is None or not _on_screen.acquire(blocking=False):
             return
         try:
-            lines = _Lines(self._stats, self._rate, self._epoch)
-            live = _Notebook(lines) if console.is_jupyter else _LiveLines(console, lines)
+            display = _in_notebook() if console.is_jupyter else _on_terminal(console)
             in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
-            thread = Thread(target=in_context, args=(self._main, live), name="streamline progress", daemon=True)
+            work = self._main, console, display
+            thread = Thread(target=in_context, args=work, name="streamline progress", daemon=True)
             thread.start()
         except Exception as error:  # no more threads, an interpreter that exits, a notebook without a front end
             _on_screen.release()
@@ -108,19 +109,33 @@ class Progress:
         if self._thread is None and now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             stats = self._stats()
-            self._rate.add(stats.elapsed_s, stats.items)
-            logger.info("%s", "; ".join(part for part in (summary(stats, self._epoch), _verdict(stats)) if part))
+            logger.info("%s", "; ".join(str(part) for part in (summary(stats, self._epoch), stats.verdict) if part))
 
-    def _main(self, live: _LiveLines | _Notebook) -> None:
+    def _main(self, console: Console, display: AbstractContextManager[Show]) -> None:
+        from rich.text import Text
+
         try:
-            with live:
+            with display as show:
+                show(self._lines(console))
                 while not self._ended.wait(REFRESH_S):
-                    live.refresh()
-            live.leave(summary(self._stats(), self._epoch))
+                    show(self._lines(console))
+            last = summary(self._stats(), self._epoch)
+            if console.is_jupyter:
+                show(Text(last))
+            else:
+                console.print(last, highlight=False, markup=False, soft_wrap=True)
         except Exception as error:  # a closed stderr, an unknown TERM: no reason to stop training
             logger.warning("the progress display ended: %s: %s", type(error).__name__, error)
         finally:
             _on_screen.release()
+
+    def _lines(self, console: Console) -> Text:
+        stats, seen = self._stats(), self._seen
+        seen.append((stats.elapsed_s, stats.items))
+        while len(seen) > 2 and seen[1][0] <= stats.elapsed_s - NOW_S:
+            seen.popleft()
+        took, items = stats.elapsed_s - seen[0][0], stats.items - seen[0][1]
+        return lines(stats, items / took if took > 0 else None, self._epoch, console.width - 1)
 
 
 def console_of(stream: TextIO | None) -> Console | None:
@@ -137,167 +152,76 @@ def console_of(stream: TextIO | None) -> Console | None:
         return None
 
 
-class _LiveLines:
-    """Lines that are drawn anew in place, and what else is written to the terminal, above them."""
+@contextmanager
+def _on_terminal(console: Console) -> Iterator[Show]:
+    """Draw in place; what else is written to the terminal stands above."""
+    from rich.live import Live
 
-    def __init__(self, console: Console, lines: Any) -> None:
-        from rich.live import Live
-
-        self._console = console
-        # What goes to a file or a pipe stays what it is; on the same terminal it would tear the lines.
-        on_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._live = Live(
-            lines,
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=on_terminal,
-            redirect_stderr=True,
-        )
-        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
-
-    def refresh(self) -> None:
-        self._live.refresh()
-
-    def leave(self, text: str) -> None:
-        """Write the line that stays, once the live ones are gone."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def __enter__(self) -> _LiveLines:
-        outputs = {id(sys.stdout): "stdout", id(sys.stderr): "stderr"}
-        self._live.start(refresh=True)
-        self._console.show_cursor(True)  # a program that is killed leaves the terminal as it is
+    # What goes to a file or a pipe stays what it is; on the same terminal it would tear the lines.
+    redirect = sys.stdout is not None and sys.stdout.isatty()
+    outputs = {id(sys.stdout): "stdout", id(sys.stderr): "stderr"}
+    moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+    drawing = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=redirect, redirect_stderr=True)
+    with drawing as live:
+        console.show_cursor(True)  # a program that is killed leaves the terminal as it is
         for handler in logging.getLogger().handlers:  # they hold the stderr that was there when they were made
             if isinstance(handler, logging.StreamHandler) and id(handler.stream) in outputs:
-                now = getattr(sys, outputs[id(handler.stream)])
-                if now is not handler.stream:
-                    self._handlers.append((handler, handler.stream))
-                    handler.setStream(now)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handler, stream in self._handlers:
-            handler.setStream(stream)
-        self._live.stop()
+                moved.append((handler, handler.stream))
+                handler.setStream(getattr(sys, outputs[id(handler.stream)]))
+        try:
+            yield lambda text: live.update(text, refresh=True)
+        finally:
+            for handler, stream in moved:
+                handler.setStream(stream)
 
 
-class _Notebook:
-    """Lines under a notebook's cell, drawn anew in place. By IPython alone: rich's own would need ipywidgets."""
-
-    def __init__(self, lines: Any) -> None:
-        display = import_module("IPython.display")
-        self._html = display.HTML
-        self._lines = lines
-        self._handle = display.display(self._html(""), display_id=True)
-
-    def refresh(self) -> None:
-        from rich.console import Console
-
-        console = Console(file=StringIO(), width=NOTEBOOK_CHARS, force_terminal=False, force_jupyter=False)
-        with console.capture() as drawn:
-            console.print(self._lines)
-        self.leave(drawn.get().rstrip())
-
-    def leave(self, text: str) -> None:
-        """Show this instead of what is there."""
-        self._handle.update(self._html(f"<pre>{escape(text)}</pre>"))
-
-    def __enter__(self) -> _Notebook:
-        self.refresh()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What is there stays until something else is shown."""
+def _in_notebook() -> AbstractContextManager[Show]:
+    """Draw under a notebook's cell, by IPython alone: rich's own display would need ipywidgets."""
+    display = import_module("IPython.display")
+    handle = display.display(display.HTML(""), display_id=True)
+    return nullcontext(lambda text: handle.update(display.HTML(f"<pre>{escape(text.plain)}</pre>")))
 
 
-class Rate:
-    """Items per second over the last few seconds."""
+def lines(stats: Stats, now: float | None, epoch: int, width: int) -> Text:
+    """Return what is drawn: figures, channels, what only some stages count, the verdict.
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def add(self, at: float, items: int) -> float | None:
-        """Take note of a count, and return the rate; None as long as there is nothing to compare with."""
-        seen = self._seen
-        seen.append((at, items))
-        while len(seen) > 2 and seen[1][0] <= at - NOW_S:
-            seen.popleft()
-        took = at - seen[0][0]
-        return (items - seen[0][1]) / took if took > 0 else None
-
-
-class _Lines:
-    """What is drawn: figures, channels, what only some stages count, the verdict; each in a line that fits."""
-
-    def __init__(self, stats: Callable[[], Stats], rate: Rate, epoch: int) -> None:
-        self._stats = stats
-        self._rate = rate
-        self._epoch = epoch
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
-        stats, width = self._stats(), options.max_width - 1  # a full line makes some terminals scroll
-        parts = list(figures(stats, self._rate.add(stats.elapsed_s, stats.items), self._epoch))
-        while len(parts) > 1 and _wide(parts) > width:
-            parts.pop()
-        lines = [Text("  ").join(parts)]
-        if tubes := [channel for channel in stats.channels if channel.capacity]:
-            lines.append(Text("  ").join(bars(tubes, width)))
-        lines += [Text(brief(stage), style="dim") for stage in stats.stages if stage.details][:MOST_DETAILS]
-        if verdict := _verdict(stats):
-            lines += Text(verdict, style="bold").wrap(console, width)[:2]
-        for line in lines:
-            line.truncate(width, overflow="ellipsis")
-            line.no_wrap = True
-            yield line
-
-
-def figures(stats: Stats, now: float | None, epoch: int) -> Iterator[Text]:
-    """Yield the figures, the most important one first."""
+    Args:
+      now: items per second at the moment; None: not known yet.
+      width: columns; a line that is longer ends with "…".
+    """
     from rich.text import Text
 
-    yield Text(f"{stats.items:,} items", style="bold cyan")
-    if now is not None:
-        yield Text(f"{_per_s(now)} now")
-    if stats.elapsed_s > 0:
-        yield Text(f"{_per_s(stats.items / stats.elapsed_s)} avg")
-    yield Text(f"waits {_waits(stats):.0%}", style="yellow" if _waits(stats) > 0.1 else "green")
-    if skipped := _skipped(stats):
-        yield Text(f"{skipped:,} skipped", style="bold red")
-    yield Text(clock(stats.elapsed_s))
-    yield Text(f"epoch {epoch}", style="dim")
+    waits, skipped = _waits(stats), _skipped(stats)
+    figures = [
+        Text(f"{stats.items:,} items", "bold cyan"),
+        Text("" if now is None else f"{_per_s(now)} now"),
+        Text(f"{_per_s(stats.items / stats.elapsed_s)} avg" if stats.elapsed_s > 0 else ""),
+        Text(f"waits {waits:.0%}", "yellow" if waits > 0.1 else "green"),
+        Text(f"{skipped:,} skipped" if skipped else "", "bold red"),
+        Text(clock(stats.elapsed_s)),
+        Text(f"epoch {epoch}", "dim"),
+    ]
+    drawn = [Text("  ").join(filter(None, figures))]
+    if channels := [_bar(channel) for channel in stats.channels if channel.capacity]:
+        drawn.append(Text("  ").join(channels))
+    drawn += [Text(brief(stage), "dim") for stage in stats.stages if stage.details][:MOST_DETAILS]
+    if stats.verdict is not None:
+        verdict = wrap(str(stats.verdict), max(width, 2), max_lines=2, placeholder="…")
+        drawn += [Text(line, "bold") for line in verdict]
+    for line in drawn:
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n").join(drawn)
 
 
-def bars(channels: Sequence[ChannelStats], width: int) -> list[Text]:
-    """Return how full each kind of channel is, and "+3" for those that don't fit into a line."""
-    from rich.text import Text
-
-    for name_chars, bar_chars in BARS:
-        parts = [bar(channel, name_chars, bar_chars) for channel in channels]
-        if _wide(parts) <= width:
-            return parts
-    count = len(parts)
-    while len(parts) > 1 and _wide(parts) > width - 5:
-        parts.pop()
-    return [*parts, Text(f"+{count - len(parts)}", style="dim")]
-
-
-def bar(channel: ChannelStats, name_chars: int, bar_chars: int) -> Text:
-    """Return how full a kind of channel is: "fetch ━━━━──── 49%"."""
+def _bar(channel: ChannelStats) -> Text:
+    """Return how full a kind of channel is: "fetch ━━─── 49%"."""
     from rich.text import Text
 
     share = min(1.0, channel.depth / max(1, channel.capacity * channel.channels))
-    full = round(share * bar_chars)
-    name = channel.name if len(channel.name) <= name_chars else f"{channel.name[: name_chars - 1]}…"
-    return Text.assemble(
-        (f"{name} ", "dim"), ("━" * full, "cyan"), ("─" * (bar_chars - full), "dim"), f" {share:>3.0%}"
-    )
-
-
-def _wide(parts: Sequence[Text]) -> int:
-    """Return how many columns parts take, two blanks apart."""
-    return sum(part.cell_len + 2 for part in parts) - 2
+    full = round(share * BAR_CHARS)
+    name = channel.name if len(channel.name) <= NAME_CHARS else f"{channel.name[: NAME_CHARS - 1]}…"
+    bar = (("━" * full, "cyan"), ("─" * (BAR_CHARS - full), "dim"))
+    return Text.assemble((f"{name} ", "dim"), *bar, f" {share:>3.0%}")
 
 
 def summary(stats: Stats, epoch: int) -> str:
@@ -312,10 +236,6 @@ def clock(seconds: float) -> str:
     """Return a duration as "0:02:13"."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _verdict(stats: Stats) -> str:
-    return "" if stats.verdict is None else str(stats.verdict)
 
 
 def _waits(stats: Stats) -> float:

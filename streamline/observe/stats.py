@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from time import perf_counter
 from typing import TypeVar
@@ -43,11 +43,22 @@ def collect(meters: Meters) -> Figures:
 
 def _reads(traffics: Mapping[tuple[str, int | None], Traffic]) -> tuple[ReadStats, ...]:
     """Return what each source has asked of servers, all hosts together; of those that have."""
-    found: dict[str, ReadStats] = {}
+    found: dict[str, Traffic] = {}
     for (name, _), traffic in traffics.items():
-        if any(counts := traffic.counts()):
-            found[name] = found.get(name, ReadStats(name=name)).plus(*counts)
-    return tuple(found[name] for name in sorted(found))
+        found.setdefault(name, Traffic()).add(traffic)
+    return tuple(
+        ReadStats(
+            name=name,
+            requests=traffic.requests,
+            retries=traffic.retries,
+            bytes=traffic.bytes,
+            cache_hits=traffic.hits,
+            cache_misses=traffic.misses,
+            cache_bytes=traffic.kept_bytes,
+        )
+        for name, traffic in sorted(found.items())
+        if any(traffic.counts())
+    )
 
 
 def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> HostStats:
@@ -150,7 +161,7 @@ class Stats(Figures):
         begin = Figures(elapsed_s=0, items=0, consumer_wait_s=0) if earlier.first is not None else None
         if begin is None and self.first is not None:
             begin = between(earlier, self.first)
-        return Stats(**vars(between(earlier, self)), first=begin)
+        return replace(between(earlier, self), first=begin)
 
     def __str__(self) -> str:
         verdict = self.verdict
@@ -169,4 +180,4 @@ def stats_of(meters: Meters, at_hand: int = 0) -> Stats:
       at_hand: items of the consumer's list that it has not seen yet.
     """
     figures = collect(meters)
-    return Stats(**{**vars(figures), "items": figures.items - at_hand}, first=meters.first)
+    return Stats(**(vars(figures) | {"items": figures.items - at_hand}), first=meters.first)

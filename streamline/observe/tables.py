@@ -13,7 +13,7 @@ __all__ = ["brief", "table"]
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 
 
-CHANNELS = ("channel behind", "channels", "items", "held now", "peak", "capacity")
+CHANNELS = ("channel after", "channels", "items", "held now", "peak", "capacity")
 
 
 HOSTS = ("host", "workers", "items", "items/s", "bytes", "busy", "restarts", "memory")

@@ -1,8 +1,8 @@
 """A trace of what every stage did and when, written while it runs, for Perfetto and chrome://tracing.
 
-It is bounded. Adjacent segments of one track are merged until they are long enough to see, and the longer, the more of
-them come. A file that has half of `max_bytes` becomes "NAME.previous.json", in place of an earlier one, and another
-begins: the newest half is always there, all of a run of minutes, the last hours of one of weeks.
+It is bounded. Adjacent segments of one track are combined until they are long enough to see, and the more of them come,
+the longer that is. A file that has half of `max_bytes` becomes "NAME.previous.json", in place of an earlier one, and
+another begins: the newest half is always there, all of a run of minutes, the last hours of one of weeks.
 
 The file is the JSON array form of the trace-event format and can be loaded at any moment: viewers accept an array
 without its end, so events are written whole, each with the comma before it, and the end comes last.
@@ -13,15 +13,14 @@ Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsK
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from io import FileIO
 from os import PathLike
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
-from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
@@ -30,7 +29,7 @@ from streamline.core.meters import Meters
 from streamline.core.options import check_int
 from streamline.errors import PlanError, printable
 
-__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Event", "Trace", "TraceFile", "previous_of"]
+__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Event", "Trace", "TraceFile"]
 
 
 logger = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ LEAST_BYTES = 1 << 20
 
 
 EVENTS_PER_S = 500
-"""From here on, more segments are merged: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
+"""From here on, more segments are combined: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
 
 
 FINEST_S, COARSEST_S = 0.0001, 60.0
@@ -63,7 +62,7 @@ ROUNDING_S = 1e-9
 COUNT_EVERY_S = 0.1
 
 
-FLUSH_S = 1.0
+FLUSH_S, FLUSH_BYTES = 1.0, 64 << 10
 
 
 MOST_WORKERS = 10_000
@@ -77,6 +76,9 @@ MOST_LANES = 64
 NAMES: dict[Doing, str] = {"work": "work", "wait_input": "waits for input", "wait_output": "waits for room"}
 
 
+Event: TypeAlias = "dict[str, Any]"
+
+
 class Trace:
     """A trace that is being written; `stream.trace` makes it. As a context manager, it stops at the end.
 
@@ -88,6 +90,9 @@ class Trace:
       max_bytes: of the file and its predecessor together.
       rank: of this process.
       after_merge: names of the stages that a rank has one of, those downstream of the merge and a live reader.
+
+    Attributes:
+      previous: where the file goes when it is full, and another one begins.
 
     Raises:
       PlanError: `max_bytes` is less than 1 MiB, or another trace of the same stream is being written.
@@ -108,103 +113,133 @@ class Trace:
             raise PlanError("this stream is being traced already: .stop() that trace first")
         self.path = Path(path)
         self._meters = meters
-        self._place = f"rank {rank}"
+        self._rank = f"rank {rank}"
         self._after_merge = after_merge
         self._lock = RLock()  # a garbage collection within `_observe` may stop this
-        self._tracks: dict[StageMeter, _Track] = {}
-        self._processes: dict[int, str] = {}
+        self._tracks: dict[StageMeter, list[_Lane]] = {}
         self._lanes = 0
-        self._resolution = _Resolution()
-        self._counters = _Counters(meters)
+        self._pids: set[int] = set()
+        self._resolution_s, self._resolved_at, self._spans = FINEST_S, float("-inf"), 0
+        self._counters: dict[str, dict[str, float]] = {}
+        self._counted_at, self._items, self._waited_s = float("-inf"), 0, 0.0
         self._flushed_at = perf_counter()
-        self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2, self._heads)
+        self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2)
+        self.previous = self._file.previous
         self._observer = self._observe  # one and the same object each time, so that it can be compared
         meters.observe(self._observer)
-        self._guarded(lambda file: file.flush())
-
-    @property
-    def previous(self) -> Path:
-        """Where the file goes when it is full, and another one begins."""
-        return previous_of(self.path)
+        self._name("process", 1, 0, f"streamline, {self._rank}")
+        self._guarded(TraceFile.flush)
 
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
         if self._meters.observer is self._observer:
             self._meters.observe(None)
         with self._lock:
-            self._finish_spans(perf_counter())
-            self._guarded(lambda file: file.close())
+            now = perf_counter()
+            for meter, lanes in list(self._tracks.items()):
+                for lane in filter(lambda lane: lane.segments, lanes):
+                    self._write_span(lane)
+                since = meter.since
+                if since is not None and (free := self._lane(meter, since)) is not None:
+                    free.begin("work", since, now)
+                    self._write_span(free, "work, not done yet")
+            self._guarded(TraceFile.close)
             self._file = None
             self._tracks.clear()
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _observe(self, meter: StageMeter, doing: Doing, began: float, ended: float) -> None:
         with self._lock:
-            if self._file is None:
-                return
-            lane = self._lane(meter, began)
+            lane = None if self._file is None else self._lane(meter, began)
             if lane is None:
-                return  # more calls side by side than a viewer can show
-            span = lane.add(doing, began, ended, self._resolution.seconds)
-            if span is not None:
-                self._write(_span(lane, span, self._us))
-                self._resolution.count(1, ended)
-            if ended - self._counters.counted_at >= max(COUNT_EVERY_S, self._resolution.seconds):
-                for event in self._counters.read(ended, self._us(ended)):
-                    self._write(event)
+                return
+            if not lane.takes(doing, began, ended, self._resolution_s):
+                if lane.segments:
+                    self._write_span(lane)
+                    self._resolve(ended)
+                lane.begin(doing, began, ended)
+            if ended - self._counted_at >= max(COUNT_EVERY_S, self._resolution_s):
+                self._write_counters(ended)
             if ended - self._flushed_at >= FLUSH_S:
                 self._flushed_at = ended
-                self._guarded(lambda file: file.flush())
+                self._guarded(TraceFile.flush)
 
-    def _lane(self, meter: StageMeter, at: float) -> _TraceThread | None:
-        """Return a lane of a stage's track on which nothing else is from `at` on."""
-        track = self._tracks.get(meter)
-        if track is None:
-            place = self._place if meter.name in self._after_merge else f"shard {meter.shard}"
-            order = self._meters.order
-            nth = order.index(meter.name) if meter.name in order else len(order)
-            sort = (nth * MOST_WORKERS + meter.shard) * MOST_LANES
-            pid = 1 if meter.host is None else 2 + meter.host.number
-            if meter.host is not None and pid not in self._processes:
-                self._processes[pid] = str(meter.host)
-                self._write(_process(pid, f"streamline, {self._place}, {meter.host}"))
-            track = self._tracks[meter] = _Track(f"{place} · {meter}", sort, pid)
-        for lane in track.lanes:
+    def _lane(self, meter: StageMeter, at: float) -> _Lane | None:
+        """Return a lane of a stage's track that is free from `at` on; None: a viewer can't show more side by side."""
+        lanes = self._tracks.setdefault(meter, [])
+        for lane in lanes:
             if lane.end <= at + ROUNDING_S:
                 return lane
-        if len(track.lanes) == MOST_LANES:
+        if len(lanes) == MOST_LANES:
             return None
+        host, order, nth = meter.host, self._meters.order, len(lanes)
+        pid = 1 if host is None else 2 + host.number
+        if host is not None and pid not in self._pids:
+            self._pids.add(pid)
+            self._name("process", pid, 0, f"streamline, {self._rank}, {host}")
         self._lanes += 1
-        track.lanes.append(lane := _TraceThread(self._lanes, track.pid))
-        for event in track.names(len(track.lanes) - 1):
-            self._write(event)
+        lanes.append(lane := _Lane(pid, self._lanes))
+        place = self._rank if meter.name in self._after_merge else f"shard {meter.shard}"
+        stage = order.index(meter.name) if meter.name in order else len(order)
+        sort = (stage * MOST_WORKERS + meter.shard) * MOST_LANES + nth
+        self._name("thread", pid, lane.tid, f"{place} · {meter}" + (f" #{nth + 1}" if nth else ""))
+        self._write({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": lane.tid, "args": {"sort_index": sort}})
         return lane
 
-    def _finish_spans(self, now: float) -> None:
-        """Write the spans that are being merged, and the work that is going on."""
-        for meter, track in list(self._tracks.items()):
-            for lane in track.lanes:
-                if lane.span is not None:
-                    self._write(_span(lane, lane.span, self._us))
-                    lane.span = None
-            since = meter.since
-            if since is not None and (free := self._lane(meter, since)) is not None:
-                self._write(_span(free, _Span("work", since, now), self._us) | {"name": "work, not done yet"})
+    def _resolve(self, now: float) -> None:
+        """Count a span, and combine more or less, so that no more than `EVENTS_PER_S` come in the long run."""
+        self._spans += 1
+        if now - self._resolved_at >= 1.0:
+            if self._spans < EVENTS_PER_S / 4:
+                self._resolution_s = max(FINEST_S, self._resolution_s / 2)
+        elif self._spans >= EVENTS_PER_S:
+            self._resolution_s = min(COARSEST_S, self._resolution_s * 2)
+        else:
+            return
+        self._resolved_at, self._spans = now, 0
 
-    def _heads(self) -> Iterator[Event]:
-        yield _process(1, f"streamline, {self._place}")
-        for pid, host in self._processes.items():
-            yield _process(pid, f"streamline, {self._place}, {host}")
-        for track in self._tracks.values():
-            for at in range(len(track.lanes)):
-                yield from track.names(at)
+    def _write_span(self, lane: _Lane, name: str | None = None) -> None:
+        """Write what a lane has combined; several segments are called after what took most of the time."""
+        doing = max(lane.seconds, key=lambda kind: lane.seconds[kind])
+        name = name or (NAMES[doing] if len(lane.seconds) == 1 else f"mostly {NAMES[doing]}")
+        ts = self._us(lane.began)
+        event = {"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.tid, "ts": ts}
+        event["dur"] = round(self._us(lane.end) - ts, 3)
+        if lane.segments > 1:
+            spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in lane.seconds.items()}
+            event["args"] = {"stretches": lane.segments, **spent}
+        lane.segments = 0
+        self._write(event)
+
+    def _write_counters(self, now: float) -> None:
+        """Write how full the channels are, how fast the consumer is, and how much of its time it waits."""
+        for name, values in list(self._read_counters(now)):
+            if self._counters.get(name) != values:
+                self._counters[name] = values
+                self._write({"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": self._us(now), "args": values})
+
+    def _read_counters(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
+        held: dict[str, float] = {}
+        for (name, _), meter in list(self._meters.channels.items()):
+            held[name] = held.get(name, 0) + meter.depth
+        for name, items in held.items():
+            yield f"channel after {name}", {"items": items}
+        consumer = self._meters.consumer
+        items, waited_s = consumer.items, consumer.waited_until(now)
+        took = now - max(self._counted_at, consumer.opened_at)
+        if took > 0:
+            share = min(1.0, max(0.0, (waited_s - self._waited_s) / took))
+            yield "consumer waits", {"%": round(100 * share, 1)}
+            yield "consumer takes", {"items/s": round((items - self._items) / took, 1)}
+        self._counted_at, self._items, self._waited_s = now, items, waited_s
+
+    def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+        self._write({"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}})
 
     def _us(self, at: float) -> float:
         """Return a time in µs since the stream was opened, whole ns: so what touches doesn't overlap."""
@@ -214,7 +249,7 @@ class Trace:
         self._guarded(lambda file: file.write(event))
 
     def _guarded(self, work: Callable[[TraceFile], None]) -> None:
-        """Do something with the file; if that fails, this was all."""
+        """Do something with the file; if that fails, the trace ends."""
         file = self._file
         if file is None:
             return
@@ -226,196 +261,79 @@ class Trace:
             logger.warning("the trace %s ends here, and the run goes on: %s", printable(str(self.path)), error)
 
 
-class _Span:
-    """What is drawn as one: a segment, or several that are merged.
+class _Lane:
+    """One line of a track, on which nothing overlaps (what a viewer calls a thread), and the span that grows there.
 
     Attributes:
-      seconds: how much of it was spent at what.
+      pid: of what viewers take for a process: this one's is 1, that of host n is n + 2.
+      segments: in the span; 0: there is none.
+      seconds: how much of the span was spent at what.
     """
 
-    __slots__ = ("began", "ended", "seconds", "segments")
+    __slots__ = ("began", "end", "pid", "seconds", "segments", "tid")
 
-    def __init__(self, doing: Doing, began: float, ended: float) -> None:
-        self.began, self.ended, self.segments = began, ended, 1
-        self.seconds: dict[Doing, float] = {doing: ended - began}
+    def __init__(self, pid: int, tid: int) -> None:
+        self.pid, self.tid = pid, tid
+        self.segments = 0
+        self.seconds: dict[Doing, float] = {}
+        self.began = self.end = float("-inf")
 
-    def takes(self, doing: Doing, began: float, ended: float, resolution: float) -> bool:
-        """Whether a later segment belongs to this span."""
-        length = ended - self.began
-        if length <= resolution:
-            return True
-        alike = len(self.seconds) == 1 and doing in self.seconds
-        return alike and length <= LONGEST_S and began - self.ended <= resolution / 10
+    def begin(self, doing: Doing, began: float, ended: float) -> None:
+        """Begin a span with a segment."""
+        self.began, self.end, self.segments = max(began, self.end), ended, 1
+        self.seconds = {doing: ended - self.began}
 
-    def add(self, doing: Doing, began: float, ended: float) -> None:
-        self.ended = ended
-        self.segments += 1
+    def takes(self, doing: Doing, began: float, ended: float, resolution_s: float) -> bool:
+        """Add a segment to the span, if it belongs there: the span is short, or of one kind and without a gap."""
+        if not self.segments:
+            return False
+        length, began = ended - self.began, max(began, self.end)
+        alike = self.seconds.keys() == {doing} and began - self.end <= resolution_s / 10
+        if length > (LONGEST_S if alike and resolution_s < LONGEST_S else resolution_s):
+            return False
         self.seconds[doing] = self.seconds.get(doing, 0.0) + ended - began
-
-
-class _TraceThread:
-    """One line of a track, on which nothing overlaps: what a viewer calls a thread."""
-
-    __slots__ = ("end", "number", "pid", "span")
-
-    def __init__(self, number: int, pid: int) -> None:
-        self.number = number
-        self.pid = pid
-        self.end = float("-inf")
-        self.span: _Span | None = None
-
-    def add(self, doing: Doing, began: float, ended: float, resolution: float) -> _Span | None:
-        """Take a segment; return the span before it if that is finished now."""
-        span, began, self.end = self.span, max(began, self.end), ended
-        if span is not None and span.takes(doing, began, ended, resolution):
-            span.add(doing, began, ended)
-            return None
-        self.span = _Span(doing, began, ended)
-        return span
-
-
-class _Track:
-    """A stage in a worker.
-
-    Args:
-      sort: where its first lane stands among all: the plan's order, then that of the shards.
-      pid: what viewers take for a process, under which it stands: this one's is 1, that of host n is n + 2.
-    """
-
-    def __init__(self, name: str, sort: int, pid: int) -> None:
-        self.name = name
-        self.pid = pid
-        self._sort = sort
-        self.lanes: list[_TraceThread] = []
-
-    def names(self, at: int) -> Iterator[Event]:
-        """Yield the events that name lane number `at`."""
-        number = self.lanes[at].number
-        name = self.name if at == 0 else f"{self.name} #{at + 1}"
-        sort = {"sort_index": self._sort + at}
-        yield {"ph": "M", "name": "thread_name", "pid": self.pid, "tid": number, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": self.pid, "tid": number, "args": sort}
-
-
-class _Resolution:
-    """How long a span is at least, so that no more than `EVENTS_PER_S` come, in the long run."""
-
-    def __init__(self) -> None:
-        self.seconds = FINEST_S
-        self._since = float("-inf")
-        self._events = 0
-
-    def count(self, events: int, now: float) -> None:
-        self._events += events
-        if now - self._since >= 1.0:
-            if self._events < EVENTS_PER_S / 4:
-                self.seconds = max(FINEST_S, self.seconds / 2)
-            self._since, self._events = now, 0
-        elif self._events >= EVENTS_PER_S:
-            self.seconds = min(COARSEST_S, self.seconds * 2)
-            self._since, self._events = now, 0
-
-
-class _Counters:
-    """How full the channels are, how fast the consumer is, and how much of its time it waits."""
-
-    def __init__(self, meters: Meters) -> None:
-        self._meters = meters
-        self._written: dict[str, dict[str, float]] = {}
-        self.counted_at = float("-inf")
-        self._items, self._waited = 0, 0.0
-
-    def read(self, now: float, ts: float) -> Iterator[Event]:
-        """Yield a counter event for each that has changed."""
-        for name, values in (*self._channels(), *self._consumer(now)):
-            if self._written.get(name) != values:
-                self._written[name] = values
-                yield {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": ts, "args": values}
-        self.counted_at = now
-
-    def _channels(self) -> list[tuple[str, dict[str, float]]]:
-        held: dict[str, float] = {}
-        for (name, _), meter in list(self._meters.channels.items()):
-            held[name] = held.get(name, 0) + meter.depth
-        return [(f"channel behind {name}", {"items": items}) for name, items in held.items()]
-
-    def _consumer(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
-        consumer = self._meters.consumer
-        waited = consumer.waited_until(now)
-        items, took = consumer.items, now - max(self.counted_at, consumer.opened_at)
-        if took > 0:
-            share = min(1.0, max(0.0, (waited - self._waited) / took))
-            yield "consumer waits", {"%": round(100 * share, 1)}
-            yield "consumer takes", {"items/s": round((items - self._items) / took, 1)}
-        self._items, self._waited = items, waited
-
-
-def _process(pid: int, name: str) -> Event:
-    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-
-
-def _span(lane: _TraceThread, span: _Span, us: Callable[[float], float]) -> Event:
-    """Return a span as an event; one of several segments is called after what took most of it."""
-    doing = max(span.seconds, key=lambda kind: span.seconds[kind])
-    name = NAMES[doing] if len(span.seconds) == 1 else f"mostly {NAMES[doing]}"
-    began = us(span.began)
-    dur = round(us(span.ended) - began, 3)
-    event: Event = {"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.number, "ts": began, "dur": dur}
-    if span.segments > 1:
-        spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in span.seconds.items()}
-        event["args"] = {"stretches": span.segments, **spent}
-    return event
-
-
-Event: TypeAlias = "dict[str, Any]"
-
-
-FLUSH_BYTES = 64 << 10
+        self.end = ended
+        self.segments += 1
+        return True
 
 
 END = b"\n]\n"
 
 
-def previous_of(path: Path) -> Path:
-    """Return where a full file goes: "run.previous.json"."""
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
-
-
 class TraceFile:
-    """Not thread-safe.
+    """The file, which becomes the previous one when it is full. Not thread-safe.
 
     Args:
-      most_bytes: of one file; there are two at the most.
-      heads: gives the events that each file begins with: what names the tracks.
+      most_bytes: of one file; there are two at the most. What names the tracks, each begins with.
 
     Raises:
       OSError: from each method: it can't be made, or written.
     """
 
-    def __init__(self, path: Path, most_bytes: int, heads: Callable[[], Iterable[Event]]) -> None:
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self.previous = path.with_name(f"{path.stem}.previous{path.suffix}")
         self._path = path
         self._most = most_bytes
-        self._heads = heads
-        self._parts: list[bytes] = []
+        self._names: list[Event] = []
+        self._waiting = bytearray()
         self._begin()
 
     def write(self, event: Event) -> None:
         """Take one event; it is in the file after the next `flush`, or sooner."""
-        if self._events and self._written + self._waiting > self._most:
+        if event["ph"] == "M":
+            self._names.append(event)
+        elif self._events and self._written + len(self._waiting) > self._most:
             self.close()
-            self._path.replace(previous_of(self._path))
+            self._path.replace(self.previous)
             self._begin()
             self.flush()
-        self._events += 1
         self._put(event)
-        if self._waiting > FLUSH_BYTES:
+        if len(self._waiting) > FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits. A write that fails leaves the file as it was."""
-        data = b"".join(self._parts)
-        self._parts.clear()
-        self._waiting = 0
+        data, self._waiting = self._waiting, bytearray()
         self._append(data)
 
     def close(self) -> None:
@@ -428,27 +346,24 @@ class TraceFile:
 
     def give_up(self) -> None:
         """Close after a write that failed: with an end if there is room for so much."""
-        self._parts.clear()
-        if not self._file.closed:
-            with suppress(OSError):
-                self._append(END)
-            with suppress(OSError):
-                self._file.close()
+        self._waiting.clear()
+        with suppress(OSError, ValueError):  # ValueError: it is closed
+            self._append(END)
+        with suppress(OSError):
+            self._file.close()
 
     def _begin(self) -> None:
         self._file = FileIO(self._path, "w")
-        self._written = self._waiting = self._events = 0
-        self._first = True
-        for head in self._heads():
-            self._put(head)
+        self._waiting = bytearray()
+        self._written = self._events = 0
+        for event in self._names:
+            self._put(event)
 
     def _put(self, event: Event) -> None:
-        part = (b"[\n" if self._first else b",\n") + msgspec.json.encode(event)
-        self._first = False
-        self._parts.append(part)
-        self._waiting += len(part)
+        self._waiting += (b",\n" if self._written or self._waiting else b"[\n") + msgspec.json.encode(event)
+        self._events += event["ph"] != "M"
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes | bytearray) -> None:
         rest = memoryview(data)
         try:
             while rest:

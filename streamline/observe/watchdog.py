@@ -1,9 +1,9 @@
 """The watchdog: logs what a consumer waits for that has waited too long, and which function holds its event loop.
 
-Its clock runs only while the consumer waits: one that trains for an hour is no stall, nor is a paused stream. It logs
-at the limit, and again at twice, four times, … of it. It costs nothing per item.
+Its clock runs only while the consumer waits: an hour of training is no stall, nor is a paused stream. It logs at the
+limit, and again at twice, four times, … of it. It costs nothing per item.
 
-In a plain loop the consumer's own thread looks at the clock, so that it can also see what holds the event loop's. In
+In a plain loop the consumer's own thread checks the clock, so it can also see what holds the event loop's thread. In
 an async loop a task sleeps until the limit; while the loop is held it can't run, and reports that afterwards.
 """
 
@@ -26,8 +26,9 @@ import anyio
 
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
+from streamline.core.options import check_seconds
 from streamline.core.session import Awaited, Session
-from streamline.errors import PlanError, PlanTypeError, printable
+from streamline.errors import printable
 from streamline.observe.verdict import way_out
 
 __all__ = ["STALL_S", "HoldHint", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
@@ -72,7 +73,7 @@ MOST_SHARDS = 3
 
 
 OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars", "sniffio")
-"""Modules whose frames are not what a person looks for."""
+"""Modules whose frames are no user's."""
 
 
 STDLIB = sysconfig.get_paths()["stdlib"]
@@ -85,12 +86,8 @@ def check_stall(stall_s: object) -> None:
       PlanTypeError: it is no number.
       PlanError: it is no positive, finite one.
     """
-    if stall_s is None:
-        return
-    if isinstance(stall_s, bool) or not isinstance(stall_s, int | float):
-        raise PlanTypeError(f".open(stall_s=) is in seconds, or None, got {type(stall_s).__name__} {stall_s!r}")
-    if not 0 < stall_s < math.inf:
-        raise PlanError(f".open(stall_s=) is more than 0 and finite, or None for no watchdog, got {stall_s}")
+    if stall_s is not None:
+        check_seconds(".open(stall_s=) (or None, for no watchdog)", stall_s)
 
 
 @dataclass(frozen=True)
@@ -124,12 +121,12 @@ class Watched:
         busy = [meter for meter in list(self.session.meters.stages.values()) if meter.since is not None]
         last = [meter for meter in busy if meter.name in self.after_merge]
         if last:
-            return f"behind the merge, {_at_work(_oldest(last), now)}"
+            return f"after the merge, {_at_work(_oldest(last), now)}"
         if self.session.other_ranks:
             return f"waiting for {self.session.other_ranks}"
         awaited = [] if self.session.awaited is None else self.session.awaited()
         if not awaited:
-            return "nothing that is counted is at work, and the merge waits for nobody"
+            return "nothing that is counted is at work, and the merge waits for no worker"
         names = ", ".join(str(worker.shard) for worker in awaited[:MOST_SHARDS])
         more = f" and {len(awaited) - MOST_SHARDS:,} more" if len(awaited) > MOST_SHARDS else ""
         whose = f"shard {names} (the merge's turn)" if len(awaited) == 1 else f"any of the shards {names}{more}"
@@ -146,7 +143,7 @@ class Watched:
             if meter.shard == worker.shard and meter.name not in self.after_merge and meter not in reader
         ] or reader
         where = worker.state.where()
-        at = f", behind {where}" if where else ""
+        at = f", after {where}" if where else ""
         if not mine:
             host = self._host(worker.shard)
             if host is not None and not host.alive:

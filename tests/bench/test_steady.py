@@ -25,7 +25,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_clock")
-def test_all_items_count_as_though_they_had_come_like_those_behind_the_first_delivery() -> None:
+def test_all_items_count_as_though_they_had_come_like_those_after_the_first_delivery() -> None:
     assert steady.consume(DELIVERIES, read) == Tally(5, 15, seconds=2 * 5 / 3)
 
 

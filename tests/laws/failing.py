@@ -1,16 +1,27 @@
-"""Steps on which user code fails for some items, by content: in every resume it is the same ones."""
+"""Steps on which user code fails for some items, by content (in every resume the same), and runs that skip them."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio.lowlevel
 from hypothesis import strategies as st
 
+import streamline as sl
+from streamline.backends.base import Backend
+from streamline.pipeline import Pipeline
+from streamline.testing.changes import changed
+from streamline.testing.copying_backend import Copying
+from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, each, number
+from tests.kit import AnyThreads
 
-__all__ = ["failing_steps"]
+__all__ = ["BACKENDS", "SKIP", "AnyPipeline", "Runs", "failing_steps", "insist"]
 
 
 def check(item: Any) -> Any:
@@ -94,3 +105,66 @@ def failing_steps(draw: st.DrawFn) -> Step:
             ]
         )
     )
+
+
+AnyPipeline = Pipeline[Any]
+
+
+SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
+
+
+BACKENDS: list[Backend] = [sl.Inline(), Copying(2), AnyThreads(2)]
+
+
+class Runs:
+    """Runs of one pipeline in parts, that share a file of dead letters.
+
+    Args:
+      dice: of what may change between the parts, and of the backends; None: all is as it was, and inline.
+
+    Attributes:
+      items: what was delivered so far.
+      errors: items counted as skipped so far.
+    """
+
+    def __init__(self, letters: Path, dice: Random | None = None, **options: Any) -> None:
+        self.letters = letters
+        self._dice = dice
+        self.options = {**SKIP, "dead_letters": letters, **options}
+        self.items: list[Any] = []
+        self.errors = 0
+
+    def part(self, pipe: AnyPipeline, snapshot: sl.Snapshot | None, most: int | None, ahead: int = 0) -> sl.Snapshot:
+        """Deliver at most so many items more, and return the snapshot; the loop takes `ahead` more, that are lost."""
+        before, options = len(self.items), dict(self.options)
+        if self._dice is not None:
+            pipe, options["backend"] = changed(pipe, self._dice), self._dice.choice(BACKENDS)
+        with pipe.open(resume=snapshot, **options) as stream:
+            while most is None or len(self.items) < before + most:
+                try:
+                    self.items.append(next(stream))
+                except StopIteration:
+                    break
+            if ahead:
+                taken = stream.snapshot()
+            self.errors = stream.errors.total
+            for _ in range(ahead):
+                next(stream, None)
+        if not ahead:
+            taken = stream.snapshot()  # behind the block: of a live source, this one has all that was read
+        return taken
+
+    def lines(self, choosing: bool) -> Counter[tuple[Any, ...]]:
+        """Return what the letters say; which item was the n-th is open behind choices."""
+        keys = ["epoch", "shard", "stage", "n", "items"]
+        if not choosing:
+            keys += ["item", "message", "passes"]
+        paths = self.letters.parent.glob(f"{self.letters.stem}*.jsonl")
+        letters = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return Counter(tuple(str(letter[key]) for key in keys) for letter in letters)
+
+
+def insist(whole: Runs, parts: Runs, choosing: bool) -> None:
+    ExpectedItems(whole.items, choosing).insist_whole("Resume", "over all parts", [], parts.items)
+    assert parts.errors == whole.errors
+    assert parts.lines(choosing) == whole.lines(choosing)

@@ -1,13 +1,22 @@
-"""How many examples the property tests of this folder run: STREAMLINE_EXAMPLES multiplies them."""
+"""How large the property tests of this folder are: examples (STREAMLINE_EXAMPLES multiplies them), lists, bounds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+import streamline.core.channel
+import streamline.plan.plan
+import streamline.runtime.thread_bridge
+import streamline.transforms.completion_order
+import streamline.transforms.concurrent
+import streamline.transforms.map
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
@@ -34,3 +43,26 @@ def examples(count: int) -> Callable[[Any], Any]:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+@contextmanager
+def short(**constants: float) -> Iterator[None]:
+    """Let lists, segments and bounds be so small that a few items reach them."""
+    places: dict[str, list[Any]] = {
+        "LIST_ITEMS": [
+            streamline.core.channel,
+            streamline.transforms.concurrent,
+            streamline.transforms.completion_order,
+        ],
+        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.runtime.thread_bridge],
+        "QUICK_ITEM_S": [streamline.core.channel],
+        "READ_AHEAD_ITEMS": [streamline.plan.plan],
+        "SEGMENT_ITEMS": [streamline.transforms.completion_order],
+        "AHEAD": [streamline.transforms.map],
+        "WAITING_ITEMS": [streamline.transforms.map],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            for module in places[name]:
+                patch.setattr(module, name, value)
+        yield

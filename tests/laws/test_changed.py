@@ -23,8 +23,7 @@ from streamline.testing.copying_backend import Copying
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.scripted import YIELD, scripted
 from streamline.testing.subjects import PipelineSubject, opened, read, run
-from tests.laws.stages import erratic, fan, pairs
-from tests.laws.test_choosing import REWINDING, best_effort, unordered
+from tests.laws.stages import REWINDING, best_effort, erratic, fan, pairs, unordered
 
 Pipe = Pipeline[Any]
 
@@ -141,7 +140,7 @@ def stopped(pipe: Pipe, count: int) -> tuple[list[Any], sl.Snapshot]:
         return [next(stream) for _ in range(count)], older(stream.snapshot())
 
 
-def test_an_older_strict_snapshot_is_refused_under_best_effort_where_a_stage_reads_again() -> None:
+def test_an_older_strict_snapshot_is_refused_by_best_effort_where_a_stage_rereads() -> None:
     pipe = sl.from_items(range(12)).shard(3)
     strict, choosing = pipe.merge().shuffle(window=4), pipe.merge("best_effort").shuffle(window=4)
     items, snapshot = stopped(strict, 2)
@@ -152,7 +151,7 @@ def test_an_older_strict_snapshot_is_refused_under_best_effort_where_a_stage_rea
     assert sorted(items + list(choosing.open(resume=snapshot).sync_stream())) == list(range(12))
 
 
-def test_an_older_snapshot_is_refused_with_a_wait_for_batches_where_a_stage_reads_them_again() -> None:
+def test_an_older_snapshot_is_refused_with_a_batch_wait_where_a_stage_reads_again() -> None:
     pipes = [sl.from_items(range(12)).batch(2, collate=None, max_wait_s=wait).shuffle(window=3) for wait in (None, 1)]
     _, snapshot = stopped(pipes[0], 2)
     with pytest.raises(ResumeError, match=r"batch: 'shuffle' .* resume with max_wait_s=None"):

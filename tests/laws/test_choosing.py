@@ -23,30 +23,7 @@ from streamline.testing.laws import atoms
 from streamline.testing.scripted import YIELD, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, read, run
 from tests.laws.profile import SEEDS, seeded
-from tests.laws.stages import erratic, fan, odd, pairs, twice
-
-
-def unordered(pipe: Pipeline[Any], concurrency: int = 4) -> Pipeline[Any]:
-    return pipe.map(erratic, concurrency=concurrency, ordered=False)
-
-
-def best_effort(pipe: Pipeline[Any]) -> Pipeline[Any]:
-    return pipe.merge("best_effort", max_skips_per_round=2, max_lead=3)
-
-
-REWINDING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
-    "flat_map": lambda pipe: pipe.flat_map(fan),
-    "shuffle": lambda pipe: pipe.shuffle(window=4),
-    "unordered map": unordered,
-    "buckets": lambda pipe: pipe.bucket_by_length([1, 4], [3, 2, 1], length=lambda item: item % 7, collate=None),
-    "batch": lambda pipe: pipe.batch(3, collate=None),
-    "unbatch": lambda pipe: pipe.batch(3, collate=None).unbatch(),
-    "custom": lambda pipe: pipe.through(pairs),
-    "custom without a state": lambda pipe: pipe.through(twice),
-    "custom that drops": lambda pipe: pipe.through(odd),
-    "filter and shuffle": lambda pipe: pipe.filter(lambda item: item % 3 == 0).shuffle(window=3),
-    "shuffles of different windows": lambda pipe: pipe.shuffle(window=3).shuffle(window=5).shuffle(window=2),
-}
+from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
 
 @pytest.mark.parametrize(("name", "seed"), seeded(REWINDING))

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,45 +13,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import streamline.core.channel
-import streamline.plan.plan
-import streamline.runtime.thread_bridge
-import streamline.transforms.completion_order
-import streamline.transforms.concurrent
-import streamline.transforms.map
 from streamline.pipeline import Pipeline
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
-from tests.laws.profile import examples
+from tests.laws.profile import examples, short
 
 seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
-
-
-@contextmanager
-def short(**constants: float) -> Iterator[None]:
-    """Let lists, segments and bounds be so small that a few items reach them."""
-    places: dict[str, list[Any]] = {
-        "LIST_ITEMS": [
-            streamline.core.channel,
-            streamline.transforms.concurrent,
-            streamline.transforms.completion_order,
-        ],
-        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.runtime.thread_bridge],
-        "QUICK_ITEM_S": [streamline.core.channel],
-        "READ_AHEAD_ITEMS": [streamline.plan.plan],
-        "SEGMENT_ITEMS": [streamline.transforms.completion_order],
-        "AHEAD": [streamline.transforms.map],
-        "WAITING_ITEMS": [streamline.transforms.map],
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in constants.items():
-            for module in places[name]:
-                patch.setattr(module, name, value)
-        yield
 
 
 @pytest.mark.timeout(600)

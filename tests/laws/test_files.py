@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -28,11 +24,9 @@ from streamline.sources import interleave
 from streamline.testing.checks import check_resume
 from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
-from tests.file_kit import PACK
-from tests.io.formats.archives import archive
 from tests.laws.files import Case, cases, number_of
-from tests.laws.profile import examples
-from tests.laws.test_compositions import short
+from tests.laws.profile import examples, short
+from tests.laws.written import ENDS
 
 seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
@@ -153,48 +147,6 @@ def few(folder: Path, read: Any) -> list[Path]:
 
 
 # A finished file is not opened again ---------------------------------------------------------------------------------
-
-
-def as_npz(values: list[int]) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, x=np.array(values))
-    return file.getvalue()
-
-
-def as_table(values: list[int], *, stream: bool = False, parquet: bool = False) -> bytes:
-    table, file = pa.table({"id": values}), io.BytesIO()
-    if parquet:
-        pq.write_table(table, file, row_group_size=3)
-        return file.getvalue()
-    with (ipc.new_stream if stream else ipc.new_file)(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
-    return file.getvalue()
-
-
-def as_tar(values: list[int]) -> bytes:
-    return archive([(f"{value}.txt", b"x") for value in values])
-
-
-def packed_lines(values: list[int], pack: Callable[[bytes], bytes]) -> bytes:
-    return pack(as_lines(values))
-
-
-def as_lines(values: list[int]) -> bytes:
-    return b"".join(b"%d\n" % value for value in values)
-
-
-ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
-    **{f"lines, {kind}": (sl.read_lines, partial(packed_lines, pack=pack)) for kind, (_, pack) in PACK.items()},
-    "jsonl, gzip": (sl.read_jsonl, lambda values: gzip.compress(as_lines(values))),
-    "csv, gzip": (partial(sl.read_csv, header=["id"]), lambda values: gzip.compress(as_lines(values))),
-    "tar": (sl.read_tar, as_tar),
-    "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
-    "npz": (sl.read_npy, as_npz),
-    "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
-    "arrow": (sl.read_arrow, as_table),
-    "arrow stream": (sl.read_arrow, partial(as_table, stream=True)),
-}
-"""Formats that tell when an item is its file's last one: of plain text, only the next block does."""
 
 
 @pytest.mark.parametrize("kind", ENDS)

@@ -34,9 +34,8 @@ from streamline.testing.laws import atoms
 from streamline.testing.steps import batches, maps, prefetches, shuffles
 from tests.laws.files import number_of
 from tests.laws.profile import examples
-from tests.laws.test_files import ENDS, as_lines
-from tests.laws.test_files_http import breaking
-from tests.serving import Server, serving
+from tests.laws.written import ENDS, as_lines
+from tests.serving import Server, breaking, serving
 
 FILES, ITEMS, FEW = 4, 1200, 30
 

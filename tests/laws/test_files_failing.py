@@ -24,11 +24,9 @@ from streamline.testing.copying_backend import Copying
 from streamline.testing.laws import ExpectedItems, same
 from streamline.testing.oracle import Oracle
 from streamline.testing.steps import steps
-from tests.laws.failing import failing_steps
+from tests.laws.failing import Runs, failing_steps, insist
 from tests.laws.files import Case, cases
-from tests.laws.profile import examples
-from tests.laws.test_across import Runs, insist
-from tests.laws.test_compositions import short
+from tests.laws.profile import examples, short
 from tests.laws.written import BROKEN, Broken, Written
 
 seeds = st.integers(0, 1000)

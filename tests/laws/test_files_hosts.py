@@ -11,8 +11,7 @@ import pytest
 import streamline as sl
 from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
-from tests.laws.test_files_http import PATIENT, breaking
-from tests.serving import Server, serving
+from tests.serving import PATIENT, Server, breaking, serving
 
 RECORDS = [{"id": number, "text": "\u00f6" * (number % 3)} for number in range(14)]
 

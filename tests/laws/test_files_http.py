@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -28,46 +26,17 @@ from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
 from tests.laws.files import GRAINS, Case, cases
 from tests.laws.profile import examples
-from tests.serving import Behaviour, Request, Server, serving
+from tests.serving import PATIENT, Server, breaking, serving
 
 seeds = st.integers(0, 1000)
 parts = st.sampled_from([None, 60, 500, 5000])
 """Bytes that one request asks for; None: as ever."""
-
-PATIENT = sl.HttpOptions(retries=30)
-"""Of two answers one is broken: so many in a row are no accident."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving() as made:
         yield made
-
-
-def breaking(seed: int, share: float) -> Behaviour:
-    """Return what breaks that share of the answers: cut off or reset anywhere, busy, without ranges, in chunks."""
-    dice = Random(seed)
-
-    async def answer(server: Server, request: Request, writer: asyncio.StreamWriter) -> None:
-        if dice.random() >= share:
-            await server.serve(server, request, writer)
-            return
-        cut = dice.randrange(len(server.objects.get(request.path, b"")) + 1)
-        kind = dice.randrange(6)
-        if kind == 0:
-            await server.status(server, request, writer, code=dice.choice(["503 Busy", "500 Broken", "429 Slow"]))
-        elif kind == 1:
-            await server.reset(server, request, writer, cut=cut)
-        elif kind == 2:
-            await server.serve(server, request, writer, ranges=False, cut=dice.choice([cut, None]))
-        elif kind == 3:
-            await server.serve(server, request, writer, at_most=1 + cut)
-        elif kind == 4:
-            await server.serve(server, request, writer, chunked=True)
-        else:
-            await server.serve(server, request, writer, cut=cut)
-
-    return answer
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def test_progress_before_an_input_that_is_unfolded_again_keeps_the_place_in_it()
     assert run(work) == ([30, -30, 0], [-30, 0])
 
 
-def test_a_custom_stage_may_be_resumed_with_another_number_of_inputs_between_its_copies() -> None:
+def test_a_custom_stage_resumes_with_another_number_of_inputs_between_its_copies() -> None:
     def every(inputs: int) -> PipelineSubject:
         return PipelineSubject(scripted(range(12)).through(sl.stage(state=dict, snapshot_every=inputs)(pairs.fn)))
 

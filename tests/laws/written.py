@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from streamline.io.formats.whole_files import WholeFile
 from streamline.pipeline import Pipeline
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
+from tests.io.formats.archives import archive
 
 __all__ = ["BROKEN", "FORMATS", "Broken", "Format", "Written", "numbered"]
 
@@ -304,3 +307,45 @@ def numbered(sizes: Sequence[int]) -> Iterator[range]:
     for size in sizes:
         yield range(at, at + size)
         at += size
+
+
+def as_npz(values: list[int]) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.array(values))
+    return file.getvalue()
+
+
+def as_table(values: list[int], *, stream: bool = False, parquet: bool = False) -> bytes:
+    table, file = pa.table({"id": values}), io.BytesIO()
+    if parquet:
+        pq.write_table(table, file, row_group_size=3)
+        return file.getvalue()
+    with (ipc.new_stream if stream else ipc.new_file)(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return file.getvalue()
+
+
+def as_tar(values: list[int]) -> bytes:
+    return archive([(f"{value}.txt", b"x") for value in values])
+
+
+def packed_lines(values: list[int], pack: Callable[[bytes], bytes]) -> bytes:
+    return pack(as_lines(values))
+
+
+def as_lines(values: list[int]) -> bytes:
+    return b"".join(b"%d\n" % value for value in values)
+
+
+ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
+    **{f"lines, {kind}": (sl.read_lines, partial(packed_lines, pack=pack)) for kind, (_, pack) in PACK.items()},
+    "jsonl, gzip": (sl.read_jsonl, lambda values: gzip.compress(as_lines(values))),
+    "csv, gzip": (partial(sl.read_csv, header=["id"]), lambda values: gzip.compress(as_lines(values))),
+    "tar": (sl.read_tar, as_tar),
+    "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
+    "npz": (sl.read_npy, as_npz),
+    "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
+    "arrow": (sl.read_arrow, as_table),
+    "arrow stream": (sl.read_arrow, partial(as_table, stream=True)),
+}
+"""Formats that tell when an item is its file's last one: of plain text, only the next block does."""

@@ -275,6 +275,6 @@ def test_a_table_is_aligned_and_has_units(clock: Clock) -> None:
         "0 items in 10.00 s (0.0 items/s); the consumer waits 0 % of its time",
         "stage        at once   items  errors  items/s    bytes  busy  no input  no room",
         "map(decode)        1  12,345       2    1,234  49.4 kB  50 %       0 %      0 %",
-        "channel behind  channels  items  held now  peak  capacity",
-        "decode                 1      0         0     0         8",
+        "channel after  channels  items  held now  peak  capacity",
+        "decode                1      0         0     0         8",
     ]

@@ -24,7 +24,7 @@ from streamline.core.counters import Detail
 from streamline.errors import PlanTypeError
 from streamline.observe import progress
 from streamline.observe.figures import ChannelStats, StageStats
-from streamline.observe.progress import Progress, bars, clock, console_of, figures, summary
+from streamline.observe.progress import Progress, clock, console_of, summary
 from streamline.observe.stats import Stats
 
 LONGEST_S = 200.0
@@ -260,17 +260,13 @@ def test_a_log_line_now_and_then_instead(caplog: pytest.LogCaptureFixture, monke
 
 
 def drawn(stats: Stats, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
-    lines = progress._Lines(lambda: stats, progress.Rate(), 2)
-    with console.capture() as capture:
-        console.print(lines)
-    return [line.rstrip() for line in ESCAPES.sub("", capture.get()).splitlines()]
+    return progress.lines(stats, None, 2, width - 1).plain.splitlines()
 
 
 def test_figures_channels_and_the_verdict_have_a_line_each() -> None:
     assert drawn(BUSY, 160) == [
         "12,345,678 items  92,825/s avg  waits 15%  3 skipped  0:02:13  epoch 2",
-        "read_jsonl ━━━━━━── 78%  fetch_the_remote_do… ━───────  8%  worker ────────  0%",
+        "read_jsonl ━━━━─ 78%  fetch_the_r… ─────  8%  worker ─────  0%",
         "map(decode) limits: concurrency=8 may give up to 1.9 x as much",
     ]
 
@@ -292,23 +288,17 @@ def test_a_narrow_terminal_gets_what_fits(width: int) -> None:
 
 def test_what_isnt_there_has_no_line() -> None:
     assert drawn(Stats(elapsed_s=0.0, items=0, consumer_wait_s=0.0), 80) == ["0 items  waits 0%  0:00:00  epoch 2"]
-    assert not any("skipped" in part.plain for part in figures(Stats(elapsed_s=1, items=1, consumer_wait_s=0), 1.0, 0))
-
-
-def test_many_channels_are_counted_where_they_dont_fit() -> None:
-    many = [ChannelStats(name=f"channel number {number}", depth=1, capacity=2) for number in range(12)]
-    parts = [part.plain for part in bars(many, 60)]
-    assert parts[-1] == f"+{12 - len(parts) + 1}"
-    assert sum(map(len, parts)) + 2 * len(parts) - 2 <= 60
+    assert "skipped" not in drawn(Stats(elapsed_s=1, items=1, consumer_wait_s=0), 80)[0]
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    rate = progress.Rate()
-    assert rate.add(0.0, 0) is None
-    assert rate.add(1.0, 100) == 100
-    for second in range(2, 10):
-        last = rate.add(float(second), 100 + (second - 1) * 10)
-    assert last == pytest.approx(10)
+    counts = [(0.0, 0), (1.0, 100), *((float(second), 100 + (second - 1) * 10) for second in range(2, 10))]
+    stats = iter([Stats(elapsed_s=at, items=items, consumer_wait_s=0.0) for at, items in counts])
+    shown, console = Progress(lambda: next(stats)), Console(width=80)
+    first, second, *_, last = [shown._lines(console).plain.splitlines()[0] for _ in counts]
+    assert "now" not in first
+    assert "  100/s now  " in second
+    assert "  10/s now  " in last
 
 
 def test_durations_are_read_as_clocks_show_them() -> None:

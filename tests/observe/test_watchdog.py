@@ -76,11 +76,11 @@ def test_it_names_the_worker_whose_turn_it_is_its_stage_and_its_place() -> None:
     with stage_at_work(session, "fetch", "map", 3, 71.0), stage_at_work(session, "other", "map", 2, 1.0):
         assert watched.report(100.0) == (
             "waiting for shard 3 (the merge's turn): map(fetch) has been in one call for 29 s, "
-            "behind file part-003.jsonl, line 17, byte 4711"
+            "after file part-003.jsonl, line 17, byte 4711"
         )
     with stage_at_work(session, "fetch", "map", 3, 71.0), stage_at_work(session, "load", "map", 3, 60.0, 64):
         assert "map(load) has been in up to 64 calls for 40 s" in watched.report(100.0)
-    assert "nothing in it is at work, behind file part-003" in watched.report(100.0)
+    assert "nothing in it is at work, after file part-003" in watched.report(100.0)
 
 
 def test_a_source_that_brings_nothing_is_said_to() -> None:
@@ -88,7 +88,7 @@ def test_a_source_that_brings_nothing_is_said_to() -> None:
     session.awaited = lambda: [Awaited(0, At("feed", 5))]
     with stage_at_work(session, "feed", "from_iterable", 0, 70.0):
         said = Watched(session, "feed").report(100.0)
-    assert "from_iterable(feed) has brought nothing for 30 s, behind item 5 of feed" in said
+    assert "from_iterable(feed) has brought nothing for 30 s, after item 5 of feed" in said
 
 
 def test_a_quiet_feed_is_named_whichever_worker_waits_for_it() -> None:
@@ -116,7 +116,7 @@ def test_active_stages_downstream_of_the_merge_come_first() -> None:
     session.awaited = lambda: [Awaited(0, At("items", 0))]
     with stage_at_work(session, "fetch", "map", 0, 10.0), stage_at_work(session, "stack", "batch", 0, 95.0):
         said = Watched(session, "items", {"merge", "stack"}).report(100.0)
-    assert said == "behind the merge, batch(stack) has been in one call for 5 s"
+    assert said == "after the merge, batch(stack) has been in one call for 5 s"
 
 
 def test_long_waits_are_read_at_a_glance() -> None:
@@ -131,7 +131,7 @@ def test_a_failing_report_ends_nothing() -> None:
     session = Session()
     session.awaited = lambda: 1 / 0  # type: ignore[assignment]
     assert Watched(session, "items").report(0.0) == "what for can't be told (ZeroDivisionError: division by zero)"
-    assert "the merge waits for nobody" in Watched(Session(), "items").report(0.0)
+    assert "the merge waits for no worker" in Watched(Session(), "items").report(0.0)
 
 
 # Plain loops --------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_paused_stream_is_no_stall(log: Log) -> None:
 
     Patience(Watched(session, "items"), STALL_S).wait(take, None, None)
     assert len(log.said) == 1
-    assert looks == 5  # two in the pause, then one that begins anew, and one behind the look at the loop
+    assert looks == 5  # two in the pause, then one that begins anew, and one after the look at the loop
 
 
 def test_ctrl_c_comes_out_of_a_watched_wait() -> None:
@@ -333,13 +333,15 @@ async def test_an_async_loop_logs_what_it_waits_for(log: Log) -> None:
 
 @pytest.mark.parametrize("stall_s", [0, -1, math.inf, math.nan])
 def test_a_limit_is_a_time(stall_s: float) -> None:
-    with pytest.raises(PlanError, match=r"\.open\(stall_s=\) is more than 0 and finite, or None for no watchdog"):
+    with pytest.raises(
+        PlanError, match=r"\.open\(stall_s=\) \(or None, for no watchdog\) is a finite number of seconds"
+    ):
         sl.from_items(range(3)).open(stall_s=stall_s)
 
 
 @pytest.mark.parametrize("stall_s", ["30", True])
 def test_a_limit_is_a_number(stall_s: Any) -> None:
-    with pytest.raises(PlanTypeError, match=r"\.open\(stall_s=\) is in seconds, or None, got"):
+    with pytest.raises(PlanTypeError, match=r"\.open\(stall_s=\) \(or None, .*\) is a number of seconds, got"):
         sl.from_items(range(3)).open(stall_s=stall_s)
 
 

@@ -48,7 +48,7 @@ def test_without_a_merge_everything_behind_the_shard_is_the_workers() -> None:
     assert isinstance(plan.merge, Strict)
 
 
-def test_without_a_shard_what_acts_on_the_index_does_so_up_to_the_first_that_does_not() -> None:
+def test_without_a_shard_stages_act_on_the_index_up_to_the_first_that_does_not() -> None:
     plan = items().shuffle().take(9).map(double).take(3).plan
     assert (kinds(plan.before), kinds(plan.worker)) == (["shuffle", "take"], ["map", "take"])
     assert plan.shard.num_shards == 1
@@ -127,7 +127,7 @@ def test_operations_on_the_index_apply_in_the_order_in_which_they_are_written() 
     assert whole([Repeat[Any](name="r", times=2), Take[Any](name="t", count=5)], 3) == [0, 1, 2, 0, 1]
 
 
-def test_a_shuffle_before_a_repeat_differs_from_pass_to_pass_and_one_behind_it_does_not_end_one() -> None:
+def test_a_shuffle_before_a_repeat_differs_by_pass_and_one_after_it_ends_none() -> None:
     shuffle, repeat = IndexShuffle[Any](name="x", seed=3), Repeat[Any](name="r", times=2)
     before = whole([shuffle, repeat], 20)
     assert sorted(before[:20]) == sorted(before[20:]) == list(range(20))

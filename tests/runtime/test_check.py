@@ -16,7 +16,7 @@ import streamline as sl
 from streamline.errors import CheckError, PlanError, PlanTypeError
 from streamline.io.storage import resolve as finding
 from streamline.runtime import check as rehearsal
-from tests.io.storage.test_cache import serving
+from tests.serving import serving_objects
 
 
 def write(folder: Path, count: int = 4, rows: int = 3, **extra: Any) -> str:
@@ -237,7 +237,7 @@ def test_many_problems_of_a_kind_are_cut_short(tmp_path: Path) -> None:
 
 def test_one_missing_among_many_urls_is_found(tmp_path: Path) -> None:
     objects = {f"/{at:03}.jsonl": b'{"a": 1}\n' * (at + 1) for at in range(20)}
-    with serving(objects) as server:
+    with serving_objects(objects) as server:
         report = sl.read_jsonl(f"{server.base}/{{000..020}}.jsonl").shard(4).check()
         assert whats(report) == ["listing"]
         assert "020.jsonl" in said(report)
@@ -250,7 +250,7 @@ def test_one_missing_among_many_urls_is_found(tmp_path: Path) -> None:
 def test_what_no_listing_has_looked_at_is_looked_at_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "MOST_ASKED", 0)
     objects = {f"/{at:03}.jsonl": b'{"a": 1}\n' * (at + 1) for at in range(20)}
-    with serving(objects) as server:
+    with serving_objects(objects) as server:
         report = sl.read_jsonl(f"{server.base}/{{000..021}}.jsonl").shard(4).check()
     assert (report.objects, report.bytes, report.unsized) == (22, sum(map(len, objects.values())), 2)
     assert whats(report) == ["reading", "reading"]

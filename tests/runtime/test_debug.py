@@ -110,7 +110,7 @@ class Seen:
         )
 
 
-def test_all_user_code_runs_in_the_calling_thread_in_order_and_not_before_it_is_needed() -> None:
+def test_all_user_code_runs_in_the_calling_thread_in_order_and_when_it_is_needed() -> None:
     seen = Seen()
     debugged = seen.pipe.debug()
     assert seen.calls == []

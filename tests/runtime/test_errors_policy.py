@@ -257,7 +257,7 @@ def test_the_last_items_of_a_stream_are_judged_too() -> None:
         assert len(items) <= 4
 
 
-def test_a_failed_stream_raises_too_many_for_ever_and_its_snapshot_resumes_with_a_larger_limit() -> None:
+def test_too_many_is_raised_for_ever_and_the_snapshot_resumes_with_a_larger_limit() -> None:
     pipe = sl.from_items(range(20)).map(odd_fails)
     with pipe.open(on_error="skip", max_errors=2) as stream:
         with pytest.raises(TooManyErrors):

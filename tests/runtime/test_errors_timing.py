@@ -142,7 +142,7 @@ def at_work(test: Test) -> None:
     run_on("asyncio", run)
 
 
-def test_what_is_skipped_at_a_workers_end_counts_at_the_next_item_though_all_is_there() -> None:
+def test_what_is_skipped_at_a_workers_end_counts_at_the_next_item() -> None:
     async def test(first: Worker, second: Worker, merge: StrictMerge[int]) -> None:
         first.gives()
         second.channel.finish()

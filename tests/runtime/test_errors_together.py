@@ -81,7 +81,7 @@ def test_what_a_stage_skipped_that_was_changed_counts_in_every_later_resume(
     assert len({letter[:3] for letter in letters(path)}) == len(letters(path))
 
 
-def test_what_was_skipped_ahead_of_the_end_of_a_pass_is_not_taken_for_what_the_next_one_skips(tmp_path: Path) -> None:
+def test_what_a_pass_skipped_beyond_its_end_is_not_taken_for_skips_of_the_next(tmp_path: Path) -> None:
     pipe = sl.from_items(range(30)).map(check_soon, concurrency=8).take(3).repeat(3)
     with pipe.open(**SKIP, dead_letters=tmp_path / "bad.jsonl") as stream:
         assert list(stream) == [0, 2, 3] * 3
@@ -89,7 +89,7 @@ def test_what_was_skipped_ahead_of_the_end_of_a_pass_is_not_taken_for_what_the_n
     assert letters(tmp_path / "bad.jsonl") == [(0, "check_soon", n, [n - 1], "1") for n in (1, 2, 3)]
 
 
-def test_a_snapshot_taken_by_a_signals_handler_while_errors_are_counted_disturbs_nothing(
+def test_a_snapshot_by_a_signals_handler_while_errors_are_counted_disturbs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler runs between any two steps of the consumer's thread; here it does in the middle of the writing."""
@@ -136,7 +136,7 @@ def test_ctrl_c_while_errors_are_counted_loses_no_dead_letter(tmp_path: Path, mo
     assert stream.errors.total
 
 
-def test_a_worker_whose_items_are_all_skipped_holds_a_strict_merge_up_no_longer_than_it_takes() -> None:
+def test_a_worker_whose_items_are_all_skipped_holds_a_strict_merge_up_no_longer() -> None:
     def odd(item: int) -> int:
         if item % 2 == 0:
             raise ValueError(item)

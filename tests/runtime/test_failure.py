@@ -230,7 +230,7 @@ def test_a_snapshot_behind_a_failure_resumes_behind_a_fix(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "unordered" in place])
-def test_a_snapshot_behind_a_failure_of_an_unordered_map_resumes_with_all_that_is_missing(place: str) -> None:
+def test_a_snapshot_after_a_failed_unordered_map_resumes_with_all_that_is_missing(place: str) -> None:
     trap = Trap(ValueError("bad sample"))
     pipe = PLACES[place](trap)
     seen = CONSUMERS["async with"](pipe)
@@ -258,7 +258,7 @@ def test_a_failure_of_one_worker_comes_at_its_place_in_strict_order(kind: str) -
 
 
 @pytest.mark.parametrize("skips", [0, 1, 3])
-def test_a_failure_of_one_worker_comes_out_of_a_best_effort_merge_behind_its_good_items(skips: int) -> None:
+def test_a_workers_failure_comes_out_of_a_best_effort_merge_after_its_good_items(skips: int) -> None:
     for consumer, consume in CONSUMERS.items():
         error = ValueError("bad sample")
         pipe = sl.from_items(range(LENGTH)).shard(4).map(Trap(error), name="load")
@@ -270,7 +270,7 @@ def test_a_failure_of_one_worker_comes_out_of_a_best_effort_merge_behind_its_goo
         assert seen.ends == [error] * 3, consumer
 
 
-def test_other_workers_items_that_strict_order_puts_first_are_delivered_before_a_failure_that_came_sooner() -> None:
+def test_items_that_strict_order_puts_first_are_delivered_before_an_earlier_failure() -> None:
     async def slow(item: int) -> int:
         if item % 2:
             for _ in range(20):
@@ -560,7 +560,7 @@ def test_items_read_and_never_reached_after_a_failure_are_few() -> None:
     assert counting.asked <= AT + 512
 
 
-def test_a_thread_that_still_runs_when_an_earlier_item_fails_is_waited_for_and_dropped() -> None:
+def test_a_thread_that_runs_when_an_earlier_item_fails_is_awaited_and_dropped() -> None:
     def slow(item: int) -> int:
         if item == 0:
             raise ValueError("bad")

@@ -114,7 +114,7 @@ def test_the_first_item_behind_a_slow_function_arrives_behind_few_calls(shape: s
 
 
 @pytest.mark.parametrize("shape", SLOW)
-def test_the_first_item_behind_a_slow_function_arrives_behind_few_calls_in_a_plain_loop(shape: str) -> None:
+def test_the_first_item_of_a_slow_function_arrives_after_few_calls_in_a_plain_loop(shape: str) -> None:
     slow = Slow(0.001)  # so long that it is of no account when this thread is given a turn: the GIL is kept for 5 ms
     with SLOW[shape](slow).open() as stream:
         next(stream)

@@ -575,7 +575,7 @@ def test_closing_a_plain_stream_ends_the_wait_of_whoever_pauses_it() -> None:
     assert not thread.is_alive()
 
 
-def test_a_timeout_while_it_is_entered_leaves_the_stream_running_and_snapshots_do_not_disturb_it(run: Run) -> None:
+def test_a_timeout_while_it_is_entered_leaves_the_stream_running(run: Run) -> None:
     async def test() -> None:
         calls = Calls()
         async with sl.from_items(range(40)).map(calls, concurrency=2).open() as stream:

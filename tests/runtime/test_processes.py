@@ -260,7 +260,7 @@ def test_an_exit_inside_the_loop_body_keeps_its_code(how: str, python: Python) -
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
-def test_a_loop_that_is_closed_without_cancelling_its_tasks_is_told_of_nothing_of_ours(
+def test_a_loop_closed_without_cancelling_its_tasks_hears_of_nothing_of_ours(
     options: tuple[str, ...], python: Python
 ) -> None:
     script = (

@@ -190,7 +190,7 @@ def test_what_was_accepted_is_not_asked_for_again_but_stays_in_the_list_to_copy(
     assert text.endswith('all that can be: accept=["batch.size", "take.added"]')
 
 
-def test_where_something_can_not_be_accepted_nothing_is_offered_that_would_not_open_the_plan() -> None:
+def test_nothing_is_offered_for_acceptance_that_would_not_open_the_plan() -> None:
     theirs = source().shard(2).merge().batch(2, collate=None)
     text = refused(source().shard(3).merge().batch(4, collate=None), theirs)
     assert "  - batch 'batch' (size=2" in text

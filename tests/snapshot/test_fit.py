@@ -156,7 +156,7 @@ def test_another_size_of_batch_loses_and_doubles_nothing(take: int) -> None:
 
 
 @pytest.mark.parametrize("take", range(0, 30, 4))
-def test_stages_may_be_renamed_under_shards_and_behind_the_merge_and_swap_their_names(take: int) -> None:
+def test_stages_may_be_renamed_before_and_after_the_merge_and_swap_their_names(take: int) -> None:
     def pipe(*names: str) -> Pipeline[Any]:
         a, b, c, d = names
         pipe = sl.from_items(range(30), name=a).shard(3).take(9, name=b).map(noisy, seed=1, name="n")
@@ -304,7 +304,7 @@ def test_the_factory_of_an_iterable_and_a_seeded_function_are_looked_at_too() ->
         assert rest(pipe(9), snapshot) == list(range(10, 18))
 
 
-def test_a_snapshot_of_another_python_is_resumed_and_its_code_compared_from_the_next_one_on() -> None:
+def test_a_snapshot_of_another_python_resumes_and_code_is_compared_from_the_next_on() -> None:
     """Bytecode is another one there, so its hashes say nothing: a warning at each upgrade would teach nobody."""
     pipe = sl.from_items(range(20)).shard(2).map(noisy, seed=1).shuffle(window=3).merge().filter(odd)
     whole, (head, snapshot) = list(pipe), some(pipe, 3)

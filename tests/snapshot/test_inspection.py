@@ -82,7 +82,7 @@ def test_the_plan_has_a_stage_a_line_with_its_options() -> None:
     ]
 
 
-def test_each_shard_has_its_count_its_place_and_its_stages_and_the_next_one_is_marked() -> None:
+def test_each_shard_has_its_count_place_and_stages_and_the_next_one_is_marked() -> None:
     shown = lines(SNAPSHOT)
     assert "1 1,200 data/a.jsonl, line 1,817, byte 120,400 shuffle: window 3" in shown
     assert "next > 3 34 data/b.jsonl, line 35, byte 402 shuffle: window 0" in shown

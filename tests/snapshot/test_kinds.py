@@ -262,7 +262,7 @@ def test_no_kind_of_source_or_stage_is_missing_here(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::streamline.errors.CodeChangedWarning")
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_snapshot_of_any_source_resumed_over_this_one_is_exact_or_says_what_it_is_of(
+def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
     name: str, folder: Path, snapshots: dict[str, list[sl.Snapshot]]
 ) -> None:
     pipe = SOURCES[name](folder)
@@ -283,7 +283,7 @@ def test_a_snapshot_of_any_source_resumed_over_this_one_is_exact_or_says_what_it
 
 
 @pytest.mark.parametrize("section", ["before", "workers", "after"])
-def test_a_snapshot_of_any_stages_resumed_by_any_others_is_exact_or_refused_with_a_way_out(section: str) -> None:
+def test_a_snapshot_resumed_by_any_other_stages_is_exact_or_refused_with_a_way_out(section: str) -> None:
     pipes, found = staged(section), set[str]()
     for other, theirs in pipes.items():
         snapshot = snapshot_of(theirs, 1 if other == "pack" else 3)

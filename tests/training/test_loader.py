@@ -480,7 +480,7 @@ def plain(state: State) -> State:
     return {**state, "version": 1, "snapshot": json.dumps(text, separators=(",", ":"))}
 
 
-def test_a_state_with_any_one_entry_changed_is_refused_and_one_of_the_version_before_is_not() -> None:
+def test_a_state_with_any_entry_changed_is_refused_and_the_former_version_is_not() -> None:
     loader = PIPE.loader()
     list(islice(loader, 2))
     state = loader.state_dict()

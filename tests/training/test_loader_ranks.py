@@ -48,7 +48,7 @@ def test_an_epoch_goes_on_on_another_number_of_ranks(of: int, to: int) -> None:
     assert sorted(found) == sorted(second) == list(range(24))
 
 
-def test_a_loader_that_is_older_than_its_trainers_processes_has_the_length_of_its_rank(
+def test_a_loader_older_than_its_trainers_processes_has_the_length_of_its_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """▲ Trainers that start their own processes are handed it before; its iterations found out, its length didn't."""

@@ -16,7 +16,7 @@ import streamline as sl
 from streamline.errors import PlanError
 from streamline.transfer.cuda import CudaCopier
 from streamline.transfer.pinned_ring import RingMover
-from tests.transfer.test_transfer import nested, odd_arrays
+from tests.transfer.arrays import nested, odd_arrays
 
 
 def test_arrays_of_any_layout_become_tensors_without_a_word() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,6 +22,7 @@ from streamline.transfer.cuda import Cuda, CudaCopier
 from streamline.transfer.pinned_ring import RingMover
 from streamline.transfer.stage import Transfer
 from streamline.transfer.torch_memory import _log_once
+from tests.transfer.arrays import Pair, Sample, nested, odd_arrays
 from tests.transfer.fake_torch import FakeTorch, Tensor
 
 
@@ -131,27 +132,6 @@ def test_a_pass_that_is_opened_ahead_goes_to_the_trainers_device(torch: FakeTorc
 
 # What arrives -------------------------------------------------------------------------------------------------------
 
-Pair = namedtuple("Pair", ["left", "right"])
-
-
-@dataclass(frozen=True)
-class Sample:
-    image: Any
-    label: str
-    weight: Any = field(init=False)  # which nobody sets
-
-
-def nested() -> dict[str, Any]:
-    return {
-        "list": [np.arange(3, dtype=np.int16), "name", None],
-        "tuple": (np.array([1.5], np.float32), 3),
-        "pair": Pair(np.array(True), {"deep": np.zeros((2, 0))}),
-        "sample": Sample(np.arange(6, dtype=np.uint8).reshape(2, 3), "a"),
-        "ordered": OrderedDict(z=np.array([65535], np.uint16), a=b"bytes"),
-        "frozen": MappingProxyType({3: np.array([7], np.int8)}),
-        "names": {("a", 1): ["b", None]},
-    }
-
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_arrays_become_tensors_wherever_they_are_and_all_else_stays(torch: FakeTorch, device: str) -> None:
@@ -203,27 +183,6 @@ def test_a_mapping_that_can_not_be_copied_stays_as_it_was_and_arrives_as_a_dict(
         (got,) = sl.from_items([item]).transfer("cuda")
         assert type(item["x"]) is np.ndarray
         assert (list(got), got["x"].tolist(), got["name"]) == (["x", "name"], [0, 1], "a")
-
-
-def odd_arrays() -> list[Any]:
-    read_only = np.arange(4)
-    read_only.flags.writeable = False
-    table = np.arange(12, dtype=np.float32).reshape(3, 4)
-    return [
-        read_only,
-        table.T,
-        table[::-1, ::2],
-        table[:1][::-1],  # contiguous all the same, as is whatever has a row or none
-        np.zeros((0, 4))[::-1],
-        np.ones(1, [("a", "i4"), ("x", "f8")])["x"],
-        np.asfortranarray(table),
-        np.broadcast_to(np.int8(3), (2, 2)),
-        np.arange(4, dtype=">i4"),
-        np.array(2.5),
-        np.zeros(0, np.int64),
-        np.array([1, 2], np.float16),
-        np.array([1 + 2j], np.complex64),
-    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -52,7 +52,7 @@ def stopped(pipe: Pipeline[Any], stop: int, snapshot: Any = None, **options: Any
 
 @examples(15)
 @given(lengths, edges, st.data(), st.booleans())
-def test_batches_are_those_of_each_bucket_also_resumed_at_each_several_times_in_a_row(
+def test_batches_are_those_of_each_bucket_also_resumed_several_times_in_a_row(
     found: list[int], bounds: list[int], data: st.DataObject, drop: bool
 ) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=len(bounds) + 1, max_size=len(bounds) + 1))

@@ -25,8 +25,7 @@ from streamline.testing.steps import DICE, Step, customs, erratic, shuffles, ste
 from streamline.testing.subjects import run
 from streamline.transforms.repeat import Repeat
 from tests.backends.ipc.crossing_kit import Crossed, chooses, tally_of
-from tests.laws.profile import examples
-from tests.laws.test_compositions import short
+from tests.laws.profile import examples, short
 
 seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])

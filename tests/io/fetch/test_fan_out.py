@@ -139,7 +139,7 @@ async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Re
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-async def test_of_a_server_that_has_sent_parts_all_parts_of_a_file_are_asked_for_before_the_next_file(
+async def test_all_parts_of_a_file_are_asked_for_before_those_of_the_next(
     server: Any, part_bytes: int, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
     monkeypatch.setattr(finding, "MOST_ASKED", 2)
@@ -311,7 +311,7 @@ async def test_no_window_keeps_a_reader_waiting(
             assert [item.data async for item in stream] == list(server.objects.values())
 
 
-async def test_later_files_that_wait_for_bytes_do_not_keep_the_first_ones_next_part_waiting(
+async def test_later_files_that_wait_for_bytes_do_not_delay_the_first_ones_next_part(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "PART_BYTES", 16)

@@ -310,7 +310,7 @@ def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_n
     assert refused > len(places) / 2
 
 
-async def test_a_name_that_directory_and_header_give_differently_is_an_error_that_says_both(
+async def test_a_name_that_differs_in_directory_and_header_is_an_error_that_says_both(
     made: Callable[..., str],
 ) -> None:
     content = bytearray(zipped(x=np.arange(3)))

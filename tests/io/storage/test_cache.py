@@ -8,11 +8,9 @@ import hashlib
 import io
 import os
 import pickle
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
+from tests.serving import serving_objects
 
 URL = "far://host/object"
 DATA = bytes(range(256)) * 40
@@ -388,48 +387,11 @@ def test_access_with_a_cache_pickles(tmp_path: Path) -> None:
 # Through a pipeline ---------------------------------------------------------------------------------------------------
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        data = self.server.objects.get(self.path)  # type: ignore[attr-defined]
-        if data is None:
-            self.send_error(404)
-            return
-        first, status = 0, 200
-        if asked := self.headers.get("Range"):
-            start, _, stop = asked.removeprefix("bytes=").partition("-")
-            first, data, total = int(start), data[int(start) : int(stop) + 1 if stop else None], len(data)
-            status = 206 if data else 416
-        self.send_response(status)
-        if status != 200:
-            told = f"{first}-{first + len(data) - 1}" if data else "*"
-            self.send_header("Content-Range", f"bytes {told}/{total}")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", '"v1"')
-        self.end_headers()
-        self.wfile.write(data)
-        self.server.sent.append(len(data))  # type: ignore[attr-defined]
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-@contextmanager
-def serving(objects: dict[str, bytes]) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.objects, server.sent = objects, []
-    server.base = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture
 def served() -> Iterator[Any]:
-    with serving({f"/{part}.txt": b"".join(b"%d-%d\n" % (part, i) for i in range(300)) for part in range(4)}) as made:
+    with serving_objects(
+        {f"/{part}.txt": b"".join(b"%d-%d\n" % (part, i) for i in range(300)) for part in range(4)}
+    ) as made:
         yield made
 
 
