@@ -429,7 +429,7 @@ class Pipeline(Openable[T]):
     ) -> Pipeline[T]:
         """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order, until `reset_cache()` of the stream or loader: shuffle after
+        All passes have the same items in the same order; `loader.reset_cache()` lets later epochs draw anew: shuffle after
         it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
         and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
         resumes, read on in its files. See docs/regenerating.md.

@@ -18,14 +18,12 @@ from typing import Generic, TypeVar
 import anyio
 
 from streamline.core.flow import Chunk, Flow
-from streamline.core.gate import resting
 from streamline.core.session import Session
 from streamline.core.state import State
-from streamline.core.tasks import Job, Tasks, supervise
+from streamline.core.tasks import Tasks, supervise
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
-from streamline.plan.cache_key import caches_of
 from streamline.runtime.pause import RemoteGate
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.thread_bridge import ThreadBridge
@@ -55,9 +53,6 @@ class LoopThread(Generic[T]):
         self._stop: anyio.Event | None = None
         self._stopped = False
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self._again: anyio.Event | None = None
-        self._opened: Callable[[], ResolvedRun] = lambda: opening
-        self._job: Job | None = None
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
     def start(self) -> State:
@@ -95,34 +90,6 @@ class LoopThread(Generic[T]):
     def dealt_with(self, items: int) -> None:
         """Say how many items have been handed out, or are just about to be, with those that were dropped."""
         self._border.dealt_with(items, self._signal)
-
-    def reopen(self, opening: Callable[[], ResolvedRun]) -> State:
-        """Close the plan's flows, drop what is on its way, and begin at another opening of the same plan.
-
-        Args:
-          opening: makes it, while nothing runs.
-
-        Returns:
-          The state before the first item.
-        """
-        assert self._again is not None
-        self._opened = opening
-        self._signal(self._again)
-        begun = self._begun.get()
-        if isinstance(begun, BaseException):
-            raise begun
-        return begun
-
-    async def _reopen(self, tasks: Tasks) -> None:
-        """Begin again, whenever that is asked for."""
-        while self._again is not None:
-            await resting(self._again.wait())
-            self._again = anyio.Event()
-            if self._job is not None:
-                await tasks.stop(self._job)
-            self._border.begin_anew()
-            self.opening = self._opened()
-            self._open(tasks)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""
@@ -163,12 +130,6 @@ class LoopThread(Generic[T]):
         await supervise(self._begin, self._stop, self._session)
 
     def _begin(self, tasks: Tasks) -> None:
-        if caches_of(self.opening.plan):
-            self._again = anyio.Event()
-            tasks.start(partial(self._reopen, tasks), "resets", lambda: None)
-        self._open(tasks)
-
-    def _open(self, tasks: Tasks) -> None:
         """Open the plan, and let its lists cross."""
         try:
             flow: Flow[T] = self.opening.flow(tasks)
@@ -177,12 +138,9 @@ class LoopThread(Generic[T]):
             if self._stop is not None:
                 self._stop.set()
             return
-        if self._job is None:
-            self.far.begin(tasks)
+        self.far.begin(tasks)
         self._begun.put(flow.state)
-        self._job = tasks.start(
-            partial(tasks.gate.participate, "border", partial(self._feed, flow)), "border", lambda: None
-        )
+        tasks.start(partial(tasks.gate.participate, "border", partial(self._feed, flow)), "border", lambda: None)
 
     async def _feed(self, flow: Flow[T]) -> None:
         """Carry lists across the border, then the end or the failure."""

@@ -1,9 +1,4 @@
-"""A resolved run: a plan, where it runs and the state that it begins at; it opens the flows, and resets caches.
-
-A stream runs ahead of its consumer, and passes that the consumer hasn't seen may have begun. So `reset_cache` goes back
-to the consumer: it closes the flows, writes into the state after the last item from which pass on another drawing is
-served, and opens them there. What follows is what any resume of that state gives.
-"""
+"""A resolved run: a plan, where it runs and the state that it begins at; it opens the flows, and resets caches."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
 from streamline.plan.plan import Plan
 from streamline.plan.worker import SourceOpener, StageOpener
-from streamline.runtime.rank_ends import Resumed, agreed, begun_at
+from streamline.runtime.rank_ends import begun_at
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
@@ -44,10 +39,9 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.pass_history import reset
 from streamline.transforms.prefetch import Prefetch
 
-__all__ = ["CacheReset", "ResolvedRun", "check_reset", "reset_from", "reset_kept"]
+__all__ = ["RESET_WITHIN", "ResolvedRun", "reset_caches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +86,8 @@ class ResolvedRun:
         tasks.session.meters.order = self.plan.names
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
-        opener: Opener[Any] = _MergeOpener(
-            self.plan,
-            self.backend,
-            site,
-            None if self.resume is None else self.resume.journal,
-            tasks.session.shares.setdefault(self.plan.merge.name, []),
-        )
+        journal = None if self.resume is None else self.resume.journal
+        opener: Opener[Any] = _MergeOpener(self.plan, self.backend, site, journal)
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
             if stage.owns_output_channel:
@@ -264,97 +253,29 @@ def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:
     return [] if flow is None else [Awaited(shards[worker], stage) for worker, stage in flow.awaited()]
 
 
-def check_reset(opening: ResolvedRun) -> None:
-    """Insist on a run that can be reset.
-
-    Raises:
-      PlanError: its plan keeps nothing; its ranks agree on their end on the way, so that none can go back.
-    """
-    if not caches_of(opening.plan):
-        raise PlanError("reset_cache() draws anew what .cache keeps, and there is no .cache in this pipeline")
-    if opening.ending is not None and opening.ending.store is not None:
-        raise PlanError(
-            "reset_cache() goes back to where the consumer is, and these ranks find out on the way how they end "
-            'together: call it between two epochs of a loader, or say ends="allow"'
-        )
-
-
-def reset_kept(opening: ResolvedRun) -> int:
-    """Let passes that begin from now on, of any stream, find nothing of what this rank keeps on disk.
-
-    Returns:
-      The number of the drawing that they will be of.
+def reset_caches(run: ResolvedRun) -> None:
+    """Let runs that begin from now on find nothing of what this rank keeps on disk: they draw anew.
 
     Raises:
       PlanError: the plan keeps nothing.
       ReadError: a folder can't be written.
     """
-    plan, rank, least = opening.plan, opening.rank, 0
-    if not caches_of(plan):
-        check_reset(opening)
-    of_rank = {stage.name for stage in plan.after}
-    for cache in caches_of(plan):
+    plan, rank = run.plan, run.rank
+    caches = caches_of(plan)
+    if not caches:
+        raise PlanError("reset_cache() draws anew what .cache keeps, and there is no .cache in this pipeline")
+    for cache in caches:
         if cache.path is None:
-            continue
-        merged = cache.name in of_rank
+            continue  # every run draws its own
+        merged = cache in plan.after
         of = rank.world_size if merged else plan.shard.num_shards
         for shard in [rank.rank] if merged else rank.shards(of):
-            least = CacheFiles(cache.path, str(cache), cache.name, cache.of, shard, of).reset(least)
-    return least
+            CacheFiles(cache.path, str(cache), cache.name, cache.of, shard, of).reset()
 
 
-def reset_from(opening: ResolvedRun, snapshot: Snapshot, *, begun: bool = True) -> ResolvedRun:
-    """Return what goes on from a snapshot of the same run, and draws the passes after it anew.
-
-    While nothing of it runs: a pass that is read ahead might be of the new drawing otherwise.
-
-    Args:
-      begun: whether the snapshot is after an item.
-
-    Raises:
-      ReadError: a folder can't be written.
-    """
-    names = {cache.name for cache in caches_of(opening.plan)}
-    state = reset(snapshot.state, names, reset_kept(opening), begun=begun)
-    return _opening_at(opening, replace(snapshot, state=state))
-
-
-class CacheReset:
-    """A run that is reset: from its opening to the one that it goes on with.
-
-    Args:
-      opening: the run's.
-      snapshot: where its consumer is.
-      begun: whether it has received an item.
-    """
-
-    def __init__(self, opening: ResolvedRun, snapshot: Snapshot, *, begun: bool) -> None:
-        self.opening = opening
-        self._snapshot = snapshot
-        self._begun = begun or opening.resume is not None
-        self._failure: Exception | None = None
-
-    def reset(self) -> ResolvedRun:
-        """Return the opening to go on with; where it can't be reset, as it was. While nothing of it runs."""
-        try:
-            self.opening = reset_from(self.opening, self._snapshot, begun=self._begun)
-        except Exception as failure:
-            self._failure = failure
-            self.opening = _opening_at(self.opening, self._snapshot)
-        return self.opening
-
-    def raise_if_failed(self) -> None:
-        """Say what went wrong."""
-        if self._failure is not None:
-            raise self._failure
-
-
-def _opening_at(opening: ResolvedRun, snapshot: Snapshot) -> ResolvedRun:
-    """Return what goes on from a snapshot of the same run."""
-    agreement = opening.ending
-    if agreement is not None:
-        resumed = Resumed(part=snapshot, job=snapshot, same_plan=True)
-        agreement = agreed(
-            opening.plan, agreement.ends, opening.rank, opening.epoch, resumed, skips=opening.policy.skips
-        )
-    return replace(opening, resume=snapshot, ending=agreement)
+RESET_WITHIN = (
+    "reset_cache() in the middle of an epoch: its items are read ahead, of the pass that is kept. Call it between two "
+    "epochs: that of a loader between two iterations (not with steps_per_epoch=, where the pipeline goes on), that of "
+    "a stream after its end, or after close(). For new items within a run, write .regenerate(n) in the place of .cache"
+)
+"""What a reset is refused with where a pass goes on."""

@@ -27,7 +27,7 @@ from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
 from streamline.runtime.pause import QUIESCE_S, Pause, check_asked
-from streamline.runtime.run import CacheReset, ResolvedRun, check_reset, reset_kept
+from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
@@ -149,40 +149,19 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
-        """Release what `.cache` keeps: the pass that was begun is finished as it was, those after it are drawn anew.
+        """Let streams that are opened from now on draw anew what `.cache(path=)` keeps. After this one's end or close.
 
-        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
-        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
-        resume is: it takes what one takes, also of the pass that was begun.
-
-        Cancellation: the stream is closed; a resume of its snapshot may or may not be of a stream that was reset.
+        In memory, each stream draws its own anyway.
 
         Raises:
-          PlanError: there is no `.cache`; ranks that find out on the way how they end together.
-          PausedError: the stream is paused.
+          PlanError: the stream goes on; or there is no `.cache`.
           ReadError: a folder can't be written.
         """
-        check_asked(self._session.gate)
-        check_reset(self._opening)
-        if self._flow is None:
-            await self.start()
-        if self._closed:
-            reset_kept(self._opening)
-            return
-        reset = CacheReset(self._opening, self.snapshot(), begun=self.count > 0)
-        assert self._flow is not None
-        assert self._tasks is not None
-        try:
-            await self._flow.aclose()
-            self._opening = reset.reset()
-            self._flow = self._opening.flow(self._tasks)
-        except BaseException:
-            await self.aclose()
-            raise
-        self._session.meters.gave(-self.at_hand)
-        self._forget()
-        self._begin_at(self._flow.state)
-        reset.raise_if_failed()
+        if not self._closed:
+            raise PlanError(RESET_WITHIN)
+        if self._settled is not None:
+            self._opening = await self._settled()
+        reset_caches(self._opening)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
         """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

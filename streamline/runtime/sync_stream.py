@@ -22,10 +22,10 @@ from streamline.core.flow import Chunk
 from streamline.core.gate import Event, Gate
 from streamline.core.options import check_ago
 from streamline.core.session import Session
-from streamline.errors import ClosedError, PlanTypeError
+from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import LoopThread
 from streamline.runtime.pause import QUIESCE_S, SyncPause, check_asked
-from streamline.runtime.run import CacheReset, ResolvedRun, check_reset, reset_kept
+from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
@@ -88,33 +88,17 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             return self._snapshot(None, items_ago)
 
     def reset_cache(self) -> None:
-        """Release what `.cache` keeps: the pass that was begun is finished as it was, those after it are drawn anew.
+        """Let streams that are opened from now on draw anew what `.cache(path=)` keeps. After this one's end or close.
 
-        Begun is what an item was received of, or what a window needs for it. What was read ahead is read again. On
-        disk, also streams that are opened later draw anew; in a stream that has ended, that is all it does. Exact, as a
-        resume is: it takes what one takes, also of the pass that was begun.
+        In memory, each stream draws its own anyway.
 
         Raises:
-          PlanError: there is no `.cache`; ranks that find out on the way how they end together.
-          PausedError: the stream is paused.
+          PlanError: the stream goes on; or there is no `.cache`.
           ReadError: a folder can't be written.
-          ClosedError, or what it has failed with.
         """
-        if self._failure is not None:
-            raise self._failure.with_traceback(self._trace)
-        check_asked(self._gate)
-        check_reset(self._opening)
-        if self._ended:
-            reset_kept(self._opening)
-            return
-        with self._lock:
-            self._session.meters.gave(-self.at_hand)
-            reset = CacheReset(self._opening, self._snapshot(None), begun=self.count > 0)
-            self._on_consumed(self._current)
-            self._forget()
-            self._begin_at(self._engine.reopen(reset.reset))
-            self._opening = reset.opening
-            reset.raise_if_failed()
+        if self._failure is None and not self._ended:
+            raise PlanError(RESET_WITHIN)
+        reset_caches(self._opening)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

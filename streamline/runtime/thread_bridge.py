@@ -153,12 +153,6 @@ class ThreadBridge(Generic[T]):
             self.queue.put(chunk)
         self._pile.clear()
 
-    def begin_anew(self) -> None:
-        """Drop what is on its way: nothing of it counts any more."""
-        self.flush()
-        self.drop()
-        self._sent = self._dealt
-
     # In either --------------------------------------------------------------------------------------------------------
 
     def drop(self) -> None:

@@ -23,7 +23,7 @@ from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
 from streamline.observe.stats import Stats
 from streamline.plan.length import num_given
-from streamline.runtime.run import ResolvedRun, reset_from, reset_kept
+from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.sharding.ends import EndsReport
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
@@ -322,14 +322,17 @@ class Loader(Reports[T]):
         return self._loaded if run is None else run.snapshot
 
     def reset_cache(self) -> None:
-        """Release what `.cache` keeps, as `SyncStream.reset_cache`; between two iterations, the next draws anew."""
-        epochs, run = self._now
-        if run is not None and run.alive and (epochs.phase is LoaderPhase.RUNNING or not epochs.upcoming.fresh):
-            self._now = Now(epochs, run.reset())
-        elif self._loaded is not None and run is None:
-            self._loaded = reset_from(replace(self._opening, resume=self._loaded), self._loaded).resume
-        else:
-            reset_kept(self._opening)
+        """Let the next epoch draw anew what `.cache(path=)` keeps. Between two iterations.
+
+        Raises:
+          PlanError: an epoch goes on, or with `steps_per_epoch` the pipeline; or there is no `.cache`.
+          ReadError: a folder can't be written.
+        """
+        self._settle()
+        epochs, _ = self._now
+        if epochs.phase is LoaderPhase.RUNNING or not epochs.upcoming.fresh:
+            raise PlanError(RESET_WITHIN)
+        reset_caches(self._opening)
         self._passes.forget_next()
 
     # States ---------------------------------------------------------------------------------------------------------

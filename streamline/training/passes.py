@@ -287,11 +287,6 @@ class LoaderRun(Generic[T]):
         self.stream.close()
         return replace(self, alive=False)
 
-    def reset(self) -> LoaderRun[T]:
-        """Release what its caches keep."""
-        self.stream.reset_cache()
-        return self if self.begin is None else replace(self, begin=self.stream.snapshot())
-
     @property
     def snapshot(self) -> Snapshot:
         """Where it stands."""

@@ -4,9 +4,8 @@ One read of the upstream that is kept is a *drawing*. In memory, it belongs to o
 and the next pass finds it there; a pass that was left before its end is drawn again, from the same state. A new run
 draws anew. On disk (`streamline.transforms.cache_disk`), the drawing belongs to the folder.
 
-State: the upstream's at the start of the drawing's pass (a mark, `Since`), its epoch, the drawing's number
-(`streamline.transforms.pass_history`), and how many items of this pass were served. A resume in memory draws again what
-was served, and keeps it.
+State: the upstream's at the start of the drawing's pass (a mark, `Since`), its epoch, the drawing's number, and how
+many items of this pass were served. A resume in memory draws again what was served, and keeps it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Passing(msgspec.Struct):
     served: Count
     epoch: Epoch
     drawing: Count | None
-    known: Epoch = msgspec.field(name="pass")
-    resets: list[tuple[Epoch, Count]] = []
+    resets: list[tuple[Epoch, Count]] = []  # of earlier versions: refused
     tip: FileName | None = None
     kept: Count = 0
     next: FileName = ""
@@ -104,19 +102,15 @@ class Cache(Stage[T, T]):
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
             )
         before: _CachedPass[T] | None = history.kept if state is None else None
-        if before is not None and before.drawing < history.wanted(site.epoch):
-            before = None  # it was reset
         if before is not None and before.ended:
             kept = before
         elif before is not None:  # left before its end
-            kept = _CachedPass(self, before.opener, before.mark, before.drawing)
+            kept = _CachedPass(self, before.opener, before.mark)
         else:
             epoch = site.epoch if own is None else tuple(own["epoch"])
-            drawing = history.wanted(site.epoch) if own is None else own["drawing"] or 0
-            kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state, drawing)
+            kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state)
         history.kept, history.clear = kept, kept.items.clear
-        history.begin(site.epoch, kept.drawing)
-        place = history.place(self.name, site.epoch, kept.opener.site.epoch, kept.drawing)
+        place = PassPlace(name=self.name, epoch=kept.opener.site.epoch, number=site.epoch, drawing=history.drawing or 0)
         served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
         run = self.run_over(reading, site, state, own)
         begin = CacheState(place, served, Since(kept.begin, kept.begin))
@@ -153,17 +147,15 @@ class _CachedPass(Generic[T]):
     Attributes:
       opener: of the upstream, in that pass.
       mark: where it is opened; None: at the beginning.
-      drawing: its number.
       begin: the upstream's state there; `now`: after what was drawn.
       flow: the upstream, until it has been closed.
       ended: the drawing is complete.
       rest: drawn, but not kept for lack of room.
     """
 
-    def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None, drawing: int) -> None:
+    def __init__(self, stage: Cache[T], opener: Opener[T], mark: Tree | None) -> None:
         self.opener = opener
         self.mark = mark
-        self.drawing = drawing
         self.items: list[T] = []
         self.ended = False
         self.rest: Chunk[T] | None = None
@@ -205,7 +197,7 @@ class _CachedPass(Generic[T]):
 
 
 class _CachingFlow(Flow[T]):
-    """Keeps items as they are read from the upstream. `aclose` releases the drawing, which may be reset then."""
+    """Keeps items as they are read from the upstream. `aclose` releases the drawing."""
 
     def __init__(self, kept: _CachedPass[T]) -> None:
         super().__init__(kept.now)

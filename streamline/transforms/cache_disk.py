@@ -80,15 +80,14 @@ def open_on_disk(
     flow = upstream.at(replace(site, epoch=epoch))(state)
     if own is not None and own.get("chosen"):
         spec = replace(spec, chosen=True)  # as it was then, whatever is upstream now
-    place = history.place(spec.name, site.epoch, epoch, None if own is None else own["drawing"])
-    place = replace(place, chosen=spec.chosen)
+    place = PassPlace(name=spec.name, epoch=epoch, number=site.epoch, drawing=history.drawing, chosen=spec.chosen)
     if own is None:  # a stage that was added in the middle of a pass keeps none of it
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
         files = own.get("tip"), own.get("kept", 0), own.get("next", "")
         place = replace(place, files=files, reached=own.get("reached", own["served"]))
         if place.reached:  # perhaps nothing more of this pass is pulled, and the next one serves the same drawing
-            history.drawn = own["drawing"], epoch
+            history.epoch = epoch
     serving = _DiskPass(spec, run_over(flow), history, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
@@ -174,22 +173,16 @@ class _DiskPass(Generic[T]):
     async def _find(self) -> None:
         """Find the drawing that the pass serves and its blocks, and open the upstream after them."""
         found = await self._call(self._files.look)
-        place, history, (tip, kept, following) = self.place, self._history, self._files_place
+        history, (tip, kept, following) = self._history, self._files_place
         self._open_at, self._drawn = tip, kept
-        drawing = place.drawing
-        if drawing is None:
-            drawing = history.wanted(place.number)
-            if history.known is None or place.number > history.known:
-                drawing = max(drawing, found.newest)
-        history.begin(place.number, drawing)
+        drawing = history.drawing = found.newest if history.drawing is None else history.drawing
         self._keeps = drawing >= found.newest
-        now = history.place(place.name, place.number, place.epoch, drawing)
-        self.place = replace(now, files=place.files, reached=place.reached, chosen=place.chosen)
+        self.place = replace(self.place, drawing=drawing)
         chain: list[CacheBlock] | None = None
         if tip == ROOT and not self.place.reached:
             chain = self._followed(found, drawing)
-            if history.drawn is not None and history.drawn[0] == drawing:  # no file of it is written yet
-                self._open_at, self.place = LOST, replace(self.place, epoch=history.drawn[1])
+            if history.epoch is not None:  # perhaps no file of it is written yet
+                self._open_at, self.place = LOST, replace(self.place, epoch=history.epoch)
         elif tip is not None and (chain := found.chain(tip)) is not None:
             chain += self._later_blocks(found, tip, following, drawing)
         if chain is not None and tip is not None:
@@ -200,12 +193,12 @@ class _DiskPass(Generic[T]):
             logger.warning("%s: its files in %s are gone, drawing anew", self._spec.stage, self._spec.path)
             self._open_at, self._keeps = LOST, drawing >= found.newest
             await self._open_after([])
-        history.drawn = drawing, self.place.epoch
+        history.epoch = self.place.epoch
 
     def _followed(self, found: FoundBlocks, drawing: int) -> list[CacheBlock]:
         """Return the blocks of a pass that begins: those of the pass before it, or the longest chain in the folder."""
         tip: str = self._history.kept or ROOT
-        chain = found.chain(tip) if tip in found.blocks and found.blocks[tip].drawing == drawing else None
+        chain = found.chain(tip)
         return [*(chain or []), *found.beyond(tip if chain else ROOT, drawing)]
 
     def _later_blocks(self, found: FoundBlocks, tip: str, following: str, drawing: int) -> list[CacheBlock]:

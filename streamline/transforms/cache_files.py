@@ -249,18 +249,17 @@ class CacheFiles:
                 if match is not None and match["whose"] == self._whose and int(match["drawing"]) < drawing:
                     path.unlink(missing_ok=True)
 
-    def reset(self, least: int = 0) -> int:
-        """Begin a new drawing for the passes that begin from now on; return its number, which is >= `least`.
+    def reset(self) -> None:
+        """Begin a new drawing for the runs that begin from now on.
 
         Raises:
           ReadError: the folder can't be written.
         """
-        number = max(least, self.look().newest + 1)
+        number = self.look().newest + 1
         try:
             write_parts(self._folder / f"{self._whose}.drawing-{number}.reset", ())
         except OSError as error:
             raise ReadError(f"can't reset {self._stage}: {error.strerror or error}; {self._wants}") from error
-        return number
 
 
 def whole(read: Callable[[], BlockInfo]) -> BlockInfo | str:

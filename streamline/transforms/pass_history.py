@@ -1,40 +1,31 @@
-"""Which drawing each pass of a cache serves, and the states of its items.
+"""The drawing that a run's passes of one cache serve, and the states of its items.
 
-What a cache keeps is a *drawing*, with a number. A reset is an entry (F, d) in a log: passes later than F serve
-drawings from number d on. States carry the log from the pass on that a resume goes back to, so a stage that
-rereads what was served before a reset finds the old drawing there, and the new one after it, as the first time.
-
-A pass is identified by its epoch (`Site.epoch`), which only grows in a run.
+What a cache keeps is a *drawing*, with a number; a reset of a folder begins the next number. All passes of a run serve
+one drawing, and a resume goes on with that of its snapshot, so what a stage downstream reads again is what it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from streamline.core.flow import Site
 from streamline.core.state import Json, Over, Since, State, States, Tree
+from streamline.errors import ResumeError
 
-__all__ = ["CacheState", "PassHistory", "PassPlace", "ServedStates", "gives_fewer", "reset"]
-
-Pass = tuple[int, ...]
-
-Log = tuple[tuple[Pass, int], ...]
+__all__ = ["CacheState", "PassHistory", "PassPlace", "ServedStates", "gives_fewer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassPlace:
-    """What the states of a pass have in common; all but `name` is saved.
+    """What the states of a pass have in common; all but `name` and `number` is saved.
 
     Attributes:
       epoch: in which the items were drawn.
-      number: of the pass: its epoch.
-      known: the last pass up to which the log says which drawing is served.
-      log: of resets, up to this pass.
+      number: of the pass: its epoch (`Site.epoch`), which only grows in a run.
       drawing: None: not known yet, as nothing was read.
-      base: the drawing of the run's first pass.
       files: of a cache on disk: the id of the last block written (None in a pass that isn't kept), the items up to
         its end, and the id of the block that is being drawn. None: of a cache in memory.
       reached: items handed out before a resume, from where a stage downstream went back.
@@ -42,12 +33,9 @@ class PassPlace:
     """
 
     name: str
-    epoch: Pass
-    number: Pass
-    known: Pass
-    log: Log
+    epoch: tuple[int, ...]
+    number: tuple[int, ...]
     drawing: int | None
-    base: int | None
     files: tuple[str | None, int, str] | None = None
     reached: int = 0
     chosen: bool = False
@@ -65,16 +53,12 @@ class CacheState(Over):
     def json(self, until: State | None = None) -> Tree:
         place, last = self._place, self if until is None else cast(CacheState, until.latest)
         end = last._place
-        drawing = end.base if place.drawing is None else place.drawing
-        same = drawing == end.drawing
-        if same and end.files is not None and end.files[0] is not None:  # more is in files by now
+        if end.files is not None and end.files[0] is not None:  # more is in files by now
             place, tree = end, last.upstream.json()
         else:
-            tree = self.upstream.json(last.upstream if same and until is not None else None)
+            tree = self.upstream.json(None if until is None else last.upstream)
+        drawing = end.drawing if place.drawing is None else place.drawing
         own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
-        own["pass"] = list(end.known)
-        if log := [[list(last), number] for last, number in end.log if last >= self._place.number]:
-            own["resets"] = log
         if place.files is not None:
             own["tip"], own["kept"], own["next"] = place.files
             if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
@@ -111,95 +95,39 @@ class PassHistory:
     """One cache of one shard in a run.
 
     Attributes:
-      base: the drawing of its first pass.
-      log: of resets.
-      known: the last pass that the log covers; for a later one, a folder may have a newer drawing.
-      drawn: the drawing that is kept, and the epoch that it was drawn in.
+      drawing: what its passes serve; None: not known yet.
+      epoch: of a cache on disk: in which it was drawn.
       kept: the cache's own record of it.
       clear: releases it when the run ends: a stream that has ended, or its error, must not keep a pass in memory.
     """
 
-    base: int | None = None
-    log: Log = ()
-    known: Pass | None = None
-    drawn: tuple[int, Pass] | None = None
+    drawing: int | None = None
+    epoch: tuple[int, ...] | None = None
     kept: Any = field(default=None, repr=False)
     clear: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> PassHistory:
-        """Return the history in this run; where a state is given, as it was there."""
+        """Return the history in this run; where a state is given, as it was there.
+
+        Raises:
+          ResumeError: it was reset in the middle of a pass, by an earlier version.
+        """
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
+        if own is not None and own.get("resets"):
+            raise ResumeError(
+                f"the snapshot is of a pass of .cache {name!r} that reset_cache() was called in, which this version "
+                "doesn't go on with: resume a snapshot from before that call or from the epoch after it"
+            )
         first = key not in shares
-        if own is not None:
-            log = tuple((tuple(last), number) for last, number in own.get("resets", ()))
-            known = None if own["drawing"] is None else tuple(own["pass"])
-            shares[key] = cls(own["drawing"], log, known)
-        found: PassHistory = shares.setdefault(key, cls())
+        if first or own is not None:
+            shares[key] = cls(None if own is None else own["drawing"])
         if first:
             site.tasks.session.at_close(partial(_end, shares, key))
+        found: PassHistory = shares[key]
         return found
-
-    def wanted(self, number: Pass) -> int:
-        """Return the oldest drawing that may be served in a pass."""
-        return max([self.base or 0, *(drawing for last, drawing in self.log if last < number)])
-
-    def begin(self, number: Pass, drawing: int) -> None:
-        """Note that a pass serves this drawing."""
-        if self.base is None:
-            self.base = drawing
-        elif drawing > self.wanted(number) and self.known is not None and self.known < number:
-            self.log = (*self.log, (self.known, drawing))
-        self.known = number if self.known is None else max(self.known, number)
-
-    def place(self, name: str, number: Pass, epoch: Pass, drawing: int | None) -> PassPlace:
-        """Return the place of a pass, for its states."""
-        known = number if self.known is None else max(number, self.known)
-        return PassPlace(
-            name=name, epoch=epoch, number=number, known=known, log=self.log, drawing=drawing, base=self.base
-        )
 
 
 def _end(shares: dict[str, Any], key: str) -> None:
     history: PassHistory = shares.pop(key)
     history.clear()
-
-
-def reset(tree: Json, names: Collection[str], least: int, *, begun: bool) -> Json:
-    """Return a state in which all passes of these caches that have not begun, in any shard, serve a new drawing.
-
-    Args:
-      least: the lowest number of that drawing.
-      begun: whether the state's own pass has begun: an item was delivered.
-    """
-    owns = [(name, own) for name, own in _owns(tree, names) if own["drawing"] is not None]  # else nothing was read
-    last: dict[str, Json] = {}
-    for name, own in owns:
-        last[name] = max(own["pass"], last.get(name, []))
-
-    def changed(part: Json) -> Json:
-        if isinstance(part, list):
-            return [changed(one) for one in part]
-        if not isinstance(part, dict):
-            return part
-        return {
-            key: _reset(one, last[key], least, begun) if any(one is own for _, own in owns) else changed(one)
-            for key, one in part.items()
-        }
-
-    return changed(tree)
-
-
-def _owns(tree: Json, names: Collection[str]) -> Iterator[tuple[str, Tree]]:
-    """Yield the parts of the stages with these names, anywhere in a state."""
-    for name, part in tree.items() if isinstance(tree, dict) else (("", part) for part in tree):
-        if name in names and isinstance(part, dict):
-            yield name, part
-        elif isinstance(part, dict | list):
-            yield from _owns(part, names)
-
-
-def _reset(own: Tree, last: Json, least: int, begun: bool) -> Tree:
-    log = own.get("resets", [])
-    number = max([least, 1 + own["drawing"], *(1 + drawn for _, drawn in log)])
-    return {**own, "pass": last, "resets": [*log, [last, number]]} if begun else {**own, "drawing": number}

@@ -145,8 +145,8 @@ def test_damaged_and_old_files_that_cannot_be_removed_harm_nobody(
         patch.setattr(Path, "unlink", refuse)
         assert list(pipe) == list(range(10))
         with pipe.open() as stream:
-            stream.reset_cache()
             assert list(stream) == list(range(10))
+            stream.reset_cache()
         assert list(pipe) == list(range(10))
     assert list(pipe) == list(range(10))
 
@@ -180,7 +180,8 @@ def test_a_new_drawing_removes_the_old_one_of_its_own_cache_only(tmp_path: Path)
     _ = list(ours), list(theirs)
     kept = set(tmp_path.iterdir())
     with ours.open() as stream:
-        stream.reset_cache()
         list(stream)
+        stream.reset_cache()
+    list(ours)
     left = kept & set(tmp_path.iterdir())
     assert len(left) == 4

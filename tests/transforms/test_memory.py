@@ -312,21 +312,6 @@ async def test_a_plain_stream_that_is_closed_keeps_nothing() -> None:
     assert stream.count == SIZE + SIZE // 2
 
 
-async def test_a_reset_lets_go_of_the_pass_before_the_next_one_is_drawn() -> None:
-    pipe = numbers(SIZE).map(array).cache().repeat().prefetch(READY)
-    async with pipe.open() as stream:
-        for _ in range(2):
-            for _ in range(SIZE + SIZE // 2):  # to the middle of a pass of another drawing, and of the one behind it
-                await anext(stream)
-            await stream.reset_cache()
-            for _ in range(2 * SIZE):
-                await anext(stream)
-                assert LIVE.most <= SIZE + READY
-                assert LIVE.count >= 1
-    gc.collect()
-    assert LIVE.count == 0
-
-
 async def test_a_cache_on_disk_has_one_block_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, empty = 10, np.empty
 
