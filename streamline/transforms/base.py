@@ -62,6 +62,10 @@ class Stage(ABC, Generic[In, Out]):
         """
         return self
 
+    def without_disk(self) -> Stage[In, Out]:
+        """Return this stage with nothing written to disk, for `Pipeline.check`."""
+        return self
+
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
         flow = upstream(state)

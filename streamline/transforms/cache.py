@@ -72,6 +72,9 @@ class Cache(Stage[T, T]):
     of: str = "0" * 16
     chosen: bool = False
 
+    def without_disk(self) -> Cache[T]:
+        return replace(self, path=None)
+
     @property
     def options(self) -> dict[str, Any]:
         return {}

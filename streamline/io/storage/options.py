@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -69,6 +69,12 @@ class Access:
         _check_cache(self.cache_dir, self.cache_max_bytes)
         if self.storage_options is not None:
             check_storage_options(self.storage_options)
+
+    def without_cache(self, within_s: float) -> Access:
+        """Return this access with nothing kept on disk, and requests that give up after `within_s` at the latest."""
+        http = self.http or HttpOptions()
+        limits = {name: min(getattr(http, name), within_s) for name in ("timeout_s", "connect_timeout_s", "deadline_s")}
+        return replace(self, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
 
 
 def _check_cache(cache_dir: object, max_bytes: object) -> None:

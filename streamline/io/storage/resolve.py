@@ -8,10 +8,11 @@ of its own, for as long as it takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 
+import anyio
 from anyio.from_thread import start_blocking_portal
 
 from streamline.core.meters import Traffic
@@ -22,7 +23,7 @@ from streamline.io.storage.options import Access
 from streamline.io.storage.paths import braces, check_once, is_glob, is_object, is_url, local_files, size_of
 from streamline.io.storage.registry import Storages
 
-__all__ = ["afind", "find", "is_afar"]
+__all__ = ["afind", "find", "is_afar", "look_up"]
 
 
 MOST_ASKED = 1000
@@ -67,6 +68,30 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
     finally:
         thread.shutdown()
     return _joined(named, await _look(_remote(named), access, traffic))
+
+
+def look_up(
+    paths: Mapping[int, str], access: Access, answers: dict[int, FoundObject | Exception], within_s: float
+) -> None:
+    """Ask what some objects are, and put each answer, or what it failed with, under its key. Blocks for `within_s`."""
+
+    async def ask(storages: Storages, at: int) -> None:
+        try:
+            answers[at] = await storages.of(paths[at]).stat(paths[at])
+        except Exception as error:
+            answers[at] = error
+
+    async def ask_all() -> None:
+        storages = Storages(access)
+        try:
+            with anyio.move_on_after(within_s):
+                await together([partial(ask, storages, at) for at in paths])
+        finally:
+            with anyio.CancelScope(shield=True):
+                await storages.aclose()
+
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        portal.call(ask_all)
 
 
 def _named(paths: Sequence[str]) -> list[str | FoundObject]:
