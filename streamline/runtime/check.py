@@ -212,7 +212,7 @@ def _look(plan: Plan, findings: _Findings, deadline_s: float) -> tuple[Records, 
     source, until = plan.source, perf_counter() + deadline_s
     before = plan.before if source.indexable else ()
     alone = replace(plan, before=before, shard=Shard(), sharded=False, worker=(), after=())
-    if (found := source.files) is None:
+    if (found := source.listed_files) is None:
         files, count, unsized = None, HEADS, []
         names, plans = {0: source.name}, {0: alone}
     else:

@@ -238,7 +238,7 @@ class Source(ABC, Generic[T]):
         return {}
 
     @property
-    def files(self) -> Sequence[FoundObject] | None:
+    def listed_files(self) -> Sequence[FoundObject] | None:
         """The files that it reads, in order, before any shuffle; None: it has no list of files. May look at them."""
         return None
 
@@ -253,7 +253,7 @@ class Source(ABC, Generic[T]):
         return None
 
     def only(self, at: int) -> Source[T]:
-        """Return a source that reads one of its `files` and no other."""
+        """Return a source that reads one of its `listed_files` and no other."""
         raise TypeError(f"{self.kind} has no list of files")
 
     def for_check(self, deadline_s: float) -> Source[T]:
@@ -261,7 +261,7 @@ class Source(ABC, Generic[T]):
         return self
 
     def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
-        """Ask for the sizes of some of its `files`; put each answer, or why there is none, under the file's place.
+        """Ask for the sizes of some of its `listed_files`; put each answer, or why there is none, under the file's place.
 
         Blocks until all have answered, or for `within_s`.
         """

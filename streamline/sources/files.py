@@ -25,7 +25,8 @@ from streamline.io.fetch.file import FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.options import Access
-from streamline.io.storage.resolve import afind, find, is_afar, look_up
+from streamline.io.storage.paths import is_remote
+from streamline.io.storage.resolve import afind, find, look_up
 from streamline.sharding.index import Bijection
 from streamline.sharding.split import files_of
 from streamline.sources import listings
@@ -79,7 +80,7 @@ class Files(Source[T]):
 
     @property
     def is_remote(self) -> bool:
-        return self.found is None and any(map(is_afar, self.paths))
+        return self.found is None and any(map(is_remote, self.paths))
 
     def resolved(self, traffic: Traffic | None = None) -> Files[T]:
         """Return this source with its files looked up, once for all workers: a later look may find others.
@@ -120,6 +121,10 @@ class Files(Source[T]):
     @property
     def reread(self) -> str:
         return self.format.reread
+
+    @property
+    def listed_files(self) -> tuple[FoundObject, ...]:
+        return self.files
 
     @property
     def same_columns(self) -> bool:
