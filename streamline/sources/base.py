@@ -261,7 +261,7 @@ class Source(ABC, Generic[T]):
         return self
 
     def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
-        """Ask for the sizes of some of its `listed_files`; put each answer, or why there is none, under the file's place.
+        """Ask for the sizes of some of its `listed_files`; put each answer, or failure, under the file's place.
 
         Blocks until all have answered, or for `within_s`.
         """
