@@ -277,8 +277,10 @@ class Pipeline(Openable[T]):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
 
-    def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
-        """Pass the items through an async generator function of one async iterator.
+    def through(
+        self, fn: Callable[..., AsyncIterator[U]] | Stage[T, U], *, name: str | None = None, **params: Any
+    ) -> Pipeline[U]:
+        """Pass the items through an async generator function of one async iterator, or through a `Stage` of your own.
 
         Args:
           fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
@@ -291,6 +293,10 @@ class Pipeline(Openable[T]):
         Warns:
           UserWarning: it is undeclared.
         """
+        if isinstance(fn, Stage):
+            if params:
+                raise PlanTypeError(f".through({fn.kind}) takes no {next(iter(params))}=: a stage has its options")
+            return self._with(replace(fn, name=self._name(name, fn.name)))
         check_through(fn)
         if isinstance(fn, Declared):
             check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())

@@ -563,8 +563,10 @@ def stream_http(
     )
 
 
-def pipeline_of(format: Format[T], paths: Paths, name: str, **access: Unpack[AccessOptions]) -> Pipeline[T]:
-    """Return the pipeline that reads files of a format.
+def pipeline_of(
+    format: Format[T], paths: Paths, name: str | None = None, **access: Unpack[AccessOptions]
+) -> Pipeline[T]:
+    """Return the pipeline that reads files of a format, one of your own, too; it is named after its kind by default.
 
     Raises:
       PlanTypeError: an option that there is none of.
@@ -573,4 +575,4 @@ def pipeline_of(format: Format[T], paths: Paths, name: str, **access: Unpack[Acc
     if unknown := sorted(access.keys() - AccessOptions.__annotations__.keys()):
         known = ", ".join(f"{option}=" for option in AccessOptions.__annotations__)
         raise PlanTypeError(f"{format.kind} takes no {unknown[0]}=; beside those of its format it takes {known}")
-    return Pipeline(Files(name=name, format=format, paths=given_paths(paths), access=Access(**access)))
+    return Pipeline(Files(name=name or format.kind, format=format, paths=given_paths(paths), access=Access(**access)))

@@ -1,8 +1,8 @@
 """A dry run of a plan: what it would read, and what it would fail on, found in seconds.
 
 Reads the listing, the sizes that it lacks, and the first record of a few files, side by side and within a deadline.
-The records then go through the stages, in a thread: what raises on them would raise in the run. Nothing is written: no
-cache, no journal, no dead letters. A live source isn't read: what is read of it is gone.
+The records then go through the stages. Nothing is written: no cache, no journal, no dead letters. A live source isn't
+read: its items can't be read again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,56 +20,312 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-import anyio
-from anyio.abc import TaskGroup
-
 from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
-from streamline.core.flow import Site
 from streamline.core.options import check_int, check_seconds
 from streamline.core.session import Session
-from streamline.core.tasks import Tasks
 from streamline.core.threads import start_thread
 from streamline.errors import PlanError
-from streamline.io.fetch.fetcher import SharedStorages
 from streamline.io.storage.base import FoundObject
-from streamline.io.storage.options import Access, HttpOptions
-from streamline.io.storage.registry import Storages
 from streamline.plan.plan import Plan, Shard
 from streamline.runtime.check_report import DEADLINE_S, Load, Problem, Report
-from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import OpenOptions, prepare
+from streamline.runtime.open import Opened, OpenOptions, prepare, unsettled
 from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
-from streamline.sources.base import Part, Source
-from streamline.sources.files import Files
 from streamline.sources.items import Items
-from streamline.sources.live import Live
-from streamline.transforms.base import Stage
-from streamline.transforms.cache import Cache
-from streamline.transforms.regenerate import Regenerate
 
-__all__ = [
-    "UNEVEN",
-    "Heads",
-    "Mixed",
-    "Rehearsed",
-    "check",
-    "idle",
-    "loads_of",
-    "look",
-    "mixed",
-    "pickles",
-    "ranks_of",
-    "rehearse",
-    "spread",
-    "uneven",
-]
+__all__ = ["MOST_OUTPUTS", "UNEVEN", "check", "idle", "loads_of", "mixed", "ranks_of", "spread", "uneven"]
 
+HEADS = 8
+"""Files whose first record is read, or items."""
+
+SIZES = 1000
+"""Objects whose sizes are asked for, if no listing tells them: with 64 at once and 30 ms each, half a second."""
+
+MOST_OUTPUTS = 256
+"""Items that the stages are asked for: a `.repeat()` has no end."""
+
+SHOWN = 5
+"""Problems of a kind that the report has one by one, and keys that a message names."""
 
 UNEVEN = 2.0
-"""How many times the least shard's bytes the largest has before that is worth a note: the run takes as long as it."""
+"""How many times the bytes of the smallest shard the largest has before the report notes it."""
+
+STAGE = re.compile(r"in (.+), shard \d+ of \d+ \(")
+"""The note on an exception that says which stage raised it."""
+
+Records = list[tuple[str, Any]]
+"""Where each record is from, and the record."""
+
+
+@dataclass
+class _Findings:
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def problem(self, what: str, messages: Sequence[str]) -> None:
+        """Add problems of one kind: the first few, and how many more there are; none that is there already."""
+        messages = [message for message in messages if all(message != one.message for one in self.problems)]
+        self.problems += [Problem(what=what, message=message) for message in messages[:SHOWN]]
+        if len(messages) > SHOWN:
+            self.problems.append(Problem(what=what, message=f"… and {len(messages) - SHOWN:,} more"))
+
+
+def check(
+    plan: Plan, *, world_size: int | None = None, backend: Backend | None = None, deadline_s: float = DEADLINE_S
+) -> Report:
+    """Return what is found; what is wrong with the plan or the data is in it, not raised.
+
+    Raises:
+      PlanError: `world_size` or `deadline_s` is out of range or type.
+    """
+    if world_size is not None:
+        world_size = check_int(".check(world_size=)", world_size, 1)
+    check_seconds(".check(deadline_s=)", deadline_s)
+    began = perf_counter()
+    findings = _Findings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = _checked(plan, findings, world_size, backend, deadline_s)
+    problems, notes = tuple(findings.problems), tuple(findings.notes)
+    return replace(report, problems=problems, notes=notes, took_s=perf_counter() - began)
+
+
+def _checked(
+    plan: Plan, findings: _Findings, world_size: int | None, backend: Backend | None, deadline_s: float
+) -> Report:
+    rank = None if world_size is None else 0
+    report = Report(source=str(plan.source), files=plan.source.listed, mode=plan.mode)
+    _check_folder(plan.source.cache_dir, findings)
+    try:
+        source = plan.source.for_check(deadline_s).resolved()
+    except Exception as error:
+        findings.problem("listing", [_problem_line(error)])
+        return report
+    plan = replace(plan, source=source)
+    report = replace(report, source=str(source), mode=plan.mode)
+    try:
+        prepare(plan, OpenOptions(rank=rank, world_size=world_size), backend=backend or Inline())
+        ranks = find_rank(rank, world_size)
+    except Exception as error:
+        findings.problem("plan", [_problem_line(error)])
+        ranks = None
+    reason = _pickling_failure(plan, backend)
+    if reason is not None and backend is not None:
+        findings.problem("pickling", [reason])
+    elif reason is not None:
+        findings.notes.append(f"it can't run in processes: {reason}")
+    if plan.mode == "shared":
+        findings.notes.append("it is live: nothing was read, for that would be gone")
+        return report
+    records, files = _look(plan, findings, deadline_s)
+    report = replace(_balanced(report, plan, files, findings), records=tuple(records))
+    if ranks is not None and report.shards:
+        report = replace(report, ranks=ranks_of(report.shards, ranks.world_size), world_found_in=ranks.found_in)
+        if ranks.world_size > 1:
+            findings.notes += uneven(report.ranks, "rank")
+    if not records or not (plan.worker or plan.after):
+        return report
+    return replace(report, outputs=_rehearse(plan, records, findings, deadline_s))
+
+
+def _check_folder(cache_dir: str | None, findings: _Findings) -> None:
+    if cache_dir is None:
+        return
+    folder = os.path.abspath(os.path.expanduser(cache_dir))  # noqa: PTH100, PTH111
+    there = folder
+    while not os.path.lexists(there) and there != os.path.dirname(there):  # noqa: PTH120
+        there = os.path.dirname(there)  # noqa: PTH120
+    if not os.path.isdir(there):  # noqa: PTH112
+        findings.problem("cache", [f"cache_dir={folder} can't be made: {there} is no folder"])
+    elif not os.access(there, os.W_OK | os.X_OK):
+        findings.problem("cache", [f"cache_dir={folder} can't be written to: check the permissions of {there}"])
+
+
+def _pickling_failure(plan: Plan, backend: Backend | None) -> str | None:
+    """Return why a plan can't be sent to the processes of a backend; None: it can, or isn't."""
+    backend = backend or Processes(1)
+    if not isinstance(backend, Processes):
+        return None
+    with closing(Session()) as session:
+        try:
+            backend.payload(plan, session, 1)
+        except Exception as error:
+            return f"{error}" or type(error).__name__
+    return None
+
+
+# First records ------------------------------------------------------------------------------------------------------
+
+
+class _OutOfTimeError(Exception):
+    """The deadline has passed."""
+
+
+def _first(plan: Plan, most: int, take: Callable[[Any], object], until: float) -> None:
+    """Hand the first items of a plan to `take`, as `Pipeline.first` returns them.
+
+    Raises:
+      _OutOfTimeError: an item came after `until`.
+      As `open`, and what the plan fails with.
+    """
+    opened = Opened[Any](unsettled(plan, OpenOptions(rank=0, world_size=1), backend=Inline()))
+    with closing(opened.sync_stream(most_ahead=HEADS)) as stream:
+        stream.leave_at_exit()
+        for item in islice(stream, most):
+            if perf_counter() > until:
+                raise _OutOfTimeError
+            take(item)
+
+
+def _side_by_side(works: Sequence[Callable[[], object]], until: float) -> list[BaseException | None]:
+    """Run each in a thread: check may be called in a running event loop, and a function of the user's may hang.
+
+    Returns:
+      What each raised; `_OutOfTimeError` of one that is still at work, in a thread that doesn't keep the interpreter.
+    """
+    outcomes: list[BaseException | None] = [_OutOfTimeError()] * len(works)
+
+    def run(at: int) -> None:
+        try:
+            works[at]()
+        except BaseException as error:
+            outcomes[at] = error
+        else:
+            outcomes[at] = None
+
+    threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(works))]
+    for thread in threads:
+        start_thread(thread)
+    for thread in threads:
+        thread.join(max(0.0, until - perf_counter()))
+    return list(outcomes)
+
+
+def _look(plan: Plan, findings: _Findings, deadline_s: float) -> tuple[Records, list[FoundObject] | None]:
+    """Read first records, ask for the sizes that are unknown, and say what went wrong.
+
+    Returns:
+      The records, in order; the files, with the sizes that are known by now.
+    """
+    source, until = plan.source, perf_counter() + deadline_s
+    before = plan.before if source.indexable else ()
+    alone = replace(plan, before=before, shard=Shard(), sharded=False, worker=(), after=())
+    if (found := source.listed_files) is None:
+        files, count, unsized = None, HEADS, []
+        names, plans = {0: source.name}, {0: alone}
+    else:
+        files, count = list(found), 1
+        names = {at: file.path for at, file in enumerate(files)}
+        plans = {at: replace(alone, source=source.only(at)) for at in spread(len(files), HEADS)}
+        unsized = [at for at, file in enumerate(files) if file.size is None]
+        unsized = [unsized[at] for at in spread(len(unsized), SIZES)]
+    read: dict[int, list[Any]] = {at: [] for at in plans}
+    answers: dict[int, FoundObject | Exception] = {}
+    works = [partial(_first, one, count, read[at].append, until) for at, one in plans.items()]
+    asking = partial(source.look_up, unsized, answers, deadline_s)
+    outcomes = _side_by_side([*works, asking] if unsized else works, until)
+    failures: dict[int, BaseException] = {at: error for at, error in zip(plans, outcomes, strict=False) if error}
+    for at in unsized:
+        answer = answers.get(at, outcomes[-1] or _OutOfTimeError())
+        if isinstance(answer, BaseException):
+            failures.setdefault(at, answer)
+        elif files is not None:
+            files[at] = replace(files[at], size=answer.size)
+    _say_failures([(names[at], failures[at]) for at in sorted(failures)], findings, deadline_s)
+    records = [
+        (names[at] if count == 1 else f"item {number} of {names[at]}", item)
+        for at, items in read.items()
+        for number, item in enumerate(items)
+    ]
+    empty = [names[at] for at, items in read.items() if not items and at not in failures]
+    if empty and not records and not failures:
+        findings.problem("reading", ["there are no records: " + ", ".join(empty[:SHOWN])])
+    elif empty:
+        findings.notes.append(f"{len(empty)} of those looked at have no records: {', '.join(empty[:SHOWN])}")
+    differences = mixed(records, columns=source.same_columns)
+    findings.problem("schema", [message for message, fails in differences if fails])
+    findings.notes += [message for message, fails in differences if not fails][:SHOWN]
+    return records, files
+
+
+def _say_failures(failures: list[tuple[str, BaseException]], findings: _Findings, deadline_s: float) -> None:
+    late = [where for where, error in failures if isinstance(error, _OutOfTimeError)]
+    findings.problem("reading", [_problem_line(error, where) for where, error in failures if where not in late])
+    findings.problem("reading", [f"{where} gave no answer within {deadline_s:g} s" for where in late])
+
+
+def _problem_line(error: BaseException, where: str = "") -> str:
+    """Say what went wrong, and where if the message doesn't."""
+    text = str(error) or type(error).__name__
+    text = text if type(error).__module__.startswith("streamline") else f"{type(error).__name__}: {text}"
+    return text if not where or where in text else f"{where}: {text}"
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return up to `most` of `count` indices: the first, the last, and some between."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)})
+
+
+def _rehearse(plan: Plan, records: Records, findings: _Findings, deadline_s: float) -> int:
+    """Run the records through the stages together and, if that fails, each alone; return how many items came out."""
+    until = perf_counter() + deadline_s
+    worker, after = (tuple(stage.without_disk() for stage in section) for section in (plan.worker, plan.after))
+    alone = replace(plan, before=(), shard=Shard(), sharded=True, worker=worker, after=after)
+    outputs: list[None] = []
+    failures: list[str] = []
+
+    def failure(some: Records, take: Callable[[Any], object] = lambda _: None) -> str | None:
+        if perf_counter() > until:
+            raise _OutOfTimeError
+        items = Items(name=plan.source.name, items=[record for _, record in some])
+        try:
+            _first(replace(alone, source=items), MOST_OUTPUTS, take, until)
+        except _OutOfTimeError:
+            raise
+        except Exception as error:
+            if any(one.message == _problem_line(error) for one in findings.problems):
+                return None  # the plan can't be opened here, and that is said
+            notes = [match[1] for note in getattr(error, "__notes__", ()) if (match := STAGE.match(note))]
+            return f"{notes[0] if notes else 'a stage'} raised {type(error).__name__}: {error}"
+        return None
+
+    def work() -> None:
+        together = failure(records, lambda _: outputs.append(None))
+        if together is None:
+            return
+        each = [(where, failure([(where, record)])) for where, record in records]
+        failures.extend(f"on the first record of {where}, {why}" for where, why in each if why is not None)
+        if not failures:
+            failures.append(f"together, the first records fail: {together}")
+
+    (outcome,) = _side_by_side([work], until)
+    findings.problem("stages", failures)
+    if outcome is not None:
+        findings.notes.append(f"the stages weren't through with {len(records)} records within {deadline_s:g} s")
+    return len(outputs)
+
+
+# What each shard reads ----------------------------------------------------------------------------------------------
+
+
+def _balanced(report: Report, plan: Plan, files: list[FoundObject] | None, findings: _Findings) -> Report:
+    """Return a report that also says what each shard reads."""
+    shards: tuple[Load, ...] = ()
+    try:
+        shards = loads_of(plan, files)
+        plan.source.check_split(plan.mode, plan.shard.num_shards)
+    except PlanError as error:
+        findings.problem("shards", [str(error)])
+    objects = plan.source.length if files is None else len(files)
+    if objects is not None:
+        findings.problems += idle(plan, shards, objects, "items" if files is None else "files")
+    findings.notes += uneven(shards, "shard")
+    total, unsized = sum(one.size or 0 for one in files or ()), sum(one.size is None for one in files or ())
+    return replace(report, objects=objects, bytes=total, unsized=unsized, shards=shards)
 
 
 def loads_of(plan: Plan, found: Sequence[FoundObject] | None) -> tuple[Load, ...]:
@@ -140,447 +396,7 @@ def _sum(loads: Sequence[Load]) -> Load:
     )
 
 
-PATIENCE = 0.8
-"""The part of the deadline after which a request gives up: what it says then tells more than that time is up."""
-
-
-HEADS = 8
-"""Files whose first record is read, or items."""
-
-
-SIZES = 1000
-"""Objects whose sizes are asked for, if no listing tells them: with 64 at once and 30 ms each, half a second."""
-
-
-SHOWN = 5
-"""Problems of a kind that are told one by one."""
-
-
-TABLES = ("read_csv", "read_parquet", "read_arrow")
-"""Formats whose files must have the same columns."""
-
-
-@dataclass
-class _Findings:
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def problem(self, what: str, messages: Sequence[str]) -> None:
-        """Add problems of one kind: the first few, and how many more there are; none that is there already."""
-        messages = [message for message in messages if all(message != one.message for one in self.problems)]
-        self.problems += [Problem(what=what, message=message) for message in messages[:SHOWN]]
-        if len(messages) > SHOWN:
-            self.problems.append(Problem(what=what, message=f"… and {len(messages) - SHOWN:,} more"))
-
-
-def check(
-    plan: Plan, *, world_size: int | None = None, backend: Backend | None = None, deadline_s: float = DEADLINE_S
-) -> Report:
-    """Return what is found; what is wrong with the plan or the data is in it, not raised.
-
-    Raises:
-      PlanError: `world_size` or `deadline_s` is out of range or type.
-    """
-    if world_size is not None:
-        world_size = check_int(".check(world_size=)", world_size, 1)
-    check_seconds(".check(deadline_s=)", deadline_s)
-    began = perf_counter()
-    findings = _Findings()
-    report = _checked(plan, findings, world_size, backend, deadline_s)
-    return replace(
-        report,
-        problems=tuple(findings.problems),
-        notes=tuple(findings.notes),
-        took_s=perf_counter() - began,
-    )
-
-
-def _checked(
-    plan: Plan, findings: _Findings, world_size: int | None, backend: Backend | None, deadline_s: float
-) -> Report:
-    source, rank = plan.source, None if world_size is None else 0
-    report = Report(source=str(source), files=isinstance(source, Files), mode=plan.mode)
-    if isinstance(source, Files):
-        _check_cache(source.access, findings)
-        source = replace(source, access=_impatient(source.access, deadline_s))
-    try:
-        source = source.resolved()
-    except Exception as error:
-        findings.problem("listing", [_problem_line(error)])
-        return report
-    plan = replace(plan, source=source)
-    report = replace(report, source=str(source), mode=plan.mode)
-    try:
-        prepare(plan, OpenOptions(rank=rank, world_size=world_size), backend=backend or Inline())
-        ranks = find_rank(rank, world_size)
-    except Exception as error:
-        findings.problem("plan", [_problem_line(error)])
-        ranks = None
-    reason = pickles(plan, backend)
-    if reason is not None and backend is not None:
-        findings.problem("pickling", [reason])
-    elif reason is not None:
-        findings.notes.append(f"it can't run in processes: {reason}")
-    if isinstance(source, Live):
-        findings.notes.append("it is live: nothing was read, for that would be gone")
-        return report
-    heads = _look(plan, findings, deadline_s)
-    found = _sized(source, heads) if isinstance(source, Files) else None
-    report = _balanced(report, plan, found, findings)
-    if ranks is not None and report.shards:
-        report = replace(report, ranks=ranks_of(report.shards, ranks.world_size), world_found_in=ranks.found_in)
-        if ranks.world_size > 1:
-            findings.notes += uneven(report.ranks, "rank")
-    report = replace(report, records=tuple(heads.records))
-    return replace(report, outputs=_through_stages(plan, heads, findings, deadline_s))
-
-
-def _look(plan: Plan, findings: _Findings, deadline_s: float) -> Heads:
-    """Read first records, and say what went wrong."""
-    source = plan.source
-    if isinstance(source, Files):
-        files = source.files
-        places = spread(len(files), HEADS)
-        unsized = [at for at in range(len(files)) if files[at].size is None]
-        sized = [unsized[at] for at in spread(len(unsized), SIZES)]
-    else:
-        places, sized = list(range(HEADS)), []
-    part = plan.part((0,)) if source.indexable else replace(plan.part((0,)), mode=source.modes[0])
-    heads = look(source, part, places, sized, deadline_s)
-    findings.problem("reading", [_problem_line(error, where) for where, error in heads.failures])
-    findings.problem("reading", [f"{where} gave no answer within {deadline_s:g} s" for where in heads.late])
-    if heads.empty and not heads.records and not heads.failures and not heads.late:
-        findings.problem("reading", ["there are no records: " + ", ".join(heads.empty[:SHOWN])])
-    elif heads.empty:
-        findings.notes.append(
-            f"{len(heads.empty)} of those looked at have no records: {', '.join(heads.empty[:SHOWN])}"
-        )
-    columns = isinstance(source, Files) and source.kind in TABLES
-    differences = mixed(heads.records, columns=columns)
-    findings.problem("schema", [message for message, fails in differences if fails])
-    findings.notes += [message for message, fails in differences if not fails][:SHOWN]
-    return heads
-
-
-def _sized(source: Files[Any], heads: Heads) -> list[Any]:
-    """Return the files with the sizes that are known by now."""
-    return [one if one.size is not None else replace(one, size=heads.sizes.get(one.path)) for one in source.files]
-
-
-def _balanced(report: Report, plan: Plan, found: list[Any] | None, findings: _Findings) -> Report:
-    """Return a report that also says what each shard reads."""
-    shards: tuple[Load, ...] = ()
-    try:
-        shards = loads_of(plan, found)
-    except PlanError as error:
-        findings.problem("shards", [str(error)])
-    objects = plan.source.length if found is None else len(found)
-    if objects is not None:
-        findings.problems += idle(plan, shards, objects, "items" if found is None else "files")
-    if isinstance(plan.source, Files) and plan.mode == "contiguous" and plan.shard.num_shards > 1 and found is not None:
-        refusal = plan.source.format.not_splittable(found[0].path, plan.shard.num_shards)
-        findings.problem("shards", [] if refusal is None else [str(refusal)])
-    findings.notes += uneven(shards, "shard")
-    return replace(
-        report,
-        objects=objects,
-        bytes=sum(one.size or 0 for one in found or ()),
-        unsized=sum(one.size is None for one in found or ()),
-        shards=shards,
-    )
-
-
-def _through_stages(plan: Plan, heads: Heads, findings: _Findings, deadline_s: float) -> int | None:
-    """Run the records through the stages; return how many items came out."""
-    if not heads.records or not (plan.worker or plan.after):
-        return None
-    rehearsed = rehearse(plan, heads.records, deadline_s)
-    findings.problem("stages", rehearsed.failures)
-    if rehearsed.late:
-        findings.notes.append(f"the stages weren't through with {len(heads.records)} records within {deadline_s:g} s")
-    return rehearsed.outputs
-
-
-def _impatient(access: Access, deadline_s: float) -> Access:
-    """Return how bytes are had for a look: nothing is kept, and servers have less time to answer."""
-    http, most_s = access.http or HttpOptions(), PATIENCE * deadline_s
-    http = replace(
-        http,
-        timeout_s=min(http.timeout_s, most_s),
-        connect_timeout_s=min(http.connect_timeout_s, most_s),
-        deadline_s=min(http.deadline_s, most_s),
-    )
-    return replace(access, http=http, cache_dir=None, cache_max_bytes=None)
-
-
-def _check_cache(access: Access, findings: _Findings) -> None:
-    if access.cache_dir is None:
-        return
-    folder = os.path.abspath(os.path.expanduser(access.cache_dir))  # noqa: PTH100, PTH111
-    there = folder
-    while not os.path.lexists(there) and there != os.path.dirname(there):  # noqa: PTH120
-        there = os.path.dirname(there)  # noqa: PTH120
-    if not os.path.isdir(there):  # noqa: PTH112
-        findings.problem("cache", [f"cache_dir={folder} can't be made: {there} is no folder"])
-    elif not os.access(there, os.W_OK | os.X_OK):
-        findings.problem("cache", [f"cache_dir={folder} can't be written to: check the permissions of {there}"])
-
-
-def _problem_line(error: Exception, where: str = "") -> str:
-    """Say what went wrong, and where if the message doesn't."""
-    text = str(error) or type(error).__name__
-    text = text if type(error).__module__.startswith("streamline") else f"{type(error).__name__}: {text}"
-    return text if not where or where in text else f"{where}: {text}"
-
-
-AT_ONCE = 64
-"""Sizes that are asked for at once."""
-
-
-HANGS_S = 2.0
-"""How much longer than its deadline a look may take before it hangs: in a function of the user that doesn't return."""
-
-
-@dataclass
-class Heads:
-    """What was found.
-
-    Attributes:
-      records: (where it is from, the record), in order.
-      empty: what has no record.
-      sizes: of objects, in bytes, as far as the server has said, by path.
-      failures: (where, what went wrong), in order.
-      late: what didn't answer in time.
-    """
-
-    records: list[tuple[str, Any]] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=dict)
-    failures: list[tuple[str, Exception]] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Return up to `most` of `count` indices: the first, the last, and some between."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)})
-
-
-def look(source: Source[Any], part: Part, places: Sequence[int], sized: Sequence[int], deadline_s: float) -> Heads:
-    """Read first records, in a thread and an event loop of their own: this may be called in a running one.
-
-    Args:
-      source: resolved.
-      part: how it is read if it has no files: then the first `len(places)` items are.
-      places: of the files whose first record is read.
-      sized: of those whose sizes are asked for.
-      deadline_s: for all of it.
-    """
-    heads = Heads()
-    thread = threading.Thread(
-        target=anyio.run, args=(_look_at_heads, heads, source, part, places, sized, deadline_s), daemon=True
-    )
-    start_thread(thread)
-    thread.join(deadline_s + HANGS_S)
-    if thread.is_alive():
-        heads.late.append(source.name)
-    return heads
-
-
-async def _look_at_heads(
-    heads: Heads, source: Source[Any], part: Part, places: Sequence[int], sized: Sequence[int], deadline_s: float
-) -> None:
-    async with anyio.create_task_group() as group:
-        tasks = Tasks(group, Session(metered=False))  # else all files would be one stage
-        try:
-            looking = _Looking(heads, tasks, anyio.current_time() + deadline_s)
-            await looking.all(source, part, places, sized)
-        finally:
-            tasks.finished()
-            group.cancel_scope.cancel()
-
-
-class _Looking:
-    def __init__(self, heads: Heads, tasks: Tasks, deadline: float) -> None:
-        self._heads = heads
-        self._tasks = tasks
-        self._deadline = deadline
-        self._slots = anyio.Semaphore(AT_ONCE)
-        self._found: dict[int, list[tuple[str, Any]]] = {}
-        self._failed: dict[int, tuple[str, Exception]] = {}
-
-    async def all(self, source: Source[Any], part: Part, places: Sequence[int], sized: Sequence[int]) -> None:
-        """Look at everything, side by side."""
-        async with anyio.create_task_group() as group:
-            if not isinstance(source, Files):
-                group.start_soon(self._items, source, part, len(places))
-            else:
-                self._files(group, source, places, sized)
-        self._heads.records = [record for _, found in sorted(self._found.items()) for record in found]
-        self._heads.failures = [failed for _, failed in sorted(self._failed.items(), key=lambda item: item[0])]
-
-    def _files(self, group: TaskGroup, source: Files[Any], places: Sequence[int], sized: Sequence[int]) -> None:
-        for at in places:
-            one = replace(source, found=(source.files[at],))
-            group.start_soon(self._head, at, source.files[at].path, one, Part(mode="file"))
-        lease = SharedStorages(self._tasks.session, source.name, source.access)
-        group.start_soon(self._sizes, lease, [(at, source.files[at]) for at in sized])
-
-    async def _items(self, source: Source[Any], part: Part, count: int) -> None:
-        await self._head(0, source.name, source, part, count)
-
-    async def _head(self, at: int, where: str, source: Source[Any], part: Part, count: int = 1) -> None:
-        found: list[tuple[str, Any]] = []
-
-        async def read() -> None:
-            flow = source.open(Site(self._tasks, 0, 1), part)
-            try:
-                async for item in flow:
-                    found.append((where if count == 1 else f"item {len(found)} of {where}", item))
-                    if len(found) >= count:
-                        return
-                if not found:
-                    self._heads.empty.append(where)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await flow.aclose()
-
-        await self._within(at, where, read)
-        self._found[at] = found
-
-    async def _sizes(self, lease: SharedStorages, files: list[tuple[int, FoundObject]]) -> None:
-        try:
-            async with anyio.create_task_group() as group:
-                for at, found in files:
-                    stat = partial(self._size, lease.storages, found.path)
-                    group.start_soon(self._within, at, found.path, stat)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await lease.aclose()
-
-    async def _size(self, storages: Storages, path: str) -> None:
-        async with self._slots:
-            size = (await storages.of(path).stat(path)).size
-        if size is not None:
-            self._heads.sizes[path] = size
-
-    async def _within(self, at: int, where: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` until the deadline; of its failures, each file has one."""
-        with anyio.CancelScope(deadline=self._deadline) as scope:
-            try:
-                await work()
-            except anyio.get_cancelled_exc_class():
-                raise
-            except Exception as error:
-                self._failed.setdefault(at, (where, error))
-        if scope.cancelled_caught and where not in self._heads.late:
-            self._heads.late.append(where)
-
-
-MOST_OUTPUTS = 256
-"""Items that are taken: a `.repeat()` has no end."""
-
-
-STAGE = re.compile(r"in (.+), shard \d+ of \d+ \(")
-
-
-@dataclass
-class Rehearsed:
-    """How it went.
-
-    Attributes:
-      outputs: items that came out.
-      failures: for a person.
-      late: whether it wasn't through in time.
-    """
-
-    outputs: int = 0
-    failures: tuple[str, ...] = ()
-    late: bool = False
-
-
-def rehearse(plan: Plan, records: Sequence[tuple[str, Any]], deadline_s: float) -> Rehearsed:
-    """Run records through the stages, all of them together, and if that fails, those of each file alone.
-
-    Args:
-      plan: its source and sharding are left out.
-      records: (where it is from, the record).
-      deadline_s: after which it is left to itself, in a thread that doesn't keep the interpreter.
-    """
-    rehearsed = Rehearsed()
-
-    def work() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rehearsed.outputs, failure = _run(plan, [record for _, record in records])
-            if failure is not None:
-                rehearsed.failures = _who_fails(plan, records) or (f"together, the first records fail: {failure}",)
-
-    thread = threading.Thread(target=work, daemon=True)
-    start_thread(thread)
-    thread.join(deadline_s)
-    rehearsed.late = thread.is_alive()
-    return rehearsed
-
-
-def pickles(plan: Plan, backend: Backend | None) -> str | None:
-    """Return why a plan can't be sent to the processes of a backend; None: it can."""
-    backend = backend or Processes(1)
-    if not isinstance(backend, Processes):
-        return None
-    session = Session()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            backend.payload(plan, session, 1)
-    except Exception as error:
-        return f"{error}" or type(error).__name__
-    finally:
-        session.close()
-    return None
-
-
-def _who_fails(plan: Plan, records: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
-    found = []
-    for where, record in records:
-        _, failure = _run(plan, [record])
-        if failure is not None:
-            found.append(f"on the first record of {where}, {failure}")
-    return tuple(found)
-
-
-def _run(plan: Plan, records: list[Any]) -> tuple[int, str | None]:
-    """Return how many items came out, and what went wrong, if anything did."""
-    source = Items(name=plan.source.name, items=records)
-    worker, after = (tuple(map(_unkept, section)) for section in (plan.worker, plan.after))
-    alone = replace(plan, source=source, before=(), shard=Shard(), sharded=True, worker=worker, after=after)
-    opening = prepare(alone, OpenOptions(rank=0, world_size=1), backend=Inline())
-    outputs = 0
-    with closing(DebugStream[Any](opening)) as stream:
-        try:
-            for _ in islice(stream, MOST_OUTPUTS):
-                outputs += 1
-        except Exception as error:
-            return outputs, _rehearsal_line(error)
-    return outputs, None
-
-
-def _unkept(stage: Stage[Any, Any]) -> Stage[Any, Any]:
-    """Return a stage that writes nothing down."""
-    if isinstance(stage, Cache):
-        return replace(stage, path=None)
-    return replace(stage, spill=None) if isinstance(stage, Regenerate) else stage
-
-
-def _rehearsal_line(error: Exception) -> str:
-    """Say what was raised, and by which stage."""
-    notes = [match[1] for note in getattr(error, "__notes__", ()) if (match := STAGE.match(note))]
-    return f"{notes[0] if notes else 'a stage'} raised {type(error).__name__}: {error}"
-
-
-SHOWN_COLUMNS = 5
-"""Keys that a message names."""
+# Whether records are alike --------------------------------------------------------------------------------------------
 
 
 Mixed = tuple[str, bool]
@@ -609,7 +425,7 @@ def _differs(first: str, one: Any, where: str, other: Any, columns: bool) -> Mix
         return None
     wrong = [key for key in one.keys() & other.keys() if not _compatible(one[key], other[key])]
     if wrong:
-        keys = ", ".join(f"{key!r} is {one[key]} and {other[key]}" for key in sorted(wrong, key=str)[:SHOWN_COLUMNS])
+        keys = ", ".join(f"{key!r} is {one[key]} and {other[key]}" for key in sorted(wrong, key=str)[:SHOWN])
         return f"the first records of {first} and {where} differ: {keys}", True
     if one.keys() != other.keys():
         said = [f"{where} has no {_keys(one.keys() - other.keys())}"] if one.keys() - other.keys() else []
@@ -642,6 +458,4 @@ def _shape_line(shape: Any) -> str:
 
 def _keys(keys: Any) -> str:
     names = sorted(map(repr, keys))
-    return ", ".join(names[:SHOWN_COLUMNS]) + (
-        f" and {len(names) - SHOWN_COLUMNS:,} more" if len(names) > SHOWN_COLUMNS else ""
-    )
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")

@@ -97,7 +97,8 @@ class Report:
         lines += [f"  PROBLEM   {problem.what}: {_indented(problem.message)}" for problem in self.problems]
         count = len(self.problems)
         found = "no problems" if self.ok else f"{count} problem{'s' * (count > 1)}"
-        return printable("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
+        text = "\n".join([*lines, f"{found} found in {self.took_s:.1f} s"])
+        return "\n".join(map(printable, text.split("\n")))
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""
@@ -136,7 +137,7 @@ def _spread(loads: tuple[Load, ...], kind: str) -> str:
     sizes = [load.bytes for load in loads if load.bytes is not None]
     if len(sizes) == len(loads):
         said.append(_range(in_bytes(min(sizes)), in_bytes(max(sizes))))
-    return ", ".join(said) or "what nobody knows yet"
+    return ", ".join(said) or "of unknown size"
 
 
 def _count(count: int, what: str) -> str:

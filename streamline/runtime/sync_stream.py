@@ -73,6 +73,11 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
 
+    def leave_at_exit(self) -> None:
+        """Let the interpreter exit without closing this stream: its threads are daemons, and may be stuck."""
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
 

@@ -14,6 +14,7 @@ from streamline.core.flow import Demand, Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, check_type
+from streamline.io.storage.base import FoundObject
 from streamline.sharding.index import Index
 
 __all__ = ["Change", "Mode", "Part", "Source", "Split"]
@@ -259,6 +260,35 @@ class Source(ABC, Generic[T]):
     def functions(self) -> dict[str, Any]:
         """Return the user's functions that are in no option, by argument: their code is compared at a resume."""
         return {}
+
+    @property
+    def listed_files(self) -> Sequence[FoundObject] | None:
+        """The files that it reads, in order, before any shuffle; None: it has no list of files. May look at them."""
+        return None
+
+    @property
+    def same_columns(self) -> bool:
+        """Whether the records of all files must have the same keys."""
+        return False
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The folder of this machine in which it keeps what it reads; None: there is none."""
+        return None
+
+    def only(self, at: int) -> Source[T]:
+        """Return a source that reads one of its `listed_files` and no other."""
+        raise TypeError(f"{self.kind} has no list of files")
+
+    def for_check(self, deadline_s: float) -> Source[T]:
+        """Return this source as `Pipeline.check` reads it: nothing is written, and requests give up by the deadline."""
+        return self
+
+    def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
+        """Ask for the sizes of some of its `listed_files`; put each answer, or failure, under the file's place.
+
+        Blocks until all have answered, or for `within_s`.
+        """
 
     def drawn(self) -> Json:
         """Return what else determines the items of a pass, as JSON, but may change before a resume."""

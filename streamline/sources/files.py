@@ -6,6 +6,8 @@ A worker reads its files one after the other, or several in turn. `streamline.io
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
@@ -23,7 +25,8 @@ from streamline.io.fetch.file import FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.options import Access
-from streamline.io.storage.resolve import afind, find, is_afar
+from streamline.io.storage.paths import is_remote
+from streamline.io.storage.resolve import afind, find, look_up
 from streamline.sharding.index import Bijection
 from streamline.sharding.split import files_of
 from streamline.sources import listings
@@ -33,6 +36,9 @@ from streamline.sources.interleave import ShardPlace, in_turn
 __all__ = ["Files"]
 
 T = TypeVar("T")
+
+PATIENCE = 0.8
+"""The part of a check's deadline after which a request gives up: its message tells more than that time is up."""
 
 
 class ListedFile(msgspec.Struct):
@@ -74,7 +80,7 @@ class Files(Source[T]):
 
     @property
     def is_remote(self) -> bool:
-        return self.found is None and any(map(is_afar, self.paths))
+        return self.found is None and any(map(is_remote, self.paths))
 
     def resolved(self, traffic: Traffic | None = None) -> Files[T]:
         """Return this source with its files looked up, once for all workers: a later look may find others.
@@ -115,6 +121,27 @@ class Files(Source[T]):
     @property
     def reread(self) -> str:
         return self.format.reread
+
+    @property
+    def listed_files(self) -> tuple[FoundObject, ...]:
+        return self.files
+
+    @property
+    def same_columns(self) -> bool:
+        return self.format.same_columns
+
+    @property
+    def cache_dir(self) -> str | None:
+        return None if self.access.cache_dir is None else os.fspath(self.access.cache_dir)
+
+    def only(self, at: int) -> Files[T]:
+        return replace(self, found=(self.files[at],))
+
+    def for_check(self, deadline_s: float) -> Files[T]:
+        return replace(self, access=self.access.without_cache(PATIENCE * deadline_s))
+
+    def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
+        look_up({at: self.files[at].path for at in places}, self.access, answers, within_s)
 
     def options(self) -> dict[str, Any]:
         return self.format.options()

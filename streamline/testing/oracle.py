@@ -3,16 +3,17 @@
 Plain generators: no lists, no states, no tasks, no channels. What defines the order (permutations, the split, the
 random generators) is shared with the library; how it is carried out is not. An unordered map is taken as ordered, and
 a best-effort merge as strict: what they deliver is compared as a multiset.
+
+Each kind of stage has a function in a table here; for one of your own, `@reference(MyStage)` adds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 import numpy as np
@@ -47,18 +48,17 @@ from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
 
-__all__ = ["Oracle", "UnknownStageError", "bucketed", "mixed", "oracle", "packed"]
+__all__ = ["Oracle", "UnknownStageError", "Upstream", "oracle", "reference"]
 
 
 Chain = Callable[[Site], Iterator[Any]]
 """What comes out of a stage at a site: in an epoch, in a shard."""
 
-
 NOTHING: Any = object()
 
 
 class UnknownStageError(LookupError):
-    """The oracle has no words for this stage: compare with an uninterrupted run instead."""
+    """The oracle has no reference for this stage: compare with an uninterrupted run instead."""
 
 
 def oracle(pipeline: Pipeline[Any], *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> list[Any]:
@@ -68,11 +68,54 @@ def oracle(pipeline: Pipeline[Any], *, rank: int = 0, world_size: int = 1, epoch
     loops of their own.
 
     Raises:
-      UnknownStageError: a stage that is not one of streamline's.
+      UnknownStageError: a stage for which there is no `@reference`.
       What a source or a function raises.
     """
     with Oracle(pipeline, rank=rank, world_size=world_size, epoch=epoch) as truth:
         return list(truth)
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What a reference is given: the items upstream, one by one, each time that it is iterated.
+
+    Attributes:
+      site: the shard, their number, and the epoch.
+      plan: for a source, the plan that it stands in.
+    """
+
+    chain: Chain
+    site: Site
+    loops: Loops
+    plan: Plan
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.chain(self.site)
+
+
+Reference = Callable[[Any, Upstream], Iterable[Any]]
+
+R = TypeVar("R", bound=Reference)
+
+REFERENCES: dict[type, Reference] = {}
+
+
+def reference(*kinds: type) -> Callable[[R], R]:
+    """Register what classes of stages, or of sources, make of their upstream: a generator of `(stage, upstream)`.
+
+    A source has no upstream: it yields the items of shard `upstream.site.shard` of `upstream.site.num_shards`. One that
+    has no reference is taken at its own word: what it delivers from start to end is expected.
+    """
+
+    def register(apply: R) -> R:
+        REFERENCES.update(dict.fromkeys(kinds, apply))
+        return apply
+
+    return register
+
+
+def _reference_of(kind: type) -> Reference | None:
+    return next((REFERENCES[base] for base in kind.__mro__ if base in REFERENCES), None)
 
 
 class Oracle:
@@ -81,7 +124,7 @@ class Oracle:
     def __init__(self, pipeline: Pipeline[Any], *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> None:
         self._plan = pipeline.plan
         self._site = Site(cast(Tasks, None), rank, world_size, (epoch,))
-        self._loops = _Loops()
+        self._loops = Loops()
 
     def __enter__(self) -> Oracle:
         return self
@@ -94,26 +137,26 @@ class Oracle:
         return self._workers(self._site)
 
     def _workers(self, site: Site) -> list[Iterator[Any]]:
-        plan = self._plan
-        chain = self._through(_head(plan, self._loops), plan.worker)
-        shards = range(site.shard, plan.shard.num_shards, site.num_shards)
-        return [chain(replace(site, shard=shard, num_shards=plan.shard.num_shards)) for shard in shards]
+        num_shards = self._plan.shard.num_shards
+        chain = _worker(self._plan, self._loops)
+        shards = range(site.shard, num_shards, site.num_shards)
+        return [chain(replace(site, shard=shard, num_shards=num_shards)) for shard in shards]
 
     def __iter__(self) -> Iterator[Any]:
-        return self._through(lambda site: _strict(self._workers(site)), self._plan.after)(self._site)
-
-    def _through(self, chain: Chain, stages: Sequence[Stage[Any, Any]]) -> Chain:
-        for stage in stages:
-            chain = _behind(stage, chain, self._loops)
-        return chain
+        plan = self._plan
+        return _through(plan.after, lambda site: _strict(self._workers(site)), plan, self._loops)(self._site)
 
 
-class _Loops:
-    """Where async functions run: for each stage an event loop, because one may be asked for an item inside another."""
+class Loops:
+    """Where async functions run, and what stages remember.
+
+    Each stage has an event loop of its own, because one may be asked for an item inside another.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._portals: dict[int, BlockingPortal] = {}
+        self.first_sites: dict[tuple[int, int, int], Site] = {}
 
     def of(self, stage: object) -> BlockingPortal:
         if id(stage) not in self._portals:
@@ -128,236 +171,29 @@ class _Loops:
         self._stack.close()
 
 
-# Sources ------------------------------------------------------------------------------------------------------------
-def _head(plan: Plan, loops: _Loops) -> Chain:
-    """Return what comes out of the shard."""
-    source = plan.source
-    if isinstance(source, Items):
-        items = source.items
-        return lambda site: (items[index] for index in _indices(plan, site))
-    if isinstance(source, Script):
-        script = source
-        chain: Chain = lambda site: _scripted(script.entries(site.shard, site.num_shards))  # noqa: E731
-    elif isinstance(source, IterableSource):
-        factory = source.factory
-        chain = lambda site: _drawn(factory(), loops.of(plan.source))  # noqa: E731
-    elif isinstance(source, Several):
-        chain = _of_several(source, loops)
-    else:
-        chain = lambda site: _as_read(plan, site, loops.of(plan.source))  # noqa: E731
-    for stage in plan.before:
-        if isinstance(stage, Take | Skip | Repeat):
-            chain = _behind(stage, chain, loops)
-    if plan.mode != "replicated":
-        return chain
-    everything = chain
-    return lambda site: islice(everything(site), site.shard, None, site.num_shards)
-
-
-def _indices(plan: Plan, site: Site) -> Iterator[int]:
-    """Return which items of an indexable source one shard reads."""
-    every, shard, n = (
-        _index(plan.before, len(cast(Items[Any], plan.source).items), site.epoch),
-        site.shard,
-        site.num_shards,
-    )
-    if plan.mode == "interleaved" and not plan.shard.drop_remainder:
-        return islice(every, shard, None, n)
-    listed = list(every)
-    each, rest = divmod(len(listed), n)
-    if plan.mode == "interleaved":
-        return iter(listed[: n * each][shard::n])
-    sizes = [each + (s < rest and not plan.shard.drop_remainder) for s in range(n)]
-    return iter(listed[sum(sizes[:shard]) : sum(sizes[: shard + 1])])
-
-
-def _index(ops: Sequence[Stage[Any, Any]], length: int, epoch: tuple[int, ...]) -> Iterator[int]:
-    """Return the index after what stands before the shard."""
-    if not ops:
-        yield from range(length)
-        return
-    *before, op = ops
-    if isinstance(op, Repeat):
-        for number in count() if op.times is None else range(op.times):
-            found = list(_index(before, length, (*epoch, number)))
-            yield from found
-            if not found:
-                return
-    elif isinstance(op, IndexShuffle):
-        inner = list(_index(before, length, epoch))
-        order = Bijection(len(inner), [op.seed, *epoch])(np.arange(len(inner)))
-        yield from (inner[position] for position in order.tolist())
-    elif isinstance(op, Take):
-        yield from islice(_index(before, length, epoch), op.count)
-    elif isinstance(op, Skip):
-        yield from islice(_index(before, length, epoch), op.count, None)
-
-
-def _scripted(entries: Sequence[Any]) -> Iterator[Any]:
-    for entry in entries:
-        if isinstance(entry, Abort):
-            raise entry.error
-        if type(entry).__name__ != "_Mark":
-            yield entry
-
-
-def _drawn(iterable: Iterable[Any] | AsyncIterable[Any], loop: BlockingPortal) -> Iterator[Any]:
-    if isinstance(iterable, Iterable):
-        yield from iterable
-        return
-    iterator = aiter(iterable)
-    while (item := loop.call(_next, iterator)) is not NOTHING:
-        yield item
-
-
-def _of_several(source: Several[Any], loops: _Loops) -> Chain:
-    """Return what comes out of a mixture, or of a zip. A component is one over all passes: it may have a cache."""
-
-    @cache
-    def component(name: str, num_shards: int) -> Chain:
-        plan = replace(dict(source.components)[name].plan, shard=Shard(num_shards=num_shards))
-        chain = _head(plan, loops)
-        for stage in plan.worker:
-            chain = _behind(stage, chain, loops)
-        return chain
-
-    def chain(site: Site) -> Iterator[Any]:
-        parts = {name: component(name, site.num_shards)(site) for name, _ in source.components}
-        return mixed(source, parts, site) if isinstance(source, Mix) else zip(*parts.values(), strict=False)
-
+def _through(stages: Sequence[Stage[Any, Any]], chain: Chain, plan: Plan, loops: Loops) -> Chain:
+    for stage in stages:
+        chain = _after(stage, chain, plan, loops)
     return chain
 
 
-async def _next(iterator: AsyncIterator[Any]) -> Any:
-    return await anext(iterator, NOTHING)
+def _after(stage: Stage[Any, Any], chain: Chain, plan: Plan, loops: Loops) -> Chain:
+    apply = _reference_of(type(stage))
+    if apply is None:
+        raise UnknownStageError(f"the oracle knows no {type(stage).__name__}: add @reference({type(stage).__name__})")
+    return lambda site: iter(apply(stage, Upstream(chain, site, loops, plan)))
 
 
-def _as_read(plan: Plan, site: Site, loop: BlockingPortal) -> Iterator[Any]:
-    """Take a source's own word for what a shard holds: the flow that it opens, from start to end."""
-
-    async def read() -> list[Any]:
-        async with anyio.create_task_group() as group:
-            here = replace(site, tasks=Tasks(group))
-            flow: Flow[Any] = plan.source.open(here, plan.part(here.epoch))
-            try:
-                found = [item async for item in flow]
-            finally:
-                await flow.aclose()
-                here.tasks.finished()
-        return found
-
-    yield from loop.call(read)
-
-
-# Stages -------------------------------------------------------------------------------------------------------------
-def _behind(stage: Stage[Any, Any], chain: Chain, loops: _Loops) -> Chain:
-    """Return what comes out of one stage after `chain`."""
-    if isinstance(stage, Repeat):
-        repeat = stage
-        return lambda site: _repeat(repeat, chain, site)
-    if isinstance(stage, Prefetch | Transfer):  # to the host: the items stay what they are
-        return chain
-    if isinstance(stage, Cache):
-        return _cache(chain)
-    for kind, apply in STAGES.items():
-        if isinstance(stage, kind):
-            return lambda site: apply(stage, chain(site), site, loops)
-    raise UnknownStageError(f"the oracle knows no {type(stage).__name__}")
-
-
-def _repeat(stage: Repeat[Any], chain: Chain, site: Site) -> Iterator[Any]:
-    for number in count() if stage.times is None else range(stage.times):
-        empty = True
-        for item in chain(site.in_pass(number)):
-            empty = False
-            yield item
-        if empty:
-            return
-
-
-def _cache(chain: Chain) -> Chain:
-    """One pass, whichever is asked for; kept by shard and loader epoch."""
-    first: dict[tuple[int, int], Site] = {}
-    return lambda site: chain(first.setdefault((site.shard, site.epoch[0]), site))
-
-
-def _map(stage: Map[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    for item in items:
-        yield stage.fn(item)
-
-
-def _concurrent_map(stage: ConcurrentMap[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    for item in items:
-        yield stage.fn(item) if stage.executor == "thread" else loops.of(stage).call(stage.fn, item)
-
-
-def _numbering(stage: Numbering[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    generators = Generators(stage.seed, stage.stage, site)
-    for ordinal, item in enumerate(items):
-        yield item, generators.of(ordinal)
-
-
-def _filter(stage: Filter[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    for item in items:
-        if stage.fn(item):
-            yield item
-
-
-def _flat_map(stage: FlatMap[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    for item in items:
-        yield from stage.fn(item)
-
-
-def _batch(stage: Batch[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    while held := list(islice(items, stage.size)):
-        if len(held) == stage.size or not stage.drop_remainder:
-            yield stage.collate(held)
-
-
-def _take(stage: Take[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    yield from islice(items, stage.count)
-
-
-def _skip(stage: Skip[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    yield from islice(items, stage.count, None)
-
-
-def _shuffle(stage: Shuffle[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    for window in count():
-        held = list(islice(items, stage.window))
-        if not held:
-            return
-        yield from (held[index] for index in permutation(len(held), stage.seed, site, window))
-
-
-def _regenerate(stage: Regenerate[Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    rows = items if stage.block is None else (row for block in items for row in unstack(block))
-    seed = stage.seed if stage.shuffle else None
-    for cycle in count():
-        held = list(islice(rows, stage.size))
-        if not held:
-            return
-        for serving in range(stage.reuse):
-            served = iter([held[index] for index in order_of(len(held), seed, site, cycle, serving)])
-            if stage.block is None:
-                yield from served
-            while stage.block is not None and (block := list(islice(served, stage.block))):
-                yield stack(block)
-
-
-def _through(stage: Through[Any, Any], items: Iterator[Any], site: Site, loops: _Loops) -> Iterator[Any]:
-    params, loop = dict(stage.params), loops.of(stage)
-    if isinstance(stage.fn, Declared) and stage.fn.state is not None:
-        params["state"] = stage.fn.state()
-    outputs: Any = stage.fn(_asynchronous(items), **params)
-    loops.before_close(loop, outputs.aclose)
-    while (item := loop.call(_next, outputs)) is not NOTHING:
-        yield item
-
-
-async def _asynchronous(items: Iterator[Any]) -> AsyncIterator[Any]:
-    for item in items:
-        yield item
+def _worker(plan: Plan, loops: Loops) -> Chain:
+    """Return what comes out of a worker."""
+    apply = _reference_of(type(plan.source)) or _as_read
+    chain: Chain = lambda site: iter(apply(plan.source, Upstream(_nothing, site, loops, plan)))  # noqa: E731
+    if not plan.source.indexable:  # else the source reads an index that they have made
+        chain = _through([stage for stage in plan.before if _reference_of(type(stage))], chain, plan, loops)
+    if plan.mode == "replicated":
+        everything = chain
+        chain = lambda site: islice(everything(site), site.shard, None, site.num_shards)  # noqa: E731
+    return _through(plan.worker, chain, plan, loops)
 
 
 def _strict(workers: list[Iterator[Any]]) -> Iterator[Any]:
@@ -373,70 +209,70 @@ def _strict(workers: list[Iterator[Any]]) -> Iterator[Any]:
             yield item
 
 
-Apply = Callable[[Any, Iterator[Any], Site, _Loops], Iterator[Any]]
+# Sources ------------------------------------------------------------------------------------------------------------
 
 
-STAGES: dict[type, Apply] = {
-    Map: _map,
-    ConcurrentMap: _concurrent_map,
-    Numbering: _numbering,
-    Filter: _filter,
-    FlatMap: _flat_map,
-    Batch: _batch,
-    BucketByLength: lambda stage, items, site, loops: bucketed(stage, items),
-    Pack: lambda stage, items, site, loops: packed(stage, items),
-    Take: _take,
-    Skip: _skip,
-    Shuffle: _shuffle,
-    Regenerate: _regenerate,
-    Through: _through,
-}
+def _nothing(site: Site) -> Iterator[Any]:
+    return iter(())
 
 
-def bucketed(stage: BucketByLength[Any, Any], items: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches out of buckets, looked for one by one."""
-    buckets: list[list[Any]] = [[] for _ in stage.batch_size]
-    for item in items:
-        length = stage.length(item)
-        number = sum(length > boundary for boundary in stage.boundaries)
-        buckets[number].append(item)
-        if len(buckets[number]) == stage.batch_size[number]:
-            yield stage.collate(buckets[number])
-            buckets[number] = []
-    if not stage.drop_remainder:
-        yield from (stage.collate(bucket) for bucket in buckets if bucket)
+@reference(Items)
+def _items(source: Items[Any], upstream: Upstream) -> Iterator[Any]:
+    plan, shard, n = upstream.plan, upstream.site.shard, upstream.site.num_shards
+    index = _through(plan.before, lambda site: iter(range(len(source.items))), plan, upstream.loops)(upstream.site)
+    if plan.mode == "interleaved" and not plan.shard.drop_remainder:
+        return (source.items[at] for at in islice(index, shard, None, n))
+    listed = list(index)
+    each, rest = divmod(len(listed), n)
+    if plan.mode == "interleaved":
+        return (source.items[at] for at in listed[: n * each][shard::n])
+    sizes = [each + (s < rest and not plan.shard.drop_remainder) for s in range(n)]
+    return (source.items[at] for at in listed[sum(sizes[:shard]) : sum(sizes[: shard + 1])])
 
 
-def packed(stage: Pack, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield blocks, token by token."""
-    block: list[tuple[int, int, int]] = []  # token, segment, position
-    dtype = np.dtype(np.int64)
-    for item in items:
-        document = np.asarray(item if stage.key is None else item[stage.key])
-        dtype = document.dtype if len(document) else dtype
-        segment, position = block[-1][1] + 1 if block else 1, 0
-        for token in [*document.tolist(), *([stage.eos] if stage.eos is not None and len(document) else [])]:
-            block.append((token, segment, position))
-            position += 1
-            if len(block) == stage.length:
-                yield _block(block, dtype)
-                block, segment, position = [], 1, 0
-    if block and not stage.drop_remainder:
-        yield _block(block + [(0, 0, 0)] * (stage.length - len(block)), dtype)
+@reference(Script)
+def _script(source: Script, upstream: Upstream) -> Iterator[Any]:
+    for entry in source.entries(upstream.site.shard, upstream.site.num_shards):
+        if isinstance(entry, Abort):
+            raise entry.error
+        if type(entry).__name__ != "_Mark":
+            yield entry
 
 
-def _block(block: list[tuple[int, int, int]], dtype: np.dtype[Any]) -> dict[str, Any]:
-    tokens, segments, positions = zip(*block, strict=True)
-    return {
-        "tokens": np.array(tokens, dtype),
-        "segment_ids": np.array(segments, np.int32),
-        "positions": np.array(positions, np.int32),
+@reference(IterableSource)
+def _iterable(source: IterableSource[Any], upstream: Upstream) -> Iterator[Any]:
+    iterable = source.factory()
+    if isinstance(iterable, Iterable):
+        yield from iterable
+        return
+    iterator, loop = aiter(iterable), upstream.loops.of(source)
+    while (item := loop.call(_next, iterator)) is not NOTHING:
+        yield item
+
+
+async def _next(iterator: AsyncIterator[Any]) -> Any:
+    return await anext(iterator, NOTHING)
+
+
+@reference(Several)
+def _zip(source: Several[Any], upstream: Upstream) -> Iterator[Any]:
+    return zip(*_components(source, upstream).values(), strict=False)
+
+
+def _components(source: Several[Any], upstream: Upstream) -> dict[str, Iterator[Any]]:
+    site = upstream.site
+    plans = {
+        name: replace(cast(Any, component).plan, shard=Shard(num_shards=site.num_shards))
+        for name, component in source.components
     }
+    return {name: _worker(plan, upstream.loops)(site) for name, plan in plans.items()}
 
 
-def mixed(mix: Mix[Any], parts: dict[str, Iterator[Any]], site: Site) -> Iterator[Any]:
+@reference(Mix)
+def _mix(mix: Mix[Any], upstream: Upstream) -> Iterator[Any]:
     """Yield one shard of a mixture, draw by draw."""
-    draws, numbers, left, n = mix.draws, Numbers(site), dict(parts), 0
+    site = upstream.site
+    draws, numbers, left, n = mix.draws, Numbers(site), _components(mix, upstream), 0
     while left:
         served = n * site.num_shards + site.shard
         begun = [dict(weights) for start, weights in draws.schedule if start <= served]
@@ -460,3 +296,184 @@ def mixed(mix: Mix[Any], parts: dict[str, Iterator[Any]], site: Site) -> Iterato
         else:
             n += 1
             yield item
+
+
+def _as_read(source: Any, upstream: Upstream) -> Iterator[Any]:
+    """Take a source's own word for what a shard holds: the flow that it opens, from start to end."""
+
+    async def read() -> list[Any]:
+        async with anyio.create_task_group() as group:
+            here = replace(upstream.site, tasks=Tasks(group))
+            flow: Flow[Any] = source.open(here, upstream.plan.part(here.epoch))
+            try:
+                found = [item async for item in flow]
+            finally:
+                await flow.aclose()
+                here.tasks.finished()
+        return found
+
+    yield from upstream.loops.of(source).call(read)
+
+
+# Stages -------------------------------------------------------------------------------------------------------------
+
+
+@reference(Prefetch, Transfer)
+def _same(stage: Any, upstream: Upstream) -> Iterable[Any]:
+    return upstream  # a transfer to the host: the items stay what they are
+
+
+@reference(Repeat)
+def _repeat(stage: Repeat[Any], upstream: Upstream) -> Iterator[Any]:
+    for number in count() if stage.times is None else range(stage.times):
+        empty = True
+        for item in upstream.chain(upstream.site.in_pass(number)):
+            empty = False
+            yield item
+        if empty:
+            return
+
+
+@reference(Cache)
+def _cache(stage: Cache[Any], upstream: Upstream) -> Iterator[Any]:
+    """One pass, whichever is asked for; kept by shard and loader epoch."""
+    key = id(stage), upstream.site.shard, upstream.site.epoch[0]
+    return upstream.chain(upstream.loops.first_sites.setdefault(key, upstream.site))
+
+
+@reference(Map)
+def _map(stage: Map[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    return map(stage.fn, upstream)
+
+
+@reference(ConcurrentMap)
+def _concurrent_map(stage: ConcurrentMap[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    for item in upstream:
+        yield stage.fn(item) if stage.executor == "thread" else upstream.loops.of(stage).call(stage.fn, item)
+
+
+@reference(Numbering)
+def _numbering(stage: Numbering[Any], upstream: Upstream) -> Iterator[Any]:
+    generators = Generators(stage.seed, stage.stage, upstream.site)
+    for ordinal, item in enumerate(upstream):
+        yield item, generators.of(ordinal)
+
+
+@reference(Filter)
+def _filter(stage: Filter[Any], upstream: Upstream) -> Iterator[Any]:
+    return filter(stage.fn, upstream)
+
+
+@reference(FlatMap)
+def _flat_map(stage: FlatMap[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    for item in upstream:
+        yield from stage.fn(item)
+
+
+@reference(Batch)
+def _batch(stage: Batch[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    items = iter(upstream)
+    while held := list(islice(items, stage.size)):
+        if len(held) == stage.size or not stage.drop_remainder:
+            yield stage.collate(held)
+
+
+@reference(BucketByLength)
+def _bucket_by_length(stage: BucketByLength[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    """Yield batches out of buckets, looked for one by one."""
+    buckets: list[list[Any]] = [[] for _ in stage.batch_size]
+    for item in upstream:
+        length = stage.length(item)
+        number = sum(length > boundary for boundary in stage.boundaries)
+        buckets[number].append(item)
+        if len(buckets[number]) == stage.batch_size[number]:
+            yield stage.collate(buckets[number])
+            buckets[number] = []
+    if not stage.drop_remainder:
+        yield from (stage.collate(bucket) for bucket in buckets if bucket)
+
+
+@reference(Pack)
+def _pack(stage: Pack, upstream: Upstream) -> Iterator[Any]:
+    """Yield blocks, token by token."""
+    block: list[tuple[int, int, int]] = []  # token, segment, position
+    dtype = np.dtype(np.int64)
+    for item in upstream:
+        document = np.asarray(item if stage.key is None else item[stage.key])
+        dtype = document.dtype if len(document) else dtype
+        segment, position = block[-1][1] + 1 if block else 1, 0
+        for token in [*document.tolist(), *([stage.eos] if stage.eos is not None and len(document) else [])]:
+            block.append((token, segment, position))
+            position += 1
+            if len(block) == stage.length:
+                yield _block(block, dtype)
+                block, segment, position = [], 1, 0
+    if block and not stage.drop_remainder:
+        yield _block(block + [(0, 0, 0)] * (stage.length - len(block)), dtype)
+
+
+def _block(block: list[tuple[int, int, int]], dtype: np.dtype[Any]) -> dict[str, Any]:
+    tokens, segments, positions = zip(*block, strict=True)
+    return {
+        "tokens": np.array(tokens, dtype),
+        "segment_ids": np.array(segments, np.int32),
+        "positions": np.array(positions, np.int32),
+    }
+
+
+@reference(Take)
+def _take(stage: Take[Any], upstream: Upstream) -> Iterator[Any]:
+    return islice(upstream, stage.count)
+
+
+@reference(Skip)
+def _skip(stage: Skip[Any], upstream: Upstream) -> Iterator[Any]:
+    return islice(upstream, stage.count, None)
+
+
+@reference(IndexShuffle)
+def _index_shuffle(stage: IndexShuffle[Any], upstream: Upstream) -> Iterator[Any]:
+    held = list(upstream)
+    return (held[at] for at in Bijection(len(held), [stage.seed, *upstream.site.epoch])(np.arange(len(held))).tolist())
+
+
+@reference(Shuffle)
+def _shuffle(stage: Shuffle[Any], upstream: Upstream) -> Iterator[Any]:
+    items = iter(upstream)
+    for window in count():
+        held = list(islice(items, stage.window))
+        if not held:
+            return
+        yield from (held[index] for index in permutation(len(held), stage.seed, upstream.site, window))
+
+
+@reference(Regenerate)
+def _regenerate(stage: Regenerate[Any], upstream: Upstream) -> Iterator[Any]:
+    rows = iter(upstream) if stage.block is None else (row for block in upstream for row in unstack(block))
+    seed = stage.seed if stage.shuffle else None
+    for cycle in count():
+        held = list(islice(rows, stage.size))
+        if not held:
+            return
+        for serving in range(stage.reuse):
+            served = iter([held[index] for index in order_of(len(held), seed, upstream.site, cycle, serving)])
+            if stage.block is None:
+                yield from served
+            while stage.block is not None and (block := list(islice(served, stage.block))):
+                yield stack(block)
+
+
+@reference(Through)
+def _custom(stage: Through[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    params, loop = dict(stage.params), upstream.loops.of(stage)
+    if isinstance(stage.fn, Declared) and stage.fn.state is not None:
+        params["state"] = stage.fn.state()
+    outputs: Any = stage.fn(_asynchronous(upstream), **params)
+    upstream.loops.before_close(loop, outputs.aclose)
+    while (item := loop.call(_next, outputs)) is not NOTHING:
+        yield item
+
+
+async def _asynchronous(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
+        yield item

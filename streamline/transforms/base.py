@@ -153,6 +153,10 @@ class Stage(ABC, Generic[In, Out]):
         """Return what a worker reads of a source, with this stage, which acts on the files, before the shard."""
         return part
 
+    def without_disk(self) -> Stage[In, Out]:
+        """Return this stage with nothing written to disk, for `Pipeline.check`."""
+        return self
+
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
         flow = upstream(state)

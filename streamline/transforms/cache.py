@@ -78,6 +78,9 @@ class Cache(Stage[T, T]):
     def check_live(self, source: Source[Any]) -> None:
         raise PlanError(f".cache keeps a pass for the next one, and {source.kind} has only one: leave it out")
 
+    def without_disk(self) -> Cache[T]:
+        return replace(self, path=None)
+
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
         again = 0 if not own else own["served"] - own.get("kept", 0)

@@ -8,7 +8,7 @@ of it was served: a resume draws it again. With `spill`, the upstream's after th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
@@ -315,6 +315,9 @@ class Regenerate(Stage[T, T]):
     block: int | None = None
     overlap: bool = False
     spill: str | None = None
+
+    def without_disk(self) -> Regenerate[T]:
+        return replace(self, spill=None)
 
     @property
     def order_seed(self) -> int | None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import streamline as sl
 from streamline.errors import CheckError, PlanError, PlanTypeError
 from streamline.io.storage import resolve as finding
-from streamline.runtime import check as rehearsal
+from streamline.runtime import check as checking
 from tests.serving import serving_objects
 
 
@@ -49,6 +49,7 @@ def test_a_sound_pipeline(tmp_path: Path) -> None:
     assert report.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert [load.items for load in report.shards] == [2] * 4
     assert [load.items for load in report.ranks] == [4] * 2
+    assert str(report).splitlines()[0].startswith("read_jsonl ")
     for part in ("8 objects", "4 (file), each 2 objects", "2 (given), each 4 objects", "8 of 8", "no problems"):
         assert part in str(report)
     assert report.records[0] == (str(tmp_path / "part-000.jsonl"), {"text": "0-0", "label": 0})
@@ -138,15 +139,31 @@ def test_a_ragged_batch_is_found_among_the_first_records(tmp_path: Path) -> None
 def test_an_endless_pipeline_ends(tmp_path: Path) -> None:
     report = sl.read_jsonl(write(tmp_path, 2)).shard(2).repeat().map(text_of).check()
     assert report.ok
-    assert report.outputs == rehearsal.MOST_OUTPUTS
+    assert report.outputs == checking.MOST_OUTPUTS
 
 
 def test_a_stage_that_hangs_is_noted_and_left() -> None:
     leave = threading.Event()
-    report = sl.from_items([1]).map(lambda _: leave.wait()).check(deadline_s=0.05)
+    report = sl.from_items([1]).map(lambda _: leave.wait()).check(deadline_s=0.4)
     leave.set()
     assert report.ok
     assert "weren't through" in "".join(report.notes)
+
+
+def test_a_check_beyond_its_deadline_leaves_the_exit_quiet(python: Callable[..., str]) -> None:
+    """The function hangs for ever, in a daemon thread: the interpreter ends, and nothing stands on stderr."""
+    script = """
+import threading
+import streamline as sl
+pipe = sl.from_items([1]).map(lambda _: threading.Event().wait())
+print(*pipe.check(deadline_s=0.8).notes)
+"""
+    assert "the stages weren't through with 1 records within 0.8 s" in python(script)
+
+
+def test_a_device_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+    report = sl.read_jsonl(write(tmp_path)).map(len).transfer("cuda:99").check()
+    assert whats(report) == ["plan"]
 
 
 def test_what_does_not_pickle(tmp_path: Path) -> None:

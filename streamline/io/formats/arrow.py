@@ -46,6 +46,7 @@ class ArrowFormat(Columnar):
 
     kind: ClassVar[str] = "read_arrow"
     reread: ClassVar[str] = "reads its record batch again (a stream: all that is before it)"
+    same_columns: ClassVar[bool] = True
     unit: ClassVar[str] = "record batch"
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:

@@ -41,11 +41,13 @@ class Format(ABC, Generic[T]):
     Attributes:
       kind: the public function: "read_lines".
       reread: what a resume does to get back to its place, for a printed plan.
+      same_columns: whether the records of all files must have the same keys.
       sequential: whether a file is read from its place on as one stream, so that the next files can be fetched ahead.
     """
 
     kind: ClassVar[str]
     reread: ClassVar[str]
+    same_columns: ClassVar[bool] = False
     sequential: ClassVar[bool] = True
 
     @property

@@ -102,6 +102,7 @@ class CsvFormat(Format[Any]):
 
     kind: ClassVar[str] = "read_csv"
     reread: ClassVar[str] = "seeks to its record, and reads the header (compressed: unpacks up to it)"
+    same_columns: ClassVar[bool] = True
 
     header: Header = True
     dialect: Dialect = field(default_factory=Dialect)

@@ -34,6 +34,7 @@ class ParquetFormat(Columnar):
 
     kind: ClassVar[str] = "read_parquet"
     reread: ClassVar[str] = "reads its row group again"
+    same_columns: ClassVar[bool] = True
     unit: ClassVar[str] = "row group"
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:

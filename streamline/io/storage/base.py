@@ -1,11 +1,9 @@
-"""The one seam between formats and what holds the files: list, look at, stream, read a range.
-
-Several questions at once, to a store or to a server.
-"""
+"""What a storage is: the interface between formats and what holds the files. List, look at, stream, read a range."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +11,7 @@ import anyio
 
 from streamline.errors import ReadError
 
-__all__ = ["MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
+__all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
 
 
 MODIFIED = "Last-Modified: "
@@ -71,6 +69,9 @@ class Arrival(Protocol):
 class Storage(Protocol):
     """Objects by path. Shared by the flows of one event loop that read with the same `Access`.
 
+    One of your own extends this, overrides `stat` and `blocks` (and `list`, for globs), and is registered by
+    `@streamline.io.storage.registry.storage("scheme")`.
+
     A storage of objects whose sizes are not listed may have a `fetch(path, start, stop, etag, arrival)`, which learns
     of an object from the answer to its first request; without it, `stat` is asked before.
     """
@@ -81,6 +82,7 @@ class Storage(Protocol):
         Raises:
           ReadError: it can't be listed: credentials, no such bucket, a scheme without listings.
         """
+        raise ReadError(f"there are no listings of {pattern.partition('://')[0]}://: give a list of paths, or braces")
 
     async def stat(self, path: str) -> FoundObject:
         """Return what there is to know of an object.
@@ -108,9 +110,15 @@ class Storage(Protocol):
         Raises:
           ReadError: as for `blocks`; fewer bytes than `stop - start` are there.
         """
+        async with aclosing(self.blocks(path, start, stop, etag)) as blocks:
+            return joined(path, [block async for block in blocks], start, stop)
 
     async def aclose(self) -> None:
         """Close what is open. Idempotent."""
+
+
+ADDED: dict[str, Callable[[Any], Storage]] = {}
+"""What makes the storages that users have registered, by their schemes. Called with the source's `Access`."""
 
 
 def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:

@@ -12,14 +12,15 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
+from streamline.io.storage.base import ADDED, Storage
 
 __all__ = ["Access", "AccessOptions", "HttpOptions", "check_proxy", "check_storage_options", "open_store"]
 
@@ -50,6 +51,7 @@ class Access:
       cache_max_bytes: what it may hold: beyond, the objects used least recently go; >= 1. None: no limit.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.
+      added: the storages that users have registered, so that a process that gets the plan has them, too.
 
     Raises:
       PlanTypeError: an option of the wrong type.
@@ -61,6 +63,7 @@ class Access:
     cache_dir: str | os.PathLike[str] | None = None
     cache_max_bytes: int | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    added: Mapping[str, Callable[[Any], Storage]] = field(default_factory=ADDED.copy, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.http is not None and not isinstance(self.http, HttpOptions):
@@ -69,6 +72,12 @@ class Access:
         _check_cache(self.cache_dir, self.cache_max_bytes)
         if self.storage_options is not None:
             check_storage_options(self.storage_options)
+
+    def without_cache(self, within_s: float) -> Access:
+        """Return this access with nothing kept on disk, and requests that give up after `within_s` at the latest."""
+        http = self.http or HttpOptions()
+        limits = {name: min(getattr(http, name), within_s) for name in ("timeout_s", "connect_timeout_s", "deadline_s")}
+        return replace(self, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
 
 
 def _check_cache(cache_dir: object, max_bytes: object) -> None:

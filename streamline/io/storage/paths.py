@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.io.storage.base import ADDED
 
 __all__ = [
     "DEEP",
@@ -32,8 +33,11 @@ __all__ = [
     "given_paths",
     "is_glob",
     "is_object",
+    "is_pattern",
+    "is_remote",
     "is_url",
     "local_files",
+    "scheme_of",
     "size_of",
 ]
 
@@ -112,10 +116,25 @@ def is_url(path: str) -> bool:
     return path[:8].lower().startswith(("http://", "https://"))
 
 
+def scheme_of(path: str) -> str:
+    """Return a path's scheme, in small letters; "" of a local one."""
+    scheme = SCHEME.match(path)
+    return "" if scheme is None else scheme[0].lower()
+
+
+def is_remote(path: str) -> bool:
+    """Whether a storage other than the local one has to be asked for a path."""
+    return is_url(path) or is_object(path) or scheme_of(path) in ADDED
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a remote path is a glob: for the storage to list. HTTP has no listings, and * and ? are letters there."""
+    return is_glob(path) and not is_url(path)
+
+
 def is_object(path: str) -> bool:
     """Whether a path is of an object store: s3://bucket/key."""
-    scheme = SCHEME.match(path)
-    return scheme is not None and scheme[0].lower() in STORES
+    return scheme_of(path) in STORES
 
 
 def bucket_of(path: str) -> tuple[str, str]:
@@ -157,8 +176,8 @@ def _one(path: object) -> str:
         raise PlanError(f"expected a path, got {text!r}")
     if is_url(text):
         _check_url(text)
-    elif (scheme := SCHEME.match(text)) is not None:
-        _check_scheme(scheme[0].lower(), text)
+    elif (scheme := scheme_of(text)) and scheme not in ADDED:
+        _check_scheme(scheme, text)
     return text
 
 

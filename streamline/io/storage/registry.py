@@ -1,24 +1,48 @@
-"""The storage of each path, by its scheme."""
+"""The storage of each path, by its scheme; and how users register one of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from streamline.core.meters import Traffic
-from streamline.errors import ReadError
-from streamline.io.storage.base import Storage
+from streamline.errors import PlanError, ReadError
+from streamline.io.storage.base import ADDED, Storage
 from streamline.io.storage.local import LocalStorage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache
 from streamline.io.storage.options import Access, HttpOptions
-from streamline.io.storage.paths import is_object, is_url
+from streamline.io.storage.paths import STORES, scheme_of
 
-__all__ = ["Storages"]
+__all__ = ["Storages", "storage"]
 
 
 WHERE = re.compile(r"^(?:(?:aws|azure|google|s3)_.*)?(?:endpoint|account_name)")
 """Options and variables of the environment that say where a store is, by obstore's names in small letters."""
+
+
+S = TypeVar("S", bound=Callable[[Any], Storage])
+
+
+def storage(scheme: str) -> Callable[[S], S]:
+    """Register what reads the paths that begin with `scheme://`: a class, or a function that returns a `Storage`.
+
+    It is called with the `Access` of the source (its `storage_options=`, say) in each event loop that reads.
+
+    Raises:
+      PlanError: streamline reads this scheme itself.
+    """
+    scheme = scheme.lower()
+    if scheme_of(f"{scheme}://") != scheme or scheme in (*STORES, "http", "https", "file"):
+        raise PlanError(f"@storage({scheme!r}): expected a scheme that streamline doesn't read itself, such as zip")
+
+    def register(make: S) -> S:
+        ADDED[scheme] = make
+        return make
+
+    return register
 
 
 class Storages:
@@ -43,7 +67,9 @@ class Storages:
         Raises:
           ReadError: this is not asyncio's event loop.
         """
-        kind = "http" if is_url(path) else "objects" if is_object(path) else "local"
+        scheme = scheme_of(path)
+        kind = scheme if scheme in self._access.added else "objects" if scheme in STORES else "local"
+        kind = "http" if scheme in ("http", "https") else kind
         if kind not in self._open:
             made = self._make(kind)
             self._open[kind] = (
@@ -61,6 +87,8 @@ class Storages:
             )
         if kind == "local":
             return LocalStorage()
+        if kind in self._access.added:
+            return self._access.added[kind](self._access)
         if kind == "objects":
             from streamline.io.storage.object_store import ObjectStorage
 

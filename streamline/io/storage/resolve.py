@@ -8,10 +8,11 @@ of its own, for as long as it takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 
+import anyio
 from anyio.from_thread import start_blocking_portal
 
 from streamline.core.meters import Traffic
@@ -19,21 +20,16 @@ from streamline.core.threads import OneThread
 from streamline.errors import ReadError
 from streamline.io.storage.base import FoundObject, together
 from streamline.io.storage.options import Access
-from streamline.io.storage.paths import braces, check_once, is_glob, is_object, is_url, local_files, size_of
+from streamline.io.storage.paths import braces, check_once, is_pattern, is_remote, is_url, local_files, size_of
 from streamline.io.storage.registry import Storages
 
-__all__ = ["afind", "find", "is_afar"]
+__all__ = ["afind", "find", "look_up"]
 
 
 MOST_ASKED = 1000
 """URLs, and objects that no listing has shown, that are asked for their size and ETag when a pipeline is opened. Of
 more, none are, and what is missing among them is found when it is read. Asking takes as long as reading small ones:
 worth it for a thousand, once a run, for a listing with ETags; more would be noticed."""
-
-
-def is_afar(path: str) -> bool:
-    """Whether a server or a store is asked for a path."""
-    return is_url(path) or is_object(path)
 
 
 def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
@@ -69,11 +65,35 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
     return _joined(named, await _look(_remote(named), access, traffic))
 
 
+def look_up(
+    paths: Mapping[int, str], access: Access, answers: dict[int, FoundObject | Exception], within_s: float
+) -> None:
+    """Ask what some objects are, and put each answer, or what it failed with, under its key. Blocks for `within_s`."""
+
+    async def ask(storages: Storages, at: int) -> None:
+        try:
+            answers[at] = await storages.of(paths[at]).stat(paths[at])
+        except Exception as error:
+            answers[at] = error
+
+    async def ask_all() -> None:
+        storages = Storages(access)
+        try:
+            with anyio.move_on_after(within_s):
+                await together([partial(ask, storages, at) for at in paths])
+        finally:
+            with anyio.CancelScope(shield=True):
+                await storages.aclose()
+
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        portal.call(ask_all)
+
+
 def _named(paths: Sequence[str]) -> list[str | FoundObject]:
     """Return the URLs and globs that paths and their braces stand for, and local files as they are found."""
     named: list[str | FoundObject] = []
     for path in paths:
-        if is_afar(path):
+        if is_remote(path):
             named += braces(path)
         else:
             named += [FoundObject(file, size_of(file)) for file in local_files(path)]
@@ -97,7 +117,7 @@ def _joined(named: list[str | FoundObject], looked_at: list[list[FoundObject]]) 
 async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[FoundObject]]:
     """Return the files that each URL or glob means."""
     storages = Storages(access, traffic)
-    patterns = [_is_pattern(path) for path in paths]
+    patterns = [is_pattern(path) for path in paths]
     strict = access.http is not None and access.http.require_validator
     few = strict or patterns.count(False) <= MOST_ASKED
     asked = [path for path, pattern in zip(paths, patterns, strict=True) if pattern or few]
@@ -112,7 +132,7 @@ async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> li
 
 async def _meant(storages: Storages, path: str) -> list[FoundObject]:
     storage = storages.of(path)
-    if not _is_pattern(path):
+    if not is_pattern(path):
         return [await storage.stat(path)]
     if found := await storage.list(path):
         return found
@@ -120,7 +140,3 @@ async def _meant(storages: Storages, path: str) -> list[FoundObject]:
         return [await storage.stat(path)]  # as for local files: it may exist as it is written
     except ReadError:
         raise ReadError(f"no object matches {path}: check the spelling, and that the data is there") from None
-
-
-def _is_pattern(path: str) -> bool:
-    return is_object(path) and is_glob(path)

@@ -1,0 +1,36 @@
+"""A file format outside the package: records of a fixed size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from streamline.core.flow import Chunk, Demand, Lists
+from streamline.errors import DataError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, IndexedStates, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(Format[bytes]):
+    """`size` bytes each. Place: {"file": path, "record": number of the next one}."""
+
+    kind: ClassVar[str] = "read_records"
+    reread: ClassVar[str] = "seeks to its record"
+    sequential: ClassVar[bool] = False
+
+    size: int
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "record": 0}
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[bytes]:
+        count, rest = divmod((await file.found()).size or 0, self.size)
+        if rest:
+            raise DataError(f"{file.path} ends within a record: {rest} of {self.size} bytes")
+        for first in range(begin["record"], count, demand.want):
+            stop = min(first + demand.want, count)
+            data = await file.read(first * self.size, stop * self.size)
+            items = [data[at : at + self.size] for at in range(0, len(data), self.size)]
+            last = after if stop == count else None
+            yield Chunk(items, IndexedStates(name, begin, "record", first + 1, len(items), last))

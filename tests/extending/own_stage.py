@@ -1,0 +1,42 @@
+"""A stage outside the package: every n-th item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.state import NumberedStates, Over, Picked, State
+from streamline.core.state_types import Count
+from streamline.testing.oracle import Upstream, reference
+from streamline.transforms.base import Stage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryNth(Stage[T, T]):
+    """The items 0, n, 2n, … State: items seen."""
+
+    state_type: ClassVar[Any] = Count
+
+    name: str = "every_nth"
+    n: int
+
+    def begin(self, upstream: State, own: Any) -> State:
+        return Over(self.name, own or 0, upstream)
+
+    async def lists(self, run: Run[T]) -> Lists[T]:
+        seen: int = run.own or 0
+        while (chunk := await run.upstream.pull(run.want)) is not None:
+            picked = range(-seen % self.n, len(chunk.items), self.n)
+            states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)
+            seen += len(chunk.items)
+            yield Chunk([chunk.items[at] for at in picked], states, Over(self.name, seen, chunk.end))
+
+
+@reference(EveryNth)
+def every_nth(stage: EveryNth[T], upstream: Upstream) -> Iterator[T]:
+    return islice(upstream, 0, None, stage.n)
