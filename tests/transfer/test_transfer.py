@@ -290,7 +290,7 @@ def test_each_batch_is_for_the_stream_that_is_current_when_it_is_taken(torch: Fa
 
 def test_replicas_go_to_the_device_each_for_its_own_reader(torch: FakeTorch) -> None:
     """Else the batches would be for the stream of whoever reads for all of them."""
-    with pytest.raises(PlanError, match=r'replicator\.pipeline\(r\)\.transfer\("cuda:1"\)'):
+    with pytest.raises(PlanError, match=r"replicator\.pipeline\(r\)\.transfer\(device='cuda:1'\)"):
         sl.StreamReplicator(numbers().transfer("cuda:1"), 2)
     with numbers().transfer("cuda:1").open() as running, pytest.raises(PlanError, match="CUDA stream of the thread"):
         sl.StreamReplicator(running, 2)
