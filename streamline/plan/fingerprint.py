@@ -1,21 +1,19 @@
-"""A hash of a function's code, for noticing that it has changed between two runs. Pure.
+"""What a plan is, for comparing it with the plan that a snapshot was taken of; with hashes of its functions' code.
 
-Counted: bytecode, constants, names, defaults, nested functions, and the functions that it has closed over or wraps.
-Not counted: addresses, file names, line numbers, docstrings, names of local variables, what it calls by a global name,
-and the data that it has closed over. Bytecode is another one in each version of Python, so a hash says which it is of.
+Compared: kinds of stages and their order, names, options that change items, functions' qualified names; not buffers,
+devices, concurrency, the backend, the kind of merge. A changed hash of code is never refused, so that a run can be
+resumed after a fix: it is worth a warning.
 
-What a plan is, for comparing it with the plan that a snapshot was taken of.
-
-Counted: kinds of stages and their order, names, options that change items, functions' qualified names. Not counted:
-buffers, devices, concurrency, backend, kind of merge. Of functions' code there is a hash in each entry, which is never
-a reason to refuse a snapshot (so that a run can be resumed behind a fix): a changed one is worth a warning.
+In a hash: bytecode, constants, names, defaults, nested functions, and the functions that it has closed over or wraps;
+not addresses, file names, line numbers, docstrings, names of local variables, what it calls by a global name, and the
+data that it has closed over. Bytecode differs between versions of Python, so a hash says which it is of.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -27,7 +25,7 @@ from streamline.core.text import Entry
 from streamline.plan.plan import Plan
 from streamline.transforms.base import stage_class
 
-__all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint"]
+__all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint", "sections"]
 
 
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
@@ -145,6 +143,16 @@ def fingerprint(plan: Plan) -> list[Entry]:
     entries.append(_entry("merge", plan.merge.name, {}))
     entries += [_entry(s.kind, s.name, s.options) for s in plan.after if s.counted]
     return entries
+
+
+def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the entries up to the shard, up to the merge, and after it; without the source."""
+    found: list[list[Entry]] = [[], [], []]
+    at = 0
+    for entry in entries[1:]:
+        found[at].append(entry)
+        at += (at, entry.get("name")) in ((0, "shard"), (1, "merge"))
+    return found
 
 
 def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:

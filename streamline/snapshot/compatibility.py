@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from streamline.core.error_policy import moved
 from streamline.core.options import given
 from streamline.core.state import Json, Tree
-from streamline.core.text import Entry, found_otherwise, line_of
+from streamline.core.text import found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError
 from streamline.plan.fingerprint import changed, fingerprint
 from streamline.plan.plan import Plan
@@ -219,7 +219,7 @@ def refusal(fit: Fit) -> str:
     Where something can't be, no argument is offered: it would not open the plan.
     """
     lines = []
-    if any(pair.differs for pair in fit.pairs):
+    if any(pair.changes for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
         for pair in fit.pairs:
             lines += _diff(pair)
@@ -241,7 +241,7 @@ def refusal(fit: Fit) -> str:
 
 
 def _diff(pair: Pair) -> Iterator[str]:
-    if not pair.differs:
+    if not pair.changes:
         yield f"    {line_of(pair.mine or {})}"
         return
     if pair.its is not None:
@@ -336,14 +336,9 @@ class _Comparison:
         then = self._accepted(pair, what)
         if then is None:
             return Difference(argument=argument, then=self._why_not(pair, what), possible=False)
-        if (
-            what != "name"
-            and what not in pair.stage.order_preserving
-            and pair.is_stage
-            and (why := self._in_the_middle(at))
-        ):
-            return Difference(argument=argument, then=why, possible=False)
-        return Difference(argument=argument, then=then, possible=True)
+        keeps_order = what == "name" or not pair.is_stage or what in pair.stage.order_preserving
+        why = None if keeps_order else self._in_the_middle(at)
+        return Difference(argument=argument, then=why or then, possible=why is None)
 
     def _accepted(self, pair: Pair, what: str) -> str | None:
         """Return what comes out if a change is accepted; None if it can't be."""
@@ -418,12 +413,12 @@ def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Sn
     """
     own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
     own["workers"] = {shard: _renamed_tree(tree, names) for shard, tree in own["workers"].items()}
-    behind = _renamed_tree(snapshot.stages, names)
+    after = _renamed_tree(snapshot.stages, names)
     if (worker := own["workers"].get(str(snapshot.rank))) is not None:
-        worker, behind = moved(worker, behind, {stage.name for stage in plan.after})
-        behind, worker = moved(behind, worker, plan.worker_names)
+        worker, after = moved(worker, after, {stage.name for stage in plan.after})
+        after, worker = moved(after, worker, plan.worker_names)
         own["workers"][str(snapshot.rank)] = worker
-    return replace(snapshot, state={snapshot.merge: own, **behind})
+    return replace(snapshot, state={snapshot.merge: own, **after})
 
 
 def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, now: Json) -> Snapshot:
@@ -450,13 +445,8 @@ def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[tuple[int, str, str]]:
     for at, pair in enumerate(pairs):
         if pair.mine is None or pair.its is None:
             continue
-        mine, its = _code(pair.mine), _code(pair.its)
+        options, others = pair.mine["options"], pair.its.get("options") or {}
+        mine, its = pair.mine.get("code") or {}, pair.its.get("code") or {}
         for key in mine.keys() & its.keys():
-            options, others = pair.mine["options"], pair.its.get("options") or {}
             if changed(mine[key], its[key]) and options.get(key) == others.get(key):
                 yield at, key, options.get(key, "…")
-
-
-def _code(entry: Entry) -> dict[str, Any]:
-    code = entry.get("code")
-    return code if isinstance(code, dict) else {}

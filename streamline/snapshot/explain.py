@@ -1,18 +1,21 @@
-"""What a resume will do, for a person, before it is done: `pipe.explain(snapshot)`."""
+"""What a resume will do, and what of it for a second time, for a person: `pipe.explain(snapshot)`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
+from streamline.core.state import Tree
+from streamline.core.text import Entry
+from streamline.plan.fingerprint import sections
 from streamline.plan.plan import Plan
 from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
-from streamline.snapshot.replay_cost import behind_merge, of_worker
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
+from streamline.transforms.base import stage_class
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "replayed_after_merge", "replayed_by_worker"]
 
 
 @dataclass(frozen=True)
@@ -58,33 +61,70 @@ def explain(
     for fit in fits:
         if fit.open:
             return Explanation(False, ("the snapshot doesn't fit this plan:", *refusal(fit).splitlines()))
-    return Explanation(True, tuple(line for fit in fits for line in (*_head(fit), *_workers(fit), *_behind(fit))))
+    return Explanation(True, tuple(line for fit in fits for line in _lines(fit)))
 
 
-def _head(fit: Fit) -> Iterator[str]:
-    snapshot = fit.snapshot
-    yield (
-        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after "
-        f"{(items := sum(snapshot.produced)):,} item{'s' * (items != 1)} of the workers"
-    )
-    for difference in fit.differences:
-        yield f"  accepted {difference.argument}: {difference.then}"
-    for name in fit.changed_code:
-        yield f"  changed code: {name}"
-    for sentence in fit.unsteady:
-        yield f"  {sentence}"
-
-
-def _workers(fit: Fit) -> Iterator[str]:
+def _lines(fit: Fit) -> Iterator[str]:
     snapshot, source = fit.snapshot, fit.plan.source
+    items = sum(snapshot.produced)
+    yield (
+        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after {items:,} "
+        f"item{'s' * (items != 1)} of the workers"
+    )
+    yield from (f"  accepted {one.argument}: {one.then}" for one in fit.differences)
+    yield from (f"  changed code: {name}" for name in fit.changed_code)
+    yield from (f"  {sentence}" for sentence in fit.unsteady)
     for worker, (shard, tree) in enumerate(zip(snapshot.shards, snapshot.worker_states, strict=True)):
         next_one = ", next" if worker == snapshot.next_worker else ""
         yield f"shard {shard}{next_one}: reads on at {source.reads_on(tree.get(source.name))}"
-        lines = list(of_worker(snapshot, tree))
+        lines = list(replayed_by_worker(snapshot, tree))
         yield from (f"  {line}" for line in lines or ["nothing that was delivered is computed again"])
-
-
-def _behind(fit: Fit) -> Iterator[str]:
-    if lines := list(behind_merge(fit.snapshot)):
-        yield "behind the merge:"
+    if lines := list(replayed_after_merge(snapshot)):
+        yield "after the merge:"
         yield from (f"  {line}" for line in lines)
+
+
+def replayed_by_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
+    """Yield what stages of a worker do again at its state, in the plan's order."""
+    before, worker, _ = sections(snapshot.fingerprint)
+    return _replayed([*before, *worker], tree)
+
+
+def replayed_after_merge(snapshot: Snapshot) -> Iterator[str]:
+    """Yield what stages after the merge of a rank do again at its state, and what the merge does first."""
+    own = snapshot.state[snapshot.merge]
+    if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
+        items = f"{count:,} item{'s' * (count != 1)}"
+        yield f"{snapshot.merge}: takes {items} again, in the order in which it took them before"
+    *before, after = sections(snapshot.fingerprint)
+    callers = [str(entry.get("name")) for section in before for entry in section if _calls(entry)]
+    yield from _replayed(after, snapshot.stages, callers)
+
+
+def _replayed(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) -> Iterator[str]:
+    """Yield what stages do again; `callers` are those upstream that call functions of the user."""
+    callers = list(callers)
+    for entry in stages:
+        name = str(entry.get("name"))
+        if name in tree and (again := _replay_cost(entry, tree)):
+            calls = f"compute{'s' * (len(callers) == 1)} them again"
+            yield f"{name}: {again}" + (f"; before it, {', '.join(callers)} {calls}" if callers else "")
+        if _calls(entry):
+            callers.append(name)
+
+
+def _replay_cost(entry: Entry, tree: Tree) -> str | None:
+    """Ask the stage; a state that is not of its shape, as of another version, says nothing."""
+    try:
+        return stage_class(str(entry.get("kind")), _options(entry)).replay_cost(tree[str(entry.get("name"))])
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None
+
+
+def _calls(entry: Entry) -> bool:
+    return not {"fn", "collate"}.isdisjoint(_options(entry))
+
+
+def _options(entry: Entry) -> Tree:
+    options = entry.get("options")
+    return options if isinstance(options, dict) else {}

@@ -18,7 +18,7 @@ from rich.text import Text
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import printable
-from streamline.snapshot.replay_cost import behind_merge, of_worker
+from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.journal import SavedJournal
 
@@ -76,14 +76,13 @@ def _resume(snapshot: Snapshot) -> Iterator[str]:
     """Say what a resume reads and computes again; shards that do the same together."""
     doing: dict[str, list[int]] = {}
     for shard, tree in zip(snapshot.shards, snapshot.worker_states, strict=True):
-        for line in of_worker(snapshot, tree):
+        for line in replayed_by_worker(snapshot, tree):
             doing.setdefault(line, []).append(shard)
     for line, shards in doing.items():
         yield f"{'shard' if len(shards) == 1 else 'shards'} {', '.join(map(str, shards))}: {line}"
-    behind = [(part.rank, line) for part in snapshot.parts or (snapshot,) for line in behind_merge(part)]
-    for rank, line in behind:
-        yield f"after the merge, rank {rank}: {line}"
-    if not doing and not behind:
+    after = [(part.rank, line) for part in snapshot.parts or (snapshot,) for line in replayed_after_merge(part)]
+    yield from (f"after the merge, rank {rank}: {line}" for rank, line in after)
+    if not doing and not after:
         yield "computes nothing again that was delivered"
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from streamline.core.state import Json
 from streamline.errors import ResumeError
+from streamline.plan.fingerprint import sections
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
-from streamline.transforms.base import Stage, stage_class
+from streamline.transforms.base import stage_class
 
 __all__ = ["resharded"]
 
@@ -48,34 +48,29 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
         "replay": [],
         "workers": {str(shard): workers[shard] for shard in shards},
     }
-    behind = dict(_behind(job, parts, found))
+    after = dict(_after_merge(job, parts, found))
     if found.rank == 0 and (errors := _errors(parts)):
-        behind["errors"] = errors
-    state = {job.merge: own, **behind}
+        after["errors"] = errors
+    state = {job.merge: own, **after}
     return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keeper=None)
 
 
-def _behind(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
+def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
     """Yield what the stages after the merge go on with, by name.
 
     Raises:
       ResumeError: one of them can't.
     """
-    classes = _stages_behind(job)
+    entries = {entry.get("name"): entry for entry in sections(job.fingerprint)[2]}
     for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
+        entry = entries.get(name, {})
+        stage = stage_class(str(entry.get("kind")), entry.get("options") or {})
         try:
-            own = classes.get(name, Stage).reshard([part.state.get(name) for part in parts])
+            own = stage.reshard([part.state.get(name) for part in parts])
         except ResumeError as why:
-            raise ResumeError(_refusal(job, found, f"{name!r}, behind the merge, {why}")) from None
+            raise ResumeError(_refusal(job, found, f"{name!r}, after the merge, {why}")) from None
         if own is not None:
             yield name, own
-
-
-def _stages_behind(snapshot: Snapshot) -> dict[str, type[Stage[Any, Any]]]:
-    """Return the classes of the stages after the merge, by name."""
-    names = [entry.get("name") for entry in snapshot.fingerprint]
-    behind = snapshot.fingerprint[names.index("merge") + 1 :] if "merge" in names else []
-    return {str(entry.get("name")): stage_class(str(entry.get("kind")), entry.get("options") or {}) for entry in behind}
 
 
 def _errors(parts: tuple[Snapshot, ...]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Two fingerprints side by side: which stage of the one is which of the other. Pure, but for what stages say."""
+"""Two fingerprints side by side: which stage of the one is which of the other. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from streamline.core.text import Entry
+from streamline.plan.fingerprint import sections
 from streamline.transforms.base import Stage, stage_class
 
 __all__ = ["Pair", "paired"]
@@ -33,8 +34,7 @@ class Pair:
     @property
     def name(self) -> str:
         """The name, as it is now."""
-        entry: Entry = self.mine or self.its or {}
-        return str(entry.get("name"))
+        return str((self.mine or self.its or {}).get("name"))
 
     @property
     def is_stage(self) -> bool:
@@ -54,39 +54,21 @@ class Pair:
     @property
     def changes(self) -> list[str]:
         """What has changed: "added", "removed", or "name" and options."""
-        if self.its is None:
-            return ["added"]
-        if self.mine is None:
-            return ["removed"]
+        if self.its is None or self.mine is None:
+            return ["added" if self.its is None else "removed"]
         if self.its.get("kind") != self.mine.get("kind"):
             return ["kind"]  # names and options of one say nothing about the other
         name = ["name"] * (self.its.get("name") != self.mine.get("name"))
-        theirs, ours = _options(self.its), _options(self.mine)
+        theirs, ours = self.its.get("options") or {}, self.mine.get("options") or {}
         missing = object()
         return name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
-
-    @property
-    def differs(self) -> bool:
-        """Whether anything has changed."""
-        return bool(self.changes)
 
 
 def paired(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
     """Yield the entries of both, in order; the sources first, which are always a pair."""
     yield Pair(theirs[0] if theirs else None, ours[0], 0, source=True)
-    for section, (its, mine) in enumerate(zip(_sections(theirs[1:]), _sections(ours[1:]), strict=True)):
+    for section, (its, mine) in enumerate(zip(sections(theirs), sections(ours), strict=True)):
         yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _gap))
-
-
-def _sections(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Return the entries up to the shard, up to the merge, and the rest."""
-    found: list[list[Entry]] = [[], [], []]
-    at = 0
-    for entry in entries:
-        found[at].append(entry)
-        if (at == 0 and entry.get("name") == "shard") or (at == 1 and entry.get("name") == "merge"):
-            at += 1
-    return found
 
 
 def _aligned(
@@ -115,17 +97,12 @@ def _alone(theirs: list[Entry], ours: list[Entry]) -> Iterator[Two]:
 
 
 def _same(entry: Entry) -> Any:
-    return (*_kind(entry), str(entry.get("name")))
+    return (*_kind(entry), entry.get("name"))
 
 
 def _kind(entry: Entry) -> Any:
-    return str(entry.get("kind")), "window" in _options(entry)
-
-
-def _options(entry: Entry) -> dict[str, Any]:
-    options = entry.get("options")
-    return options if isinstance(options, dict) else {}
+    return entry.get("kind"), "window" in (entry.get("options") or {})
 
 
 def _class_of(entry: Entry) -> type[Stage[Any, Any]]:
-    return stage_class(str(entry.get("kind")), _options(entry))
+    return stage_class(str(entry.get("kind")), entry.get("options") or {})

@@ -13,9 +13,8 @@ import msgspec
 
 from streamline.core.state import Tree
 from streamline.core.state_types import Count, FingerprintEntry, check_strict_to, check_type
-from streamline.plan.fingerprint import check_trees
+from streamline.plan.fingerprint import check_trees, sections
 from streamline.sharding.ends import NAME as ENDS
-from streamline.snapshot.replay_cost import section
 from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["check_stages"]
@@ -55,7 +54,8 @@ def check_stages(snapshot: Snapshot) -> None:
       SnapshotError: a part is of another type or out of range; it says which.
     """
     check_type(snapshot.fingerprint, list[FingerprintEntry], "the plan")
-    worker, after = section(snapshot.fingerprint, 0, 1), section(snapshot.fingerprint, 2)
+    before, worker, after = sections(snapshot.fingerprint)
+    worker = [*before, *worker]
     for part in snapshot.parts or (snapshot,):
         whose = f" of rank {part.rank}" if part.world_size > 1 else ""
         of_workers = list[Annotated[int, msgspec.Meta(ge=0, lt=max(len(part.shards), 1))]]

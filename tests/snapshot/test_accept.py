@@ -260,7 +260,7 @@ ROWS: dict[str, Row] = {
     "a repeat is added or removed": refused(items().shard(1).repeat(), items().shard(1), "in another pass"),
     "a stage before the shard is added or removed": refused(items().take(9).shard(2), items().shard(2), "which item"),
     "a change before a stage in the middle": Row(
-        lambda _: middle(2), lambda _: middle(3), 1, None, why="behind it reads the 3 items of window 0 again"
+        lambda _: middle(2), lambda _: middle(3), 1, None, why="downstream of it reads the 3 items of window 0 again"
     ),
     "another number of shards": refused(items().shard(2), items().shard(3), "keep the number of shards"),
     "another mode": refused(items().shard(2), items().shard(2, "contiguous"), "every item would be in another shard"),
@@ -283,7 +283,7 @@ ROWS: dict[str, Row] = {
         lambda _: items().shard(4).merge().shuffle(window=3),
         1,
         None,
-        why="'shuffle', behind the merge, reads the 3 items of window 0 again",
+        why="'shuffle', after the merge, reads the 3 items of window 0 again",
         ranks=(1, 2),
     ),
     "another kind of merge": plain(

@@ -156,11 +156,11 @@ def seeded(item: int, rng: Any) -> int:
 MERGED = sl.from_items(range(60)).shard(4).merge()
 
 HOLDING: list[tuple[AnyPipeline, str]] = [
-    (MERGED.shuffle(window=8), r"'shuffle', behind the merge, reads the 8 items of window 0 again.* \(rank 0\)"),
+    (MERGED.shuffle(window=8), r"'shuffle', after the merge, reads the 8 items of window 0 again.* \(rank 0\)"),
     (MERGED.flat_map(lambda n: [n, n]), "passes over the 1 outputs"),
-    (MERGED.through(pairs), r"'pairs', behind the merge, takes 6 inputs again"),
-    (MERGED.take(20), r"'take', behind the merge, keeps a count of its own on each rank \(rank 0: 3\)"),
-    (MERGED.skip(2), r"'skip', behind the merge, keeps a count of its own"),
+    (MERGED.through(pairs), r"'pairs', after the merge, takes 6 inputs again"),
+    (MERGED.take(20), r"'take', after the merge, keeps a count of its own on each rank \(rank 0: 3\)"),
+    (MERGED.skip(2), r"'skip', after the merge, keeps a count of its own"),
 ]
 
 
@@ -210,7 +210,7 @@ def test_a_repeat_behind_the_merge_goes_on_if_all_ranks_are_in_one_pass(counts: 
     pipe = sl.from_items(range(30)).shard(4).merge().repeat(3)
     given, snapshot = taken(pipe, 2, lambda rank: counts[rank])
     if not same:
-        with pytest.raises(ResumeError, match=r"'repeat', behind the merge, is in another pass on each rank \(1, 0\)"):
+        with pytest.raises(ResumeError, match=r"'repeat', after the merge, is in another pass on each rank \(1, 0\)"):
             taken(pipe, 4, lambda _: None, snapshot)
         return
     rest, _ = taken(pipe, 4, lambda _: None, snapshot)

@@ -132,7 +132,7 @@ def test_stages_behind_the_merge_and_the_merges_choices_have_lines_of_their_own(
     pipe = sl.from_items(range(40)).shard(2).map(seen).merge("best_effort").shuffle(window=10)
     _, snapshot = stop(pipe, 14)
     lines = str(pipe.explain(snapshot)).splitlines()
-    at = lines.index("behind the merge:")
+    at = lines.index("after the merge:")
     assert lines[at + 1] == "  merge: takes 10 items again, in the order in which it took them before"
     assert "passes over the 4 of them that were delivered; before it, seen computes them again" in lines[at + 2]
     assert sum(line.endswith("nothing that was delivered is computed again") for line in lines) == 2
