@@ -433,12 +433,12 @@ class Pipeline(Openable[T]):
         max_bytes: int | None = None,
         name: str | None = None,
     ) -> Pipeline[T]:
-        """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
+        """Keep one pass of what is upstream, and serve it in the passes after: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order; `loader.reset_cache()` lets later epochs draw anew: shuffle after
-        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
-        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
-        resumes, read on in its files. See docs/regenerating.md.
+        All passes have the same items in the same order, so shuffle downstream of it; `loader.reset_cache()` lets later
+        epochs draw anew. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too)
+        draws anew, and a resume draws again what was served of its pass. On disk it lasts: streams that are opened
+        later, and resumes, read on in its files. See docs/regenerating.md.
 
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
