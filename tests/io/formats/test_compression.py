@@ -7,10 +7,10 @@ import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import zstandard
+from backports import zstd as backports_zstd
+from backports.zstd import CompressionParameter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ Pack = Callable[[bytes], bytes]
 
 
 def zstd(data: bytes) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+    return backports_zstd.compress(data, options={CompressionParameter.checksum_flag: 1})
 
 
 def skippable(data: bytes) -> bytes:
@@ -56,7 +56,7 @@ def test_parts_come_as_one_stream(kind: str, parts: list[bytes], block_bytes: in
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz"])
 @pytest.mark.parametrize("zeros", [4, 12, 70_000])
 @pytest.mark.parametrize("block_bytes", [1, 100_000])
-def test_zeros_behind_a_part_are_padding(kind: str, zeros: int, block_bytes: int) -> None:
+def test_zeros_after_a_part_are_padding(kind: str, zeros: int, block_bytes: int) -> None:
     part = PACK[kind](DATA) + bytes(zeros if block_bytes > 1 else zeros % 100)
     assert unpack(kind, part * 2, block_bytes) == DATA * 2
 
@@ -69,13 +69,12 @@ def test_skippable_frames_are_skipped(block_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("level", [-5, 1, 19])
-@pytest.mark.parametrize("options", [{}, {"write_checksum": True}, {"write_content_size": False}])
-def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {CompressionParameter.checksum_flag: 1}])
+def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[int, int]) -> None:
     draw = random.Random(1)
     data = bytes(300_000) + draw.randbytes(300_000) + b"text " * 60_000 + b"end"  # repeated, raw, compressed
-    stream = zstandard.ZstdCompressor(level=level, **options).compressobj()
-    packed = stream.compress(data) + stream.flush()
-    assert unpack("zstd", packed, 10_007) == data
+    stream = backports_zstd.ZstdCompressor(options={CompressionParameter.compression_level: level, **options})
+    assert unpack("zstd", stream.compress(data) + stream.flush(), 10_007) == data
 
 
 @pytest.mark.parametrize("kind", PACK)
@@ -92,8 +91,8 @@ def test_a_cut_at_any_byte_is_found(kind: str, block_bytes: int) -> None:
 
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("garbage", [b"x", b"\x1f\x8c", b"\0\0x", b"plain text\n"])
-def test_garbage_behind_a_part_is_an_error(kind: str, garbage: bytes) -> None:
-    with pytest.raises(DataError, match=f"garbage behind a {kind} {PART[kind]}, or damaged, .*compressed byte"):
+def test_garbage_after_a_part_is_an_error(kind: str, garbage: bytes) -> None:
+    with pytest.raises(DataError, match=f"garbage after a {kind} {PART[kind]}, or damaged, .*compressed byte"):
         unpack(kind, PACK[kind](DATA) + garbage + b" and more of it", 100)
 
 
@@ -157,23 +156,22 @@ def test_blocks_of_one_repeated_byte_are_bounded_too() -> None:
 def test_an_empty_or_reserved_block_does_no_harm() -> None:
     head = b"\x28\xb5\x2f\xfd\x00\x58"
     assert unpack("zstd", head + bytes(3) * 1000 + b"\x01\x00\x00", 1000) == b""
-    with pytest.raises(DataError, match="no zstd block begins there"):
+    with pytest.raises(DataError, match="damaged, near compressed byte 0"):
         unpack("zstd", head + b"\x07\x00\x00", 100)
 
 
 def test_a_window_that_is_too_large_is_refused_before_memory_is_gone() -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=False)
-    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    stream = backports_zstd.ZstdCompressor(options={CompressionParameter.window_log: 28})
     packed = stream.compress(b"x" * 100) + stream.flush()
-    with pytest.raises(DataError, match=r"frame at compressed byte 0 has a window of 256 MiB, .*zstd --long=27"):
+    with pytest.raises(DataError, match=r"window is larger than 128 MiB: .*zstd --long=27.*near compressed byte 0"):
         unpack("zstd", packed, 100)
 
 
-def test_a_dictionary_is_asked_for_by_its_number() -> None:
+def test_a_frame_that_needs_a_dictionary_says_so() -> None:
     frame = bytearray(zstd(DATA))
     frame[4] |= 1  # the header says that a dictionary of a number of one byte is needed
     frame.insert(5 if frame[4] & 32 else 6, 77)
-    with pytest.raises(DataError, match="needs dictionary 77"):
+    with pytest.raises(DataError, match="it needs a dictionary: compress it again, without one"):
         unpack("zstd", bytes(frame), 100)
 
 
