@@ -65,7 +65,7 @@ class Fetcher:
         return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
-        """Return the files from `index` on that are there, whole: one at least, at most `most`, behind an error none.
+        """Return the files from `index` on that are there, whole: one at least, at most `most`, after an error none.
 
         Files are asked for in order.
         """
@@ -102,7 +102,7 @@ class Fetcher:
     def _storage(self, part: FilePart) -> Storage:
         storage = self._lease.storages.of(part.path)
         if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
-            storage.told(part.found)  # it would ask for the size, to see whether all of the object has been read
+            storage.note(part.found)  # it would ask for the size, to see whether all of the object has been read
         return storage
 
     def _crew(self) -> RequestPool:

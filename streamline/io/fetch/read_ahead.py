@@ -1,6 +1,6 @@
-"""What one reader reads, in order: objects, one behind the other, and of each object one part behind the other.
+"""What one reader reads, in order: objects, one after the other, and of each object one part after the other.
 
-The reader takes from the front; requests for what is behind are made meanwhile, as far as the budget and the window
+The reader takes from the front; requests for what follows are made meanwhile, as far as the budget and the window
 allow. Nothing is asked for before the reader first comes.
 """
 
@@ -75,7 +75,7 @@ class ReadAhead:
 
     Args:
       crew: makes the requests.
-      following: returns what is read behind the last object, to be fetched ahead; None: nothing is.
+      following: returns what is read after the last object, to be fetched ahead; None: nothing is.
     """
 
     def __init__(self, crew: RequestPool, following: Callable[[], ObjectReader | None] | None = None) -> None:
@@ -95,7 +95,7 @@ class ReadAhead:
         crew.join(self)
 
     def add(self, reading: ObjectReader) -> None:
-        """Read this object before the others, which are behind it in order."""
+        """Read this object before the others, which are after it in order."""
         self.readings.appendleft(reading)
         self._unfinished.insert(0, reading)
         self._crew.poke()
@@ -127,7 +127,7 @@ class ReadAhead:
                 return request
 
     async def blocks(self, reading: ObjectReader) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the first object; whoever closes this before the end gives the rest of it up."""
+        """Yield the bytes of the first object; closing this before the end gives up the rest."""
         position = reading.start
         try:
             while not reading.taken:
@@ -229,7 +229,7 @@ class ReadAhead:
         reading = self.readings[0] if self.readings else None
         return reading is not None and bool(reading.requests) and reading.requests[0] is request
 
-    def told(self, request: Request, found: FoundObject, rest: bool) -> None:
+    def answered(self, request: Request, found: FoundObject, rest: bool) -> None:
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
         reading = self._owners[request]
         reading.found = found
@@ -267,7 +267,7 @@ class ReadAhead:
     # What is done about it.
 
     def _starves(self) -> bool:
-        """Whether nobody asks for what the reader needs next, so that no window may keep it waiting."""
+        """Whether no request is out for what the reader needs next, so that no window may keep it waiting."""
         if self._again and self.is_first(self._again[0][2]):
             return True
         return not self.readings or not (self.readings[0].requests or self.readings[0].taken)
@@ -314,7 +314,7 @@ class ReadAhead:
     def _take(self, reading: ObjectReader, request: Request) -> None:
         reading.requests.popleft()
         if reading.spans is None:
-            reading.spans = iter(())  # its end has come, and nobody has told its size
+            reading.spans = iter(())  # its end has come, and its size was never known
         self._forget(request)
 
     def _forget(self, request: Request) -> None:

@@ -25,7 +25,7 @@ class Owner(Protocol):
     def is_first(self, request: Request) -> bool:
         """Whether the reader waits for this request, or will next."""
 
-    def told(self, request: Request, found: FoundObject, rest: bool) -> None:
+    def answered(self, request: Request, found: FoundObject, rest: bool) -> None:
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
 
     def again(self, request: Request) -> None:
@@ -45,7 +45,7 @@ class Request:
       stop: None: nothing is known of the object, so its first part is asked for.
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
-      hidden: whether `blocks` may still be thrown away: nobody can tell yet whether they are the object's only part.
+      hidden: whether `blocks` may still be thrown away: it isn't known yet whether they are the object's only part.
       over: whether nothing more will come.
       error: why not.
     """
@@ -65,7 +65,7 @@ class Request:
         "start",
         "stop",
         "storage",
-        "untold",
+        "unsized",
     )
 
     def __init__(
@@ -84,7 +84,7 @@ class Request:
         self._dropped = False
         self.start = start
         self.stop = stop
-        self.untold = stop is None
+        self.unsized = stop is None
         self._etag = found.etag
         self._part = part_bytes
         self._got = 0
@@ -98,7 +98,7 @@ class Request:
         """Make the request; what goes wrong, `error` says. Cancellation: it is not over."""
         self._got, self.hidden, self._dropped = 0, False, False
         try:
-            if self.untold and not hasattr(self.storage, "fetch"):
+            if self.unsized and not hasattr(self.storage, "fetch"):
                 self._look(await self.storage.stat(self.path))
             if not self._dropped:
                 await self._fetch()
@@ -114,7 +114,7 @@ class Request:
                 self._complete()
 
     def fail(self, error: Exception) -> None:
-        """Be over, with an error behind what has come."""
+        """Be over, with an error after what has come."""
         self.error = error
         self._complete()
 
@@ -132,13 +132,13 @@ class Request:
 
         Args:
           found: of the object.
-          end: the offset behind its last byte; None: unknown.
+          end: the offset after its last byte; None: unknown.
           ranged: whether it is what was asked for, and not the whole object.
 
         Returns:
           Whether its bytes are wanted.
         """
-        if not self.untold:
+        if not self.unsized:
             return True
         if end is None:
             self.hidden = True
@@ -149,9 +149,9 @@ class Request:
             return self._as_stream()
         if not self._charged(count):
             return False
-        self.untold = False
+        self.unsized = False
         self.stop = end
-        self.owner.told(self, found, rest)
+        self.owner.answered(self, found, rest)
         return True
 
     def put(self, block: bytes) -> bool:
@@ -182,8 +182,8 @@ class Request:
             self._as_stream()
 
     def _complete(self) -> None:
-        if self.hidden or self.untold:
-            self.hidden = self.untold = False
+        if self.hidden or self.unsized:
+            self.hidden = self.unsized = False
             self.owner.account.take(self._got - self.charge, True)
             self.charge = self._got
         self.over = True

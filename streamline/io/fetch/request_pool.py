@@ -70,7 +70,7 @@ class RequestPool:
             await self._stop(jobs)
 
     def poke(self) -> None:
-        """See whether there is something to do that nobody does."""
+        """See whether there is work that no task does."""
         while not self._closed and (self._idle or len(self._jobs) < self.concurrency):
             request = self._take()
             if request is None:

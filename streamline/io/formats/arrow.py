@@ -170,8 +170,8 @@ class _ArrowStreamReader:
         self.gave = True
         (group, data), path = pending, self._file.path
         start = self._begin["row"] if group.index == self._begin["group"] else 0
-        behind = after or {"file": path, "group": group.index + 1, "row": 0}
-        where = Where(path, self._format.unit, group, behind, start, None)
+        next_place = after or {"file": path, "group": group.index + 1, "row": 0}
+        where = Where(path, self._format.unit, group, next_place, start, None)
         async with aclosing(self._format.items(self._table, [data], where, self._name, self._demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -64,7 +64,7 @@ class Message:
 
     Attributes:
       kind: SCHEMA, DICTIONARY, RECORD_BATCH, or something else.
-      body: bytes behind the metadata.
+      body: bytes after the metadata.
       rows: of a record batch.
     """
 

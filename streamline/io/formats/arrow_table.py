@@ -159,11 +159,11 @@ class StreamTable:
         return self._batches.selection.schema
 
     def learn(self, dictionary: bytes) -> None:
-        """Take note of a dictionary for the record batches behind it."""
+        """Take note of a dictionary for the record batches after it."""
         self._head.append(dictionary)
 
     def catch_up(self) -> None:
-        """Take note of the dictionaries that stood behind a record batch which had not been decoded yet."""
+        """Take note of the dictionaries that stood after a record batch which had not been decoded yet."""
         self._head += self.later
         self.later = []
 

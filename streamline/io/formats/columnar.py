@@ -1,16 +1,8 @@
-"""From a group of rows to items, each with the state behind it: decoded in a thread, handed out in the event loop.
+"""What Parquet and Arrow files have in common: groups of rows, fetched one after the other, decoded in a thread.
 
-What the formats of columns have in common: groups of rows, fetched one after the other. Place: `arrow_groups`.
-
-Groups of rows in a file of columns: what can be had of it without the rest.
-
-A place in such a file is {"file", "group", "row"}. `group` is a row group of a Parquet file, a record batch of an Arrow
-file. `row` counts the rows of the group that are behind it, before any filter: so a resume decodes one group from its
-start, and goes on at the row.
-
-pyarrow, where it is needed: an extra, imported late.
-
-Seeing that a local file stays what it was: it is read in pieces, and has no ETag that would tell.
+A place is {"file", "group", "row"}. `group` is a row group of a Parquet file, a record batch of an Arrow file. `row`
+counts the rows of the group before the place, filtered ones included: a resume decodes one group from its start, and
+goes on at the row. A local file, which has no ETag, is watched for changes while it is read.
 """
 
 from __future__ import annotations
@@ -113,8 +105,8 @@ class Columnar(Format[Any]):
                             f"{start:,}: has it been replaced?"
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
-                    behind = after if following is None else self._at(file.path, following.index)
-                    where = Where(file.path, self.unit, group, behind, start, unchanged)
+                    following_place = after if following is None else self._at(file.path, following.index)
+                    where = Where(file.path, self.unit, group, following_place, start, unchanged)
                     async with aclosing(self.items(table, data, where, name, demand)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -124,7 +116,7 @@ class Columnar(Format[Any]):
     def items(
         self, table: GroupedTable, data: Sequence[bytes], where: Where, name: str, demand: Demand
     ) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items of a group from its row `where.row` on, each with the state behind it."""
+        """Yield the items of a group from its row `where.row` on, each with the state after it."""
         return RowItems(self.batch_rows, name, demand).of_group(table, data, where)
 
     @staticmethod
@@ -182,7 +174,7 @@ class DecodedRows:
       batch: a record batch: what is wanted of them.
       rows: the numbers in the group of those that are in it; None: all from `start` on.
       start: the first, before any filter.
-      stop: behind the last.
+      stop: one more than the last.
     """
 
     batch: Any
@@ -227,9 +219,9 @@ class Where:
       path: of the file.
       unit: what a group is called.
       group: the group.
-      after: the place behind it.
-      row: rows of it that are behind us.
-      unchanged: sees whether the file changes; None: nobody has to.
+      after: the place after it.
+      row: rows of it that were passed.
+      unchanged: sees whether the file changes; None: not checked.
     """
 
     path: str
@@ -240,7 +232,7 @@ class Where:
     unchanged: Unchanged | None
 
     def place(self, row: int) -> Place:
-        """Return the place behind `row` rows of the group."""
+        """Return the place after `row` rows of the group."""
         if self.group.rows is not None and row >= self.group.rows:
             return self.after
         return {"file": self.path, "group": self.group.index, "row": row}
@@ -268,7 +260,7 @@ CALL_BYTES = 16 * 1024 * 1024
 
 
 class FilteredStates:
-    """The states behind rows that a filter let through; the last one is behind all that were looked at."""
+    """The states after rows that a filter let through; the last one is after all that were looked at."""
 
     __slots__ = ("_last", "_name", "_place", "_rows")
 
@@ -326,24 +318,23 @@ class RowItems:
                 return
 
     def _left_out(self, failure: Exception, where: Where) -> Chunk[Any]:
-        """Return the progress behind a group that can't be decoded any further, if it may be left out."""
+        """Return the progress after a group that can't be decoded any further, if it may be left out."""
         if isinstance(failure, ReadError):
             raise failure
         error = failure if isinstance(failure, StreamlineError) else where.error(failure)
         rows, size = (where.group.rows or 0) - where.row, self.batch_rows
-        behind = At(self.name, where.after)
         item = {"file": where.path, "group": where.group.index, "row": where.row, "rows": rows}
         self.demand.judge(
             error, item, At(self.name, where.place(where.row)), max(1, rows if size is None else -(-rows // size))
         )
-        return Chunk((), (), behind)
+        return Chunk((), (), At(self.name, where.after))
 
     def _chunks(self, decoded: DecodedRows, where: Where) -> Iterator[Chunk[Any]]:
-        behind, count = where.place(decoded.stop), decoded.batch.num_rows
+        place, count = where.place(decoded.stop), decoded.batch.num_rows
         if not count:
-            yield Chunk((), (), At(self.name, behind))
+            yield Chunk((), (), At(self.name, place))
         elif self.batch_rows is not None:
-            yield Chunk([decoded.batch], (At(self.name, behind),))
+            yield Chunk([decoded.batch], (At(self.name, place),))
         else:
             at = 0
             while at < count:
@@ -353,7 +344,7 @@ class RowItems:
                     rows, failure = _rows(decoded.batch.slice(at, taken))
                     self._pace(perf_counter() - began)
                 if rows:
-                    yield Chunk(rows, self._states(decoded, where, at, len(rows), behind))
+                    yield Chunk(rows, self._states(decoded, where, at, len(rows), place))
                 at += len(rows)
                 if failure is not None:
                     yield self._bad_row(failure, decoded, where, at)
@@ -361,13 +352,13 @@ class RowItems:
 
     def _bad_row(self, failure: Exception, decoded: DecodedRows, where: Where, at: int) -> Chunk[Any]:
         row = decoded.start + at if decoded.rows is None else decoded.rows[at]
-        behind = At(self.name, where.place(row + 1))
+        state = At(self.name, where.place(row + 1))
         item = {"file": where.path, "group": where.group.index, "row": row}
-        self.demand.judge(where.error(failure, row), item, behind)
-        return Chunk((), (), behind)
+        self.demand.judge(where.error(failure, row), item, state)
+        return Chunk((), (), state)
 
-    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, behind: Place) -> States:
-        last = behind if at + count == decoded.batch.num_rows else None
+    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, following: Place) -> States:
+        last = following if at + count == decoded.batch.num_rows else None
         place = where.place(0)
         if decoded.rows is not None:
             return FilteredStates(self.name, place, decoded.rows[at : at + count], last)
@@ -400,10 +391,10 @@ class _DecodeStep:
 
     decoding: Iterator[DecodedRows]
     where: Where
-    _behind: int = field(init=False)
+    _next_row: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._behind = self.where.row
+        self._next_row = self.where.row
 
     def __call__(self) -> tuple[list[DecodedRows], Exception | None, bool]:
         """Return what was decoded, what it failed with, and whether that was all of the group."""
@@ -411,7 +402,7 @@ class _DecodeStep:
         try:
             if self.where.unchanged is not None:
                 self.where.unchanged.check()
-        except ReadError as error:  # nobody knows of which file these rows are
+        except ReadError as error:  # these rows may be of either file
             return [], error, True
         return found, failure, ended
 
@@ -423,16 +414,16 @@ class _DecodeStep:
                 if (decoded := next(self.decoding, None)) is None:
                     return found, self._end(), True
                 found.append(decoded)
-                self._behind = decoded.stop
+                self._next_row = decoded.stop
                 size += decoded.batch.nbytes
         except Exception as error:
             return found, error, True
         return found, None, False
 
     def _end(self) -> Exception | None:
-        if self._behind == self.where.group.rows:
+        if self._next_row == self.where.group.rows:
             return None
-        return ValueError(f"expected {self.where.group.rows} rows, found {self._behind:,}")
+        return ValueError(f"expected {self.where.group.rows} rows, found {self._next_row:,}")
 
 
 def require_pyarrow(function: str) -> None:
@@ -495,9 +486,7 @@ class Unchanged:
             what = (
                 f"it had {self._was[0]:,} bytes, and has {now[0]:,}" if now[0] != self._was[0] else "with as many bytes"
             )
-            raise ReadError(
-                f"{self._path} changed while it was read: somebody has written to it, or replaced it ({what})"
-            )
+            raise ReadError(f"{self._path} changed while it was read: it was written to, or replaced ({what})")
 
     def _look(self) -> tuple[int, int, int]:
         try:

@@ -75,7 +75,7 @@ def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] 
       columns: dotted names; None: all.
 
     Raises:
-      DataError: a column isn't there, or can't be told from another.
+      DataError: a column isn't there, or can't be distinguished from another.
     """
     names: list[str] = schema.names
     if len(set(names)) < len(names):

@@ -1,10 +1,8 @@
-"""Where a reader of line files stands: {"file", "line", "byte"}.
+"""A file as slices of whole lines, from any byte on. A place is {"file", "line", "byte"}.
 
 `file` is named as it was opened; `line` is the 1-based number of the last line consumed, 0 before the first; `byte` is
-the offset behind it, in decompressed bytes. A `file` of None means that nothing is left. In a contiguous shard other
-than the first, lines are counted from the shard's own start: nobody has read what is before it.
-
-A file as slices of whole lines, from any byte on.
+the offset after it, in decompressed bytes. A `file` of None means that nothing is left. In a contiguous shard other
+than the first, lines are counted from the shard's own start: what is before it is never read.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ async def slices(
 
     Args:
       splitter: cuts them; empty.
-      wrong: makes the error for the line behind the slice yielded last, of what is wrong with it.
-      skipping: go on behind a line that is too long; else it is the last that is yielded.
+      wrong: makes the error for the line after the slice yielded last, of what is wrong with it.
+      skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
 
     Raises:
@@ -104,7 +102,7 @@ class LineSlice:
       byte: where it begins.
       raw: whole lines.
       lines: how many.
-      successor: what a state behind the last line says instead; None: nothing else.
+      successor: what a state after the last line says instead; None: nothing else.
     """
 
     __slots__ = ("_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
@@ -133,8 +131,8 @@ class LineSlice:
         found._ends = self._ends[first : first + count]
         return found
 
-    def behind(self, index: int) -> Place:
-        """Return the place behind line `index` of this slice."""
+    def place_after(self, index: int) -> Place:
+        """Return the place after line `index` of this slice."""
         if self._ends is not None:
             byte = self._ends[index]
         else:
@@ -142,19 +140,19 @@ class LineSlice:
         return {"file": self._file, "line": self._line + index + 1, "byte": byte}
 
     def json(self, index: int) -> Place:
-        """Return what a resume behind line `index` is to read from."""
+        """Return what a resume after line `index` is to read from."""
         if index == self._lines - 1 and self._successor is not None:
             return self._successor
-        return self.behind(index)
+        return self.place_after(index)
 
     def where(self, index: int) -> str:
         """Return line `index` for a person."""
-        place = self.behind(index)
+        place = self.place_after(index)
         return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
 
 
 class LineState(State):
-    """Behind a line; turned into a place only when it is read."""
+    """After a line; turned into a place only when it is read."""
 
     __slots__ = ("_index", "_name", "_slice")
 
@@ -178,7 +176,7 @@ class LineState(State):
 
 
 class LineStates:
-    """The states behind the items of a slice; `kept` are their lines, None: item i is line i."""
+    """The states after the items of a slice; `kept` are their lines, None: item i is line i."""
 
     __slots__ = ("_kept", "_name", "_slice")
 

@@ -1,4 +1,4 @@
-"""Parquet files: the format, as it is told; what it takes to read one is in `formats.parquet_table`."""
+"""Parquet files: the format, as a plan has it; what it takes to read one is in `formats.parquet_table`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def size_of(file: File) -> int:
     """Return the size of a file that is read from its end.
 
     Raises:
-      ReadError: nobody says it, or it has changed.
+      ReadError: it isn't known, or it has changed.
     """
     size = (await file.found()).size
     if size is None:

@@ -33,7 +33,7 @@ MAGIC_BYTES = 4
 `cache_dir=` keeps it."""
 
 PADDING_BYTES = 100
-"""Behind a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
+"""After a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
 
 
 class ParquetTable:

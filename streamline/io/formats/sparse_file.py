@@ -95,7 +95,7 @@ class AbsentFile(SparseFile):
     """Has a size, and no byte.
 
     Attributes:
-      error: what it raises. pyarrow keeps it for good: whoever asked clears its traceback, which holds their frames.
+      error: what it raises. pyarrow keeps it for good: the caller clears its traceback, which holds frames.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,11 +1,7 @@
-"""Samples of a tar archive: consecutive members that share a key, as WebDataset groups them. No I/O.
-
-Tar archives, read from any sample on: WebDataset's, or any other's members.
-
-Where in a tar archive the samples of each share begin: found by a walk over its headers, past the data.
+"""Tar archives, read from any sample on: consecutive members that share a key, as WebDataset groups them.
 
 An archive has no index, and data may look like headers (an archive in an archive), so nothing but the headers from the
-first on says where a member begins.
+first on says where a member begins. A shared archive is walked, header by header, to find where each shard begins.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 class TarFormat(Format[Any]):
     """Tar archives. Place: {"file", "byte", "sample"}: where the next sample begins, and how many are before it.
 
-    A byte of 0 in a share other than the first means that nobody has looked yet where its first sample begins.
+    A byte of 0 in a share other than the first means that where its first sample begins is not known yet.
 
     Attributes:
       group: whether members are grouped into samples; otherwise each is one.
@@ -169,7 +165,7 @@ class _ArchiveReader:
         self._demand = demand
 
     def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
-        """Yield the samples of a slice; behind one that is left out, only the place.
+        """Yield the samples of a slice; after one that is left out, only the place.
 
         Raises:
           DataError: what the slice ends with.
@@ -193,11 +189,11 @@ class _ArchiveReader:
 
 
 class _SampleEnds:
-    """A column: behind sample i of a list, the byte where the next one begins.
+    """A column: after sample i of a list, the byte where the next one begins.
 
     Args:
       first: samples of the archive up to the list's first one, with it.
-      last: the place behind the last one, where it is the archive's last; else None.
+      last: the place after the last one, where it is the archive's last; else None.
     """
 
     __slots__ = ("_ends", "_first", "_last", "_name", "_path")
@@ -224,7 +220,7 @@ def _place(path: str, byte: int, sample: int) -> Place:
 
 
 SLICE_MEMBERS = 128
-"""Members dealt with between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
+"""Members read between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
 
 
 class Member(NamedTuple):
@@ -235,7 +231,7 @@ class Member(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """What is wrong with a sample, what to call it, and where the next one begins; None: behind the archive."""
+    """What is wrong with a sample, what to call it, and where the next one begins; None: after the archive."""
 
     error: DataError
     item: Any
@@ -248,8 +244,8 @@ class Gathered(NamedTuple):
     Attributes:
       items: samples, in order.
       ends: for each, where in the archive the next one begins.
-      wrong: what is wrong with the sample behind them, which can be left out; None: nothing.
-      failure: what is wrong with the archive behind them; None: nothing.
+      wrong: what is wrong with the sample after them, which can be left out; None: nothing.
+      failure: what is wrong with the archive after them; None: nothing.
       more: whether there may be more in what was fed.
     """
 
@@ -291,7 +287,7 @@ class Samples:
     Args:
       path: for messages.
       scanner: at the beginning of a sample.
-      stop: samples that begin at this byte or behind it are another's; None: there is no other.
+      stop: samples that begin at this byte or after it are another's; None: there is no other.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
       patient: whether a sample that something is wrong with is read to its end before that is said.
@@ -449,7 +445,7 @@ SEEK_BYTES = 1024 * 1024
 
 
 FIRST_BYTES = 64 * 1024
-"""Read at first, and behind data that were passed over."""
+"""Read at first, and after data that were passed over."""
 
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -461,7 +457,7 @@ SLICE_HEADERS = 64
 
 
 class Walk:
-    """The walk over one archive, for all shares that one event loop reads: whoever waits for his share takes a step.
+    """The walk over one archive, for all shares that one event loop reads: a reader that waits takes a step.
 
     Args:
       path: for messages.
@@ -503,7 +499,7 @@ class Walk:
         """Read a window and walk through it. Cancelled, it has done nothing that can't be done again."""
         start = self._read
         stop = min(start + self._window, self.size)
-        if start >= stop:  # whoever reads the last sample says whether the archive is whole
+        if start >= stop:  # the reader of the last sample checks that the archive is whole
             self._found += [None] * (self._num_shards - len(self._found))
             return
         if not start:

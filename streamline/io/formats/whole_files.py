@@ -63,9 +63,9 @@ class WholeFormat(Format[WholeFile]):
                 index += len(items)
             last = found[-1][1]
             if isinstance(last, ReadError):
-                behind = _FileStates(name, paths, index)[0]
-                demand.judge(last, paths[index], behind)
-                yield Chunk((), (), behind)
+                state = _FileStates(name, paths, index)[0]
+                demand.judge(last, paths[index], state)
+                yield Chunk((), (), state)
                 index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
@@ -74,7 +74,7 @@ class WholeFormat(Format[WholeFile]):
 
 
 class _FileStates:
-    """A column: behind file i of a list stands file `first` + i + 1 of all files."""
+    """A column: after file i of a list stands file `first` + i + 1 of all files."""
 
     __slots__ = ("_first", "_name", "_paths")
 

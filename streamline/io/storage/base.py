@@ -20,13 +20,13 @@ MODIFIED = "Last-Modified: "
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """What is known of an object: in a listing, or because somebody has asked.
+    """What is known of an object: in a listing, or from an answer.
 
     Attributes:
       path: local path or URL, as it is opened, and as states name it.
-      size: in bytes; None: nobody has said.
+      size: in bytes; None: unknown.
       etag: tells one version from another: an ETag, or `MODIFIED` and a date, where a server tells only that;
-        None: nobody has said, or there is none (local files).
+        None: unknown, or there is none (local files).
       ranged: whether its server is known to send parts of it; not saved.
     """
 

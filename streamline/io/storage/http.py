@@ -36,7 +36,7 @@ FAILURES = (aiohttp.ClientError, TransientError, OSError)
 
 
 UNKNOWN = sys.maxsize
-"""The end of an object whose size nobody has told."""
+"""The end of an object whose size is unknown."""
 
 
 REFUSAL_BYTES = 4096
@@ -239,7 +239,7 @@ class _Body:
 
         Raises:
           TransientError: the body broke off, or stalled.
-          ReadError: it is longer than told, or the object shorter than expected; too slowly it came.
+          ReadError: it is longer than announced, or the object shorter than expected; too slowly it came.
         """
         begin = self._at
         while begin < self._stop and (data := await self._more()):
@@ -264,11 +264,11 @@ class _Body:
     def _check_end(self) -> None:
         at, stop = self._at, self._answer.stop
         if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
-            raise ReadError(  # what came behind is no answer
-                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server had told, got more"
+            raise ReadError(  # what came after is no answer
+                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server had said, got more"
             )
         if stop is not None and at != stop:
-            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server had told")
+            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server had said")
         if at < self._position:
             url = shown(str(self._response.url))
             raise ReadError(f"{url} has {at:,} bytes, expected more than {self._position:,}: has it been replaced?")

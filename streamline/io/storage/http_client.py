@@ -1,10 +1,10 @@
-"""Requests over one session: connections that are kept, names, certificates, proxies, redirects, time limits.
+"""Requests over one session: kept connections, names, certificates, proxies, redirects, time limits.
 
 All time limits but that of a connection are our own. aiohttp's `sock_read` begins anew with each byte and with each
 interim answer (100 Continue, 103 Early Hints), so a server could hold a request for as long as it likes; its `total`
 goes on while the training loop holds a block.
 
-What went wrong on the way to a server, said for a person: whether another try may help, and what else does.
+A failed request becomes an error that says whether another try may help, and what else does.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HttpClient:
         within_s: float = math.inf,
         unpack: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Return the answer to a request, behind redirects; whoever gets it closes it.
+        """Return the answer to a request, after redirects; the caller closes it.
 
         Args:
           headers: of this request; what identifies comes on top, as far as the URL's own host is asked.
@@ -330,7 +330,7 @@ def _context(options: HttpOptions) -> ssl.SSLContext:
 
 def _no_password() -> str:
     """Stand for the password of a key: OpenSSL would ask the terminal for it, and wait."""
-    raise ValueError("its key is encrypted: store it decrypted, readable by nobody else")
+    raise ValueError("its key is encrypted: store it decrypted, readable by no other user")
 
 
 def _bad_file(option: str, file: str | os.PathLike[str], error: Exception, wanted: str) -> ReadError:
@@ -459,7 +459,7 @@ def _name(url: str, error: aiohttp.ClientConnectorDNSError) -> TransientError:
 def _proxy(url: str, error: aiohttp.ClientHttpProxyError) -> TransientError:
     said = f"the proxy answered {status_name(error.status)}"
     if error.status in (408, 429) or error.status >= 500:
-        told = None if error.headers is None else error.headers.get("Retry-After")
-        return TransientError(said, retry_after_s(told))
+        value = None if error.headers is None else error.headers.get("Retry-After")
+        return TransientError(said, retry_after_s(value))
     advice = "give user and password in its URL" if error.status == 407 else "ask those who run it"
     raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from error

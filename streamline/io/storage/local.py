@@ -219,7 +219,7 @@ class _LocalFile:
         """Check that reading up to `end` was reading all of the file that was opened.
 
         Raises:
-          ReadError: it is shorter or longer than it was, or somebody has written to it.
+          ReadError: it is shorter or longer than it was, or it was written to.
         """
         assert self._handle is not None
         status = os.fstat(self._handle.fileno())
@@ -230,7 +230,7 @@ class _LocalFile:
                 f"at its end (read up to byte {end:,})"
             )
         if status.st_mtime_ns != self._changed_ns:
-            raise ReadError(f"{self._path} changed while it was read: somebody has written to it")
+            raise ReadError(f"{self._path} changed while it was read: it was written to")
 
     def close(self) -> None:
         """Close the file, if it was opened. Idempotent."""

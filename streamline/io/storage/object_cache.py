@@ -1,21 +1,16 @@
-"""A storage whose objects are kept on local disk, in front of one that is far away.
+"""A storage whose objects are kept on local disk, in front of a remote one.
 
-What is read is written, by a thread, while the consumer has it already; nothing is read for the cache's sake. An object
-is kept once every byte of it has been read, in whatever order, and of one version: that of its ETag. So a file that is
-streamed is kept, and so is one that is fetched in ranges that cover it; one of which only a footer and some columns are
-read is not. What was read of it in part is dropped, at the latest when the stream ends.
+What is read is written down, by a thread, while the consumer has it already; nothing is read for the cache's sake. An
+object is kept once every byte of it has been read, in whatever order, and of one version: that of its ETag. So a file
+that is streamed is kept, and so is one that is fetched in ranges that cover it; an object of which only some ranges
+were read is dropped, at the latest when the stream ends.
 
-Where the ETag isn't known from a listing, the server is asked for it, each time that an object is opened. Without a
-strong one nothing tells two versions apart, and the object is read past the cache.
+Where the ETag isn't known from a listing, the server is asked for it each time that an object is opened. An object
+without a strong one is read past the cache.
 
 Several flows may read one object at once. In one event loop they write the same part together; what another process is
-writing is read past the cache. Nobody waits for anybody, so nobody hangs when somebody dies.
-
-An object on its way into the cache: its bytes are written down while somebody reads them, in whatever order.
-
-Readers are in an event loop. The disk's calls (`_write`, `_keep`, `_drop`) are made in a thread, in order.
-
-Which bytes of an object have been read, in whatever order. Pure.
+writing is read past the cache. No process waits for another, so none hangs when one dies. The disk's calls (`_write`,
+`_keep`, `_drop`) are made in a thread, in order.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ ranges asks once. Opening an object from its start asks anew."""
 
 
 IDLE_PARTS = 64
-"""Parts that nobody is writing at the moment, and that are kept open for more ranges. Beyond, the oldest is dropped."""
+"""Parts that are not being written at the moment, and are kept open for more ranges. Beyond, the oldest is dropped."""
 
 
 CLOSE_S = 2.0
@@ -97,13 +92,13 @@ class ObjectCache:
         return kept
 
     async def read(self, kept: CachedObject, start: int, stop: int) -> bytes:
-        """Return bytes of an open object; fewer if somebody has cut it."""
+        """Return bytes of an open object; fewer if it was cut."""
         data = await asyncio.wrap_future(self._reads.submit(lambda: kept.read(start, stop)))
         self.traffic.kept_bytes += len(data)
         return data
 
     def close(self, kept: CachedObject) -> None:
-        """Close an object, behind what is being read of it."""
+        """Close an object, after what is being read of it."""
         self._reads.submit(kept.close)
 
     @contextmanager
@@ -187,16 +182,16 @@ class CachedStorage:
     async def stat(self, path: str) -> FoundObject:
         """Return what the remote storage says."""
         found = await self.remote.stat(path)
-        self.told(found)
+        self.note(found)
         return found
 
-    def told(self, found: FoundObject) -> None:
+    def note(self, found: FoundObject) -> None:
         """Take note of what the remote storage, or a listing, says of an object that is about to be read."""
         now, path = monotonic(), found.path
         while self._versions and now - next(iter(self._versions.values()))[0] > VERSION_S:
             del self._versions[next(iter(self._versions))]
         self._versions.pop(path, None)
-        self._versions[path] = (now, found)  # behind those that were asked for before
+        self._versions[path] = (now, found)  # after those that were asked for before
 
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -248,7 +243,7 @@ class CachedStorage:
         return data
 
     async def _kept(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Yield bytes of an open object; none behind the byte at which somebody has cut the file meanwhile."""
+        """Yield bytes of an open object; none after the byte at which the file was cut meanwhile."""
         try:
             while start < end:
                 block = await self.cache.read(kept, start, min(end, start + BLOCK_BYTES))
@@ -310,8 +305,8 @@ class Spans:
         """Add bytes `start` to `stop`; what is there already stays once."""
         if start >= stop:
             return
-        first = bisect_left(self._stops, start)  # the first span that ends at `start` or behind it
-        last = bisect_right(self._starts, stop)  # behind the last one that begins at `stop` or before it
+        first = bisect_left(self._stops, start)  # the first span that ends at `start` or after it
+        last = bisect_right(self._starts, stop)  # after the last one that begins at `stop` or before it
         if first < last:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last] = [start]
@@ -336,7 +331,7 @@ class CachePart:
       made: returns the folder; called in the thread only.
       thread: that writes.
       size: of the object in bytes; None: not known yet.
-      asked: whether somebody has asked for the size.
+      asked: whether the size has been asked for.
       users: who are reading it.
       done: whether it is kept, or given up.
       keeping: done when it is kept.
@@ -358,7 +353,7 @@ class CachePart:
     _last: asyncio.Future[None] | None = None
 
     async def write(self, position: int, data: bytes) -> None:
-        """Write bytes behind those that were written before; waits until all but these are on disk."""
+        """Write bytes after those that were written before; waits until all but these are on disk."""
         if self.done:
             return
         if self._failed:

@@ -1,14 +1,12 @@
 """Object stores, S3, Google's and Azure's, through obstore: listed, streamed, resumed at the byte.
 
-Success: the body comes in one answer. A body that breaks off, a stall or a busy server: asked again for the bytes from
-where it broke, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the store
-says that the object ends; nothing else is.
-
-What an object store's refusal means, and what to do about it. Pure: decided by the text that obstore gives.
+On success, the body comes in one answer. After a body that breaks off, a stall or a busy server, the bytes from there
+on are requested again, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the
+store says that the object ends.
 
 obstore names the HTTP status and what the server said, in all its errors alike; which class they are of differs between
-the operations. Its texts hold whole URLs, which may be signed: so only parts of them are told on, and an error of ours
-is not chained to one of its.
+the operations. So the text decides what a refusal means. It may hold a signed URL, so only parts of it are passed on,
+and no error is chained to one of obstore's.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
 
-__all__ = ["ObjectStorage", "behind_end", "meaning", "other_version"]
+__all__ = ["ObjectStorage", "meaning", "other_version", "past_end"]
 
 
 R = TypeVar("R")
@@ -40,7 +38,7 @@ BLOCK_BYTES = 1024 * 1024
 
 
 AS_IT_COMES = 1
-"""The least that a block holds behind a failure: else a body that breaks off again and again within its first MiB would
+"""The least that a block holds after a failure: else a body that breaks off again and again within its first MiB would
 never get on, since what obstore has gathered of a block is lost with it."""
 
 
@@ -54,7 +52,7 @@ class ObjectStorage:
     Args:
       options: the user's `storage_options=`.
       http: how often and how long is tried.
-      traffic: counts what is asked; None: nobody wants to know.
+      traffic: counts what is asked; None: not counted.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class ObjectStorage:
             return joined(printable(path), [block async for block in blocks], start, stop)
 
     async def aclose(self) -> None:
-        """Let go of the stores: their connections close behind them."""
+        """Drop the stores: their connections close then."""
         self._stores.clear()
 
     async def _blocks(
@@ -129,14 +127,14 @@ class ObjectStorage:
                     attempts.wanted()
                 if position == end:
                     return
-                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had told")
+                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had said")
             except ReadError:
                 raise
             except Exception as error:
                 _let_go(error)
                 if other_version(error) and known is not None:
                     raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
-                if behind_end(error) and await self._ends_at(path, position, known):
+                if past_end(error) and await self._ends_at(path, position, known):
                     return
                 await _failed(attempts, error, position)
                 size = AS_IT_COMES
@@ -148,8 +146,8 @@ class ObjectStorage:
           ReadError: it is shorter, or not as long as it was.
         """
         size = (await self.stat(path)).size
-        told = position if known is None or known[1] is None else known[1][0]
-        if size is not None and (size < position or size != told):
+        noted = position if known is None or known[1] is None else known[1][0]
+        if size is not None and (size < position or size != noted):
             raise ReadError(
                 f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
             )
@@ -162,7 +160,7 @@ class ObjectStorage:
         return objects
 
     async def _below(self, url: str, directory: str | None) -> Sequence[Any]:
-        """Return all objects below a directory; what fails on the way goes on behind the last one that came."""
+        """Return all objects below a directory; what fails on the way goes on after the last one that came."""
         store, attempts = self._store(bucket_of(url)[0]), self._attempts(url)
         listed: Any = []
         while True:
@@ -177,7 +175,7 @@ class ObjectStorage:
             except Exception as error:
                 await _failed(attempts, error, 0)
                 if any(one["path"] > other["path"] for one, other in pairwise(listed)):
-                    listed = []  # S3's directory buckets keep no order: there is no "behind" in them
+                    listed = []  # S3's directory buckets keep no order: there is no "after" in them
             else:
                 return tuple(listed)
 
@@ -330,7 +328,7 @@ WAYS = {
 """What says with which credentials to read, by the first two letters of a scheme."""
 
 
-def behind_end(error: Exception) -> bool:
+def past_end(error: Exception) -> bool:
     """Whether bytes were asked for that the object doesn't have."""
     text = str(error)
     return _status(text) == 416 or "Wanted range starting at" in text  # obstore's own word, where the store sent less
@@ -389,8 +387,8 @@ def _give_credentials(path: str) -> str:
 
 
 def _give_region(text: str) -> str:
-    told = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
-    region = printable(told[1] or told[2]) if told else "…"
+    named = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
+    region = printable(named[1] or named[2]) if named else "…"
     return f'Set AWS_REGION, or storage_options={{"region": "{region}"}}'
 
 

@@ -1,8 +1,6 @@
-"""How http(s) URLs are read, as users say it: apart from the reading, which takes 0.2 s to import.
+"""How bytes are had, as users say it: what all `read_*` take alike, `HttpOptions`, `storage_options=`.
 
-How a source's bytes are had, as users say it: the options that all `read_*` take alike.
-
-`storage_options=`: how an object store is reached, as users say it, and as obstore wants it.
+Apart from the reading itself, which takes 0.2 s to import.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Attempts:
         pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
         asked_s = error.retry_after_s
         if asked_s is not None:
-            pause_s += asked_s  # not at once: others were told the same
+            pause_s += asked_s  # not at once: others were asked the same
         if pause_s >= self.left_s:
             asks = "" if asked_s is None else f", and asks to wait {asked_s:,.0f} s"
             raise ReadError(

@@ -80,7 +80,7 @@ async def test_lines_of_many_files_read_ahead_are_those_of_each(server: Any, rea
         assert (await read(source, state, mode="file")).items == lines[5 * done + 1 :]
 
 
-async def test_a_failure_comes_behind_all_items_before_it(server: Any, read: Read, part_bytes: int) -> None:
+async def test_a_failure_comes_after_all_items_before_it(server: Any, read: Read, part_bytes: int) -> None:
     server.objects = {f"{number}": b"%d" % number * 9 for number in range(8)}
     source = files(server, concurrency=8)
     del server.objects["5"]

@@ -76,7 +76,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_resumes_behind_every_item(files: list[str], way: str) -> None:
+def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
     check_resume(sl.read_arrow(files, **WAYS[way]).map(Text()), generations=3)
 
 
@@ -143,13 +143,13 @@ async def test_a_deep_resume_fetches_one_batch(server: Any) -> None:
             assert [row["id"] for row in islice(stream, taken + 1)][-1] == taken
             return stream.snapshot()
 
-    def behind(snapshot: Any) -> Any:
+    def resumed(snapshot: Any) -> Any:
         with pipe.open(resume=snapshot) as stream:
             return next(iter(stream))["id"]
 
     snapshot = await to_thread.run_sync(before)  # opening waits for the server, which is in this loop
     server.requests.clear()
-    assert await to_thread.run_sync(behind, snapshot) == taken + 1
+    assert await to_thread.run_sync(resumed, snapshot) == taken + 1
     asked = [request.headers.get("range", "bytes=0-").removeprefix("bytes=").split("-") for request in server.requests]
     assert all(not start or int(start) > len(data) * 15 // 20 - 5000 or int(start) < 2000 for start, *_ in asked)
 

@@ -135,7 +135,7 @@ def spans(server: Server) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("kind", LARGE)
 async def test_of_an_object_its_part_is_asked_for_and_nothing_before(server: Server, kind: str) -> None:
-    """What is behind the part is asked for, too, and isn't waited for."""
+    """What is after the part is asked for, too, and isn't waited for."""
     read, content, place, expected = LARGE[kind]
     server.objects["x"] = cast(bytes, content)
 
@@ -176,7 +176,7 @@ TABLES: dict[str, Any] = {"parquet": sl.read_parquet, "arrow": sl.read_arrow}
 
 
 def place_in(path: Path, kind: str, row: int) -> dict[str, Any]:
-    """Return the place behind a row, as a stream says it."""
+    """Return the place after a row, as a stream says it."""
     with TABLES[kind](path).shard(1).open() as stream:
         for _ in range(row + 1):
             next(stream)

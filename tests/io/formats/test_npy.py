@@ -212,7 +212,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "code": (lambda data: data.replace(b"'<i8'", b"f(9) "), "header can't be read"),
     "no dict": (lambda data: data[:10] + b"(" * 117 + b"\n" + data[128:], "header can't be read"),
     "negative": (lambda data: data.replace(b"(6, 2)", b"(-6,2)"), "shape|can't be"),
-    "behind": (lambda data: data * 2, "224 bytes behind the array"),
+    "after": (lambda data: data * 2, "224 bytes after the array"),
 }
 
 
@@ -322,7 +322,7 @@ async def test_a_name_that_differs_in_directory_and_header_is_an_error_that_says
 
 
 async def test_archives_that_other_tools_write_are_read(made: Callable[..., str]) -> None:
-    class Stream(io.BytesIO):  # zipfile writes sizes and checksums behind the data then
+    class Stream(io.BytesIO):  # zipfile writes sizes and checksums after the data then
         def seekable(self) -> bool:
             return False
 

@@ -156,10 +156,10 @@ def test_what_is_no_file_is_passed_over(put: Any, blocks: None) -> None:
     assert [item.name for item in sl.read_tar(put(data), group=False)] == ["a.b", "a.c", "b.b"]
 
 
-@pytest.mark.parametrize("behind", [0, 1, 511, 512, 1024, 10240, 10241])
-def test_any_number_of_zeros_may_follow_the_first_block_of_the_end_mark(put: Any, blocks: None, behind: int) -> None:
+@pytest.mark.parametrize("after", [0, 1, 511, 512, 1024, 10240, 10241])
+def test_any_number_of_zeros_may_follow_the_first_block_of_the_end_mark(put: Any, blocks: None, after: int) -> None:
     whole = archive()
-    data = whole[: ends(whole)[-1] + 512] + bytes(behind)
+    data = whole[: ends(whole)[-1] + 512] + bytes(after)
     assert list(sl.read_tar(put(data))) == SAMPLES
 
 
@@ -277,7 +277,7 @@ def test_cut_anywhere_gives_whole_samples_and_an_error(put: Any) -> None:
 def test_truncated_names_the_member_and_its_header(put: Any) -> None:
     data = archive()
     assert failing(sl.read_tar(put(data[:1800])))[1] == (
-        f"{put(data[:1800])} is truncated: it ends at byte 1,800, inside the header at byte 1,536, behind 'train/0.JPG'"
+        f"{put(data[:1800])} is truncated: it ends at byte 1,800, inside the header at byte 1,536, after 'train/0.JPG'"
     )
     cut = ends(data)[2] + 600
     message = failing(sl.read_tar(put(data[:cut])))[1]
@@ -289,7 +289,7 @@ def test_a_missing_end_mark_is_an_error_that_can_be_skipped(put: Any) -> None:
     path = put(data[: ends(data)[-1]])
     items, message = failing(sl.read_tar(path))
     assert items == SAMPLES[:3]
-    assert "behind '3.a', without the end mark" in message
+    assert "after '3.a', without the end mark" in message
     with sl.read_tar([path, put(data, "b.tar")]).open(on_error="skip") as stream:
         assert list(stream) == [*SAMPLES[:3], *SAMPLES]
         assert stream.errors.total == 1
@@ -303,7 +303,7 @@ def test_a_damaged_header_is_an_error_never_the_end(put: Any, blocks: None, at: 
     data[start + at] ^= 0x55
     items, message = failing(sl.read_tar(put(bytes(data))))
     assert items == SAMPLES[:1]
-    assert f"a.tar, byte {start:,}: the tar header there behind 'train/1.seg.png' can't be read" in message
+    assert f"a.tar, byte {start:,}: the tar header there after 'train/1.seg.png' can't be read" in message
 
 
 def test_a_block_of_zeros_among_members_is_no_end(put: Any, blocks: None) -> None:
@@ -312,7 +312,7 @@ def test_a_block_of_zeros_among_members_is_no_end(put: Any, blocks: None) -> Non
     holed = data[:start] + bytes(512) + data[start + 512 :]
     items, message = failing(sl.read_tar(put(holed)))
     assert items == SAMPLES[:2]
-    assert f"data behind its end mark, at byte {start + 512:,} (the mark is behind 'train/1.seg.png')" in message
+    assert f"data after its end mark, at byte {start + 512:,} (the mark is after 'train/1.seg.png')" in message
     assert "joined with cat" in failing(sl.read_tar(put(data + data)))[1]
 
 
@@ -486,7 +486,7 @@ async def test_shares_of_one_loop_walk_once(put: Any, server: Any) -> None:
     assert sum(one.startswith("bytes=0-65535") for one in ranges) == 1
 
 
-async def test_damage_fails_every_shard_behind_it(put: Any, read: Any) -> None:
+async def test_damage_fails_every_shard_after_it(put: Any, read: Any) -> None:
     data = bytearray(archive([(f"{n}.x", bytes(900)) for n in range(16)]))
     data[5 * 1536 + 3] ^= 1
     source = source_of(put(bytes(data)))

@@ -101,7 +101,7 @@ def test_a_part_whose_writer_is_gone_is_removed_by_the_next_who_looks(tmp_path: 
 
 def test_a_part_whose_writer_is_gone_is_begun_anew(tmp_path: Path) -> None:
     folder = CacheFolder(str(tmp_path))
-    (folder.path / f"{A}.part").write_bytes(b"left behind, and longer")
+    (folder.path / f"{A}.part").write_bytes(b"left after, and longer")
     assert keep(folder, A, b"new")
     assert content(folder, A) == b"new"
 

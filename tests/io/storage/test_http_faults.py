@@ -125,7 +125,7 @@ def test_bursts_of_503_are_waited_out_and_too_many_are_an_error(faults: Faults) 
 @pytest.mark.parametrize("times", [1, 99])
 @pytest.mark.parametrize("name", ["x.txt", "x.gz"])
 def test_a_wrong_length_is_never_an_end(faults: Faults, more: int, times: int, name: str) -> None:
-    """What is cut off at -1 is the last line's end: HTTP itself ignores it behind an answer (RFC 9112, 2.2)."""
+    """What is cut off at -1 is the last line's end: HTTP itself ignores it after an answer (RFC 9112, 2.2)."""
     faults.script = [told(more)] * times
     found, error = records(faults.url(name))
     assert found == LINES[: len(found)]
@@ -142,7 +142,7 @@ def test_dripping_is_slow_and_right(faults: Faults) -> None:
 
 
 def test_a_bit_that_flips_in_a_gzip_file_is_found(faults: Faults) -> None:
-    for byte in range(10, len(PACKED)):  # behind its head, where a few bits mean nothing
+    for byte in range(10, len(PACKED)):  # after its head, where a few bits mean nothing
         faults.script = [flipped(byte)]
         _, error = records(faults.url("x.gz"))
         assert isinstance(error, DataError), byte
@@ -326,4 +326,4 @@ def test_a_large_file_of_records_over_bad_lines_is_whole(nginx: Nginx, faults: F
     with sl.read_jsonl(faults.url(path), http=HttpOptions(retries=5, timeout_s=0.3)).open() as stream:
         assert [record["row"] for record in stream] == list(range(rows))
         (reads,) = stream.stats().reads
-    assert reads.retries >= 3  # a cut behind what is left is none
+    assert reads.retries >= 3  # a cut after what is left is none

@@ -26,7 +26,7 @@ HEAD = b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nETag: "v1"\r\nLas
 
 Say = Callable[[bytes], Awaitable[None]]
 Script = Callable[[Say], Awaitable[None]]
-"""What a server does behind a request, with what sends; afterwards it is silent."""
+"""What a server does after a request, with what sends; afterwards it is silent."""
 
 
 def said(*texts: bytes) -> Script:

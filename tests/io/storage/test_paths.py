@@ -167,7 +167,7 @@ def test_one_file_by_two_names_is_refused(
 
 
 def test_two_files_are_two_whatever_their_names_look_like(folder: Path) -> None:
-    """Behind a link, ".." is another directory; and a link is a name of its own."""
+    """After a link, ".." is another directory; and a link is a name of its own."""
     (folder / "link").symlink_to(folder / "deep" / "er")
     (folder / "deep" / "a.txt").write_text("another")
     (folder / "same.txt").symlink_to(folder / "a.txt")
