@@ -277,12 +277,15 @@ class Pipeline(Openable[T]):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
 
-    def through(self, fn: Callable[..., AsyncIterator[U]], *, name: str | None = None, **params: Any) -> Pipeline[U]:
-        """Pass the items through an async generator function of one async iterator.
+    def through(
+        self, fn: Callable[..., AsyncIterator[U]] | Stage[Any, U], *, name: str | None = None, **params: Any
+    ) -> Pipeline[U]:
+        """Pass the items through an async generator function of one async iterator, or through a stage of your own.
 
         Args:
           fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
-            Undeclared, a resume runs it from the start and passes over what it had yielded.
+            Undeclared, a resume runs it from the start and passes over what it had yielded. Or a stage: an instance of
+            a class that extends `Stage`, with its own name unless one is given.
           params: keyword arguments for `fn`.
 
         Raises:
@@ -291,6 +294,8 @@ class Pipeline(Openable[T]):
         Warns:
           UserWarning: it is undeclared.
         """
+        if isinstance(fn, Stage) and not params:
+            return self._with(fn if name is None else replace(fn, name=name))
         check_through(fn)
         if isinstance(fn, Declared):
             check_call(f".through({stage_name(fn)})", fn.fn, 1, params, ("state",) if fn.state is not None else ())

@@ -17,7 +17,7 @@ from streamline.sharding.index import Index
 if TYPE_CHECKING:
     from streamline.sources.base import Part, Source
 
-__all__ = ["Stage", "StageLayout", "stage_class"]
+__all__ = ["Stage", "StageLayout", "is_own", "stage_class"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -110,7 +110,8 @@ class Stage(ABC, Generic[In, Out]):
         super().__init_subclass__(**options)
         if "kind" not in cls.__dict__:
             cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        _CLASSES.setdefault(cls.kind, []).insert(0, cls)
+        known = _CLASSES.setdefault(cls.kind, [])
+        known.insert(0 if is_own(cls) else sum(map(is_own, known)), cls)
 
     @classmethod
     def answers(cls, options: Mapping[str, Any]) -> bool:
@@ -321,7 +322,13 @@ class Stage(ABC, Generic[In, Out]):
 
 
 _CLASSES: dict[str, list[type[Stage[Any, Any]]]] = {}
-"""All stages by kind, the latest first: a class that is defined again, in a notebook, replaces itself."""
+"""All stages by kind: the package's, then those of users, the latest first: one that a notebook defines again replaces
+itself."""
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is the package's."""
+    return cls.__module__.startswith("streamline.")
 
 
 def stage_class(kind: str, options: Mapping[str, Any]) -> type[Stage[Any, Any]]:
