@@ -294,7 +294,9 @@ class Pipeline(Openable[T]):
         Warns:
           UserWarning: it is undeclared.
         """
-        if isinstance(fn, Stage) and not params:
+        if isinstance(fn, Stage):
+            if params:
+                raise PlanTypeError(f".through({fn}): a stage has its options already, leave out {', '.join(params)}")
             return self._with(fn if name is None else replace(fn, name=name))
         check_through(fn)
         if isinstance(fn, Declared):

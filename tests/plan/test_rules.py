@@ -310,7 +310,7 @@ def test_a_stage_class_of_the_users_is_put_into_a_plan() -> None:
     assert pipe.first(3) == [0, 4, 8]
     assert "  doubled()\n  doubled(again)\n" in str(pipe)
     refused(lambda: pipe.through(Doubled(name="again")), "two parts called 'again'")
-    refused(lambda: pipe.through(Doubled(name="third"), factor=3), ".through(fn) is a function")  # type: ignore[arg-type]
+    refused(lambda: pipe.through(Doubled(name="third"), factor=3), "has its options already, leave out factor")
     refused(lambda: items().through(Doubled(name="early")).shard(2), "`.doubled` before `.shard(2)` would run 2 times")
 
 
