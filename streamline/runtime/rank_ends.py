@@ -75,8 +75,8 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
 
 
 def begun_at(agreement: Agreement, part: Snapshot) -> Snapshot:
-    """Return a rank's part of a state to begin at, with how many items are left: whoever begins there may know of no
-    other rank."""
+    """Return a rank's part of a state to begin at, with how many items are left: a run that begins there may know of
+    no other rank."""
     if agreement.left is None:
         return part
     own = {"policy": agreement.ends.policy, "left": agreement.left, "spare": agreement.spare}

@@ -33,10 +33,8 @@ from streamline.sources.base import Change, Source, Split
 
 __all__ = ["Difference", "Fit", "NewFiles", "accepting", "check_snapshot", "checked", "fitted", "refusal"]
 
-
 NewFiles = Literal["refuse", "next_epoch"]
 """What a resume does when files have come since its snapshot."""
-
 
 SHARD = ("num_shards", "mode", "drop_remainder", "interleave")
 

@@ -40,24 +40,18 @@ __all__ = [
     "unsealed",
 ]
 
-
 FORMAT_VERSION = 2
 """2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
 
-
 MAGIC = "streamline_snapshot"
-
 
 LINE_DEPTH = 5
 """How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""
 
-
 PLAIN = frozenset({str, int, bool, type(None)})
 """What most of a tree is, and JSON always has a word for."""
 
-
 _SEAL = ',"sha256":"'
-
 
 _ENTRIES = {MAGIC, "sha256", "body"}
 

@@ -24,12 +24,9 @@ from streamline.sources.journal import SavedJournal
 
 __all__ = ["describe", "report"]
 
-
 SHORT_CHARS = 60
 
-
 FILE_KEYS = ("file", "path", "url")
-
 
 FILES = 8
 """Files that are listed one by one."""

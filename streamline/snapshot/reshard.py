@@ -52,7 +52,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
     if found.rank == 0 and (errors := _errors(parts)):
         after["errors"] = errors
     state = {job.merge: own, **after}
-    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keeper=None)
+    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
 
 
 def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:

@@ -36,7 +36,6 @@ from streamline.snapshot.file_format import (
 
 __all__ = ["Keeper", "Snapshot"]
 
-
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -71,7 +70,7 @@ class Snapshot:
       parts: of a whole job, the ranks' snapshots, in order; of a rank, none. Not written: it is what files hold.
       journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
         that has them; None for any other source.
-      keeper: whom to tell that this snapshot is stored; not part of what is written down.
+      keepers: that are notified when this snapshot is stored. Not written.
     """
 
     version: Count
@@ -85,7 +84,7 @@ class Snapshot:
     merge: str
     journal: dict[str, Json] | None = None
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
-    keeper: Any = field(default=None, compare=False, kw_only=True, metadata={"written": False})
+    keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
 
     def __await__(self) -> Generator[Any, None, Snapshot]:
         """Return the snapshot itself: for programs written when an async stream's `snapshot()` was a coroutine."""
@@ -234,8 +233,7 @@ class Snapshot:
         if self.rank is None:
             return self._save_parts(path)
         content = encode(_body_of(self))
-        if self.keeper is not None:
-            self.keeper.storing()
+        self._storing()
         try:
             written = target(path, file_name(self.rank, self.world_size))
             replace_file(written, content)
@@ -255,21 +253,24 @@ class Snapshot:
         return saved.parent
 
     def saved(self) -> None:
-        """Say that this snapshot is stored durably, for who stores `to_json()` in a place of their own.
+        """Say that this snapshot is stored durably, where `to_json()` was stored in a place of the user's own.
 
-        A live source's journal on disk then lets go of what only earlier snapshots need: those can't be resumed any
-        more. `save` says it itself. Without such a journal, and for a snapshot that was loaded, nothing happens.
+        A live source's journal on disk then releases what only earlier snapshots need: those can't be resumed any more.
+        `save` says it itself. Without such a journal, and for a snapshot that was loaded, nothing happens.
 
         Raises:
           JournalError: the journal can't be written.
         """
-        if self.keeper is not None:
-            self.keeper.storing()
+        self._storing()
         self._stored("a place of the user's own")
 
+    def _storing(self) -> None:
+        for keeper in self.keepers:
+            keeper.storing()
+
     def _stored(self, where: str) -> None:
-        if self.keeper is not None:
-            self.keeper.stored(self.flow_state, where)
+        for keeper in self.keepers:
+            keeper.stored(self.flow_state, where)
 
     @overload
     @classmethod
