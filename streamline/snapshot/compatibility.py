@@ -68,11 +68,9 @@ def accepting(new_files: str, plan: Plan) -> frozenset[str]:
       PlanTypeError: it is no string.
       PlanError: it means nothing; the plan's source reads no files.
     """
-    options = get_args(NewFiles)
-    if not isinstance(new_files, str):
-        raise PlanTypeError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {given(new_files)}")
-    if new_files not in options:
-        raise PlanError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {new_files!r}")
+    if new_files not in (options := get_args(NewFiles)):
+        wrong, got = (PlanError, repr(new_files)) if isinstance(new_files, str) else (PlanTypeError, given(new_files))
+        raise wrong(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {got}")
     if new_files == "refuse":
         return frozenset()
     if "new_files" not in plan.source.changeable:
@@ -160,8 +158,8 @@ class Fit:
     pairs: tuple[Pair, ...]
     differences: tuple[Difference, ...]
     open: tuple[Difference, ...]
-    changed_code: tuple[str, ...]
-    unsteady: tuple[str, ...]
+    changed_code: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
 
 
 def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
@@ -200,15 +198,13 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
 
 def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> Fit:
     """Return how a plan and a snapshot of another kind of source differ, of which nothing can be compared further."""
-    its, source = pairs[0].its or {}, plan.source
+    kind = (pairs[0].its or {}).get("kind", "no source")
     then = (
-        f"items come from elsewhere, the snapshot is of {its.get('kind', 'no source')} and this plan reads "
-        f"{source.kind}: open the plan that it was taken of, or begin anew, without resume="
+        f"items come from elsewhere, the snapshot is of {kind} and this plan reads {plan.source.kind}: open the plan "
+        "that it was taken of, or begin anew, without resume="
     )
-    other = Difference(argument=f"{source.name}.kind", then=then, possible=False)
-    return Fit(
-        plan=plan, snapshot=snapshot, pairs=pairs, differences=(other,), open=(other,), changed_code=(), unsteady=()
-    )
+    other = Difference(argument=f"{plan.source.name}.kind", then=then, possible=False)
+    return Fit(plan=plan, snapshot=snapshot, pairs=pairs, differences=(other,), open=(other,))
 
 
 def refusal(fit: Fit) -> str:
@@ -220,32 +216,18 @@ def refusal(fit: Fit) -> str:
     if any(pair.changes for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
         for pair in fit.pairs:
-            lines += _diff(pair)
-    if data := [one for one in fit.differences if one.lines]:
-        lines.append("the data changed since the snapshot:")
-        lines += [f"    {line}" for one in data for line in one.lines]
-    cannot = {one.argument: one.then for one in fit.open if not one.possible}
-    can = {one.argument: one.then for one in fit.open if one.possible and not cannot}
-    if can:
-        lines.append("this can be accepted:")
-        lines += [f'    accept=["{argument}"]: {then}' for argument, then in can.items()]
-    if cannot:
-        lines.append("this can't:")
-        lines += [f"    {argument}: {then}" for argument, then in cannot.items()]
-    wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
-    if can and len(wanted) > 1:
-        lines.append(f"all that can be: accept={json.dumps(wanted)}")
+            signs = (("-", pair.its), ("+", pair.mine)) if pair.changes else ((" ", pair.mine),)
+            lines += [f"  {sign} {line_of(entry)}" for sign, entry in signs if entry is not None]
+    if data := [line for one in fit.differences for line in one.lines]:
+        lines += ["the data changed since the snapshot:", *(f"    {line}" for line in data)]
+    if cannot := {one.argument: one.then for one in fit.open if not one.possible}:
+        lines += ["this can't:", *(f"    {argument}: {then}" for argument, then in cannot.items())]
+    elif can := {one.argument: one.then for one in fit.open}:
+        lines += ["this can be accepted:", *(f'    accept=["{argument}"]: {then}' for argument, then in can.items())]
+        wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
+        if len(wanted) > 1:
+            lines.append(f"all that can be: accept={json.dumps(wanted)}")
     return "\n".join(lines)
-
-
-def _diff(pair: Pair) -> Iterator[str]:
-    if not pair.changes:
-        yield f"    {line_of(pair.mine or {})}"
-        return
-    if pair.its is not None:
-        yield f"  - {line_of(pair.its)}"
-    if pair.mine is not None:
-        yield f"  + {line_of(pair.mine)}"
 
 
 class _Comparison:

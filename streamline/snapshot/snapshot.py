@@ -107,10 +107,10 @@ class Snapshot:
         Raises:
           SnapshotError: some are missing, or they don't belong together.
         """
-        if len(parts) == 1 == parts[0].world_size:
-            return parts[0]
         _check_one_run(parts, "these")
         first = parts[0]
+        if len(parts) == 1:
+            return first
         own: dict[str, Json] = {"produced": {}, "workers": {}}
         for shard in range(first.num_shards):
             theirs = parts[shard % len(parts)].state[first.merge]
@@ -293,24 +293,26 @@ class Snapshot:
         """
         location = Path(path)
         try:
-            snapshots = _read_all(location)
+            parts = _read_all(location)
         except OSError as error:
             raise SnapshotError(f"can't read a snapshot from {location}: {error.strerror or error}") from error
-        if snapshots:
-            return _of_rank(snapshots, rank, location)
-        if missing_ok:
-            return None
-        raise SnapshotError(nothing_at(location))
+        if not parts and not missing_ok:
+            raise SnapshotError(nothing_at(location))
+        try:
+            whole = parts[0] if len(parts) == 1 else cls.of_job(parts) if parts else None
+            return whole if whole is None or rank is None else whole.part(rank)
+        except SnapshotError as error:
+            raise SnapshotError(f"{location}: {error}") from None
 
 
 WRITTEN = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
 
 
 def _body_of(snapshot: Snapshot) -> dict[str, Json]:
-    body = {name: getattr(snapshot, name) for name in WRITTEN}
-    if snapshot.journal is None:
-        del body["journal"]  # only live sources have one
-    return body
+    names = (
+        name for name in WRITTEN if name != "journal" or snapshot.journal is not None
+    )  # only live sources have one
+    return {name: getattr(snapshot, name) for name in names}
 
 
 def _restored(kept: dict[str, Any]) -> Snapshot:
@@ -356,26 +358,22 @@ def _check_merge(snapshot: Snapshot) -> None:
 def _read_all(location: Path) -> list[Snapshot]:
     """Return the snapshot in a file, or those of all ranks in a directory, by rank; none where there is nothing."""
     if location.is_dir():
-        snapshots = [_decoded(path) for path in complete_set(location)]
-        _check_one_run(snapshots, location)
-        return snapshots
+        parts = [_read(path) for path in complete_set(location)]
+        _check_one_run(parts, location)
+        return parts
     try:
-        return [_decoded(location)]
+        return [_read(location)]
     except FileNotFoundError:
         return []
 
 
-def _decoded(path: Path) -> Snapshot:
-    body = decode(_content(path), path)
+def _read(path: Path) -> Snapshot:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        body = decode(file.read(), path)
     try:
         return _snapshot_of(body)
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}") from None
-
-
-def _content(path: Path) -> bytes:
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
 
 
 def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
@@ -399,15 +397,3 @@ def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
 def _comparable(name: str, value: Any) -> Any:
     """Return a field as all ranks of a run have it: the hashes of code may be of different Pythons."""
     return [{**entry, "code": None} for entry in value] if name == "fingerprint" else value
-
-
-def _of_rank(snapshots: list[Snapshot], rank: int | None, location: Path) -> Snapshot:
-    if rank is None:
-        return snapshots[0] if len(snapshots) == 1 else Snapshot.of_job(snapshots)
-    for snapshot in snapshots:
-        if snapshot.rank == rank:
-            return snapshot
-    held = ", ".join(str(snapshot.rank) for snapshot in snapshots[:10])
-    raise SnapshotError(
-        f"{location} has no snapshot of rank {rank}; of {snapshots[0].world_size} ranks, it holds {held}"
-    )
