@@ -65,7 +65,7 @@ def one_line(body: dict[str, Json]) -> str:
     Raises:
       SnapshotError: it holds what JSON would lose or change: a tuple, a key that is no string, NaN.
     """
-    _refuse_unsavable(body)
+    _check_savable(body)
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -75,7 +75,7 @@ def encode(body: dict[str, Json]) -> bytes:
     Raises:
       SnapshotError: as `one_line`.
     """
-    _refuse_unsavable(body)
+    _check_savable(body)
     return (_lines({MAGIC: FORMAT_VERSION, "sha256": digest(body), "body": body}) + "\n").encode()
 
 
@@ -159,7 +159,7 @@ def _refuse(content: bytes, path: Path, error: Exception) -> NoReturn:
     raise SnapshotError(f"{path} is damaged ({error}): use an earlier snapshot") from None
 
 
-def _refuse_unsavable(body: dict[str, Json]) -> None:
+def _check_savable(body: dict[str, Json]) -> None:
     if found := _unsavable(body):
         raise SnapshotError(f"this snapshot can't be JSON: {found}")
 

@@ -100,6 +100,9 @@ class Stage(ABC, Generic[In, Out]):
     chooses_by: ClassVar[str | None] = None
     """The option without which it would choose no order, where format 1 of snapshots didn't write the order down."""
 
+    own_state_counts: ClassVar[bool] = True
+    """Whether its part of a state changes how many items it gives from there on."""
+
     calls_per_item: ClassVar[bool] = True
     """Whether its function returns for each item or batch, so that a crash in a call is due to that one."""
 

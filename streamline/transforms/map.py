@@ -219,6 +219,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
     part_of_next: ClassVar[bool] = True
+    own_state_counts: ClassVar[bool] = False
 
     seed: int
     stage: str
