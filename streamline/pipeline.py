@@ -284,7 +284,8 @@ class Pipeline(Openable[T]):
 
         Args:
           fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
-            Undeclared, a resume runs it from the start and passes over what it had yielded.
+            Undeclared, a resume runs it from the start and passes over what it had yielded. Or a stage: an instance of
+            a class that extends `Stage`, with its own name unless one is given.
           params: keyword arguments for `fn`.
 
         Raises:

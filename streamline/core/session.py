@@ -32,7 +32,7 @@ class PendingItems(Protocol):
 
     @property
     def keeper(self) -> Any:
-        """What a snapshot tells that it has been stored, see `Snapshot.keeper`; None: nothing."""
+        """What a snapshot tells that it has been stored, see `Snapshot.keepers`; None: nothing."""
 
     def entry(self, state: Tree) -> Json:
         """Return what a snapshot of this state must hold. From the consumer's thread; doesn't wait."""

@@ -19,7 +19,6 @@ from streamline.transforms.cache import Cache
 
 __all__ = ["bound", "caches_of"]
 
-
 DIGEST_CHARS = 16
 
 

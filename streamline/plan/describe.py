@@ -14,9 +14,7 @@ from streamline.plan.topology import Part, PlannedChannel, Task, sources, topolo
 
 __all__ = ["describe", "max_in_flight"]
 
-
 LABEL_CHARS = 12
-
 
 WIDTH_CHARS = 110
 """A line of tasks and channels is broken after so many characters."""

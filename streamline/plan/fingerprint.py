@@ -27,10 +27,8 @@ from streamline.transforms.base import stage_class
 
 __all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint", "sections"]
 
-
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
 """What bytecode depends on, besides the code; -O leaves out the assertions."""
-
 
 DIGEST_CHARS = 16
 

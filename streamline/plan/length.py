@@ -1,8 +1,8 @@
 """How many items a plan delivers on its ranks, before anything is read. Pure: each stage says what it makes of
 a number.
 
-Unknown behind whatever decides by the items themselves (filter, flat_map, unbatch, custom stages), and of what must be
-read to be counted (files, iterables).
+Unknown after a stage that decides by the items themselves (filter, flat_map, unbatch, custom stages), and of sources
+that must be read to be counted (files, iterables).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def num_items(plan: Plan, rank: int, world_size: int) -> float | None:
     """Return how many items come out of `plan` on one rank, in any epoch, if it doesn't mind the others.
 
     Returns:
-      A whole number; `math.inf` for no end; None if nobody knows before they have been read.
+      A whole number; `math.inf` for no end; None if it isn't known before they have been read.
     """
     return left_on_ranks(plan, world_size, lambda _: 0)[rank]
 
@@ -36,7 +36,7 @@ def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> flo
 
 
 def left_on_ranks(plan: Plan, world_size: int, consumed: Callable[[int], int]) -> list[float | None]:
-    """Return how many items are left on each rank, where the stages behind the merge are at their beginning.
+    """Return how many items are left on each rank, where the stages after the merge are at their beginning.
 
     Args:
       consumed: items that the merge has taken from a shard.

@@ -18,22 +18,17 @@ from streamline.transforms.base import Stage
 
 __all__ = ["READ_AHEAD_ITEMS", "AnyStage", "Plan", "Shard", "acts_on", "in_flight", "index_of"]
 
-
 AnyStage = Stage[Any, Any]
-
 
 READ_AHEAD_ITEMS = 512
 """Items a channel holds: two of the longest lists, so that one fills while the other is consumed."""
 
-
 WIDER = 4
 """How much wider a channel is for items that take no time to make; see `streamline.core.channel`."""
-
 
 BORDER_ITEMS = 4096
 """Items between the event loop's thread and a plain loop's, if those are quick; see
 `streamline.runtime.loop_thread`."""
-
 
 ALL_WORKERS_ITEMS = 1024
 """Items that the channels of all workers of the job hold together; at least 8 each."""

@@ -9,6 +9,7 @@ from typing import Any
 from streamline.errors import PlanError, PlanTypeError
 from streamline.plan.plan import AnyStage, Plan, acts_on
 from streamline.sources.base import Source
+from streamline.transforms.base import is_own, stage_class
 
 __all__ = ["RESERVED", "check_plan"]
 
@@ -24,6 +25,13 @@ def check_plan(plan: Plan) -> None:
       PlanError: they don't.
     """
     _check_names([*plan.source.names, *(stage.name for stage in plan.stages)])
+    for stage in plan.stages:
+        known = stage_class(stage.kind, stage.options)
+        if is_own(known) and not is_own(type(stage)) and not isinstance(stage, known):
+            raise PlanError(
+                f"{type(stage).__name__} is of the kind {stage.kind!r}, as a stage of streamline's: snapshots couldn't "
+                f'tell them apart. Give the class another one: kind = "own_{stage.kind}"'
+            )
     _check_split(plan)
     if plan.source.is_live:
         for stage in plan.stages:

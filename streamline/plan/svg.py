@@ -13,10 +13,8 @@ from unicodedata import east_asian_width
 
 __all__ = ["Arrow", "Box", "Group", "Piece", "column"]
 
-
 WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
 """In px, as all sizes."""
-
 
 CHARS = {"text": 8.6, "note": 7.2}
 """Width of a character of 14 and of 12 px, as a wide sans-serif (DejaVu Sans) has it on average."""

@@ -75,8 +75,8 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
 
 
 def begun_at(agreement: Agreement, part: Snapshot) -> Snapshot:
-    """Return a rank's part of a state to begin at, with how many items are left: whoever begins there may know of no
-    other rank."""
+    """Return a rank's part of a state to begin at, with how many items are left: a run that begins there may know of
+    no other rank."""
     if agreement.left is None:
         return part
     own = {"policy": agreement.ends.policy, "left": agreement.left, "spare": agreement.spare}
@@ -133,7 +133,7 @@ def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) ->
     """Whether the stages after the merge begin at this resume, so that they make of a number what they always do."""
     if any(stage.repeats for stage in plan.after):
         return False
-    kept = {stage.name for stage in plan.after if stage.kind != "numbering"}
+    kept = {stage.name for stage in plan.after if stage.own_state_counts}
     return not same_ranks or not any(name in kept for part in parts for name in part.state)
 
 

@@ -29,14 +29,12 @@ from streamline.plan.fingerprint import changed, fingerprint
 from streamline.plan.plan import Plan
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.stage_matching import Pair, paired
-from streamline.sources.base import Change, Source, Split
+from streamline.sources.base import Source, Split
 
 __all__ = ["Difference", "Fit", "NewFiles", "accepting", "check_snapshot", "checked", "fitted", "refusal"]
 
-
 NewFiles = Literal["refuse", "next_epoch"]
 """What a resume does when files have come since its snapshot."""
-
 
 SHARD = ("num_shards", "mode", "drop_remainder", "interleave")
 
@@ -70,11 +68,9 @@ def accepting(new_files: str, plan: Plan) -> frozenset[str]:
       PlanTypeError: it is no string.
       PlanError: it means nothing; the plan's source reads no files.
     """
-    options = get_args(NewFiles)
-    if not isinstance(new_files, str):
-        raise PlanTypeError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {given(new_files)}")
-    if new_files not in options:
-        raise PlanError(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {new_files!r}")
+    if new_files not in (options := get_args(NewFiles)):
+        wrong, got = (PlanError, repr(new_files)) if isinstance(new_files, str) else (PlanTypeError, given(new_files))
+        raise wrong(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {got}")
     if new_files == "refuse":
         return frozenset()
     if "new_files" not in plan.source.changeable:
@@ -162,8 +158,8 @@ class Fit:
     pairs: tuple[Pair, ...]
     differences: tuple[Difference, ...]
     open: tuple[Difference, ...]
-    changed_code: tuple[str, ...]
-    unsteady: tuple[str, ...]
+    changed_code: tuple[str, ...] = ()
+    unsteady: tuple[str, ...] = ()
 
 
 def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
@@ -202,15 +198,13 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
 
 def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> Fit:
     """Return how a plan and a snapshot of another kind of source differ, of which nothing can be compared further."""
-    its, source = pairs[0].its or {}, plan.source
+    kind = (pairs[0].its or {}).get("kind", "no source")
     then = (
-        f"items come from elsewhere, the snapshot is of {its.get('kind', 'no source')} and this plan reads "
-        f"{source.kind}: open the plan that it was taken of, or begin anew, without resume="
+        f"items come from elsewhere, the snapshot is of {kind} and this plan reads {plan.source.kind}: open the plan "
+        "that it was taken of, or begin anew, without resume="
     )
-    other = Difference(argument=f"{source.name}.kind", then=then, possible=False)
-    return Fit(
-        plan=plan, snapshot=snapshot, pairs=pairs, differences=(other,), open=(other,), changed_code=(), unsteady=()
-    )
+    other = Difference(argument=f"{plan.source.name}.kind", then=then, possible=False)
+    return Fit(plan=plan, snapshot=snapshot, pairs=pairs, differences=(other,), open=(other,))
 
 
 def refusal(fit: Fit) -> str:
@@ -222,75 +216,58 @@ def refusal(fit: Fit) -> str:
     if any(pair.changes for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
         for pair in fit.pairs:
-            lines += _diff(pair)
-    if data := [one for one in fit.differences if one.lines]:
-        lines.append("the data changed since the snapshot:")
-        lines += [f"    {line}" for one in data for line in one.lines]
-    cannot = {one.argument: one.then for one in fit.open if not one.possible}
-    can = {one.argument: one.then for one in fit.open if one.possible and not cannot}
-    if can:
-        lines.append("this can be accepted:")
-        lines += [f'    accept=["{argument}"]: {then}' for argument, then in can.items()]
-    if cannot:
-        lines.append("this can't:")
-        lines += [f"    {argument}: {then}" for argument, then in cannot.items()]
-    wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
-    if can and len(wanted) > 1:
-        lines.append(f"all that can be: accept={json.dumps(wanted)}")
+            signs = (("-", pair.its), ("+", pair.mine)) if pair.changes else ((" ", pair.mine),)
+            lines += [f"  {sign} {line_of(entry)}" for sign, entry in signs if entry is not None]
+    if data := [line for one in fit.differences for line in one.lines]:
+        lines += ["the data changed since the snapshot:", *(f"    {line}" for line in data)]
+    if cannot := {one.argument: one.then for one in fit.open if not one.possible}:
+        lines += ["this can't:", *(f"    {argument}: {then}" for argument, then in cannot.items())]
+    elif can := {one.argument: one.then for one in fit.open}:
+        lines += ["this can be accepted:", *(f'    accept=["{argument}"]: {then}' for argument, then in can.items())]
+        wanted = list(dict.fromkeys(one.argument for one in fit.differences if one.possible))
+        if len(wanted) > 1:
+            lines.append(f"all that can be: accept={json.dumps(wanted)}")
     return "\n".join(lines)
 
 
-def _diff(pair: Pair) -> Iterator[str]:
-    if not pair.changes:
-        yield f"    {line_of(pair.mine or {})}"
-        return
-    if pair.its is not None:
-        yield f"  - {line_of(pair.its)}"
-    if pair.mine is not None:
-        yield f"  + {line_of(pair.mine)}"
-
-
+@dataclass(frozen=True)
 class _Comparison:
     """What has changed, and what the states of the snapshot make of it."""
 
-    def __init__(self, plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> None:
-        self._plan = plan
-        self._snapshot = snapshot
-        self._pairs = pairs
+    plan: Plan
+    snapshot: Snapshot
+    pairs: tuple[Pair, ...]
 
     @cached_property
     def split(self) -> Split:
         """How the snapshot's run divided the source, and how far it came."""
-        its_name = self._pairs[0].its["name"] if self._pairs[0].its else self._plan.source.name
-        own = {
-            shard: tree.get(its_name)
-            for shard, tree in zip(self._snapshot.shards, self._snapshot.worker_states, strict=True)
-        }
-        shard = next((pair.its for pair in self._pairs if pair.its and pair.its["kind"] == "shard"), {})
+        plan, snapshot = self.plan, self.snapshot
+        name = self.pairs[0].its["name"] if self.pairs[0].its else plan.source.name
+        shard = next((pair.its for pair in self.pairs if pair.its and pair.its["kind"] == "shard"), {})
         interleave = (shard.get("options") or {}).get("interleave", 1)
         return Split(
-            part=replace(self._plan.part((self._snapshot.epoch,)), interleave=interleave),
-            num_shards=self._plan.shard.num_shards,
-            epoch=self._snapshot.epoch,
-            own=own,
-            moved_by=self._plan.moved_by(),
-            passes=any(stage.repeats for stage in (*self._plan.before, *self._plan.worker)),
+            part=replace(plan.part((snapshot.epoch,)), interleave=interleave),
+            num_shards=plan.shard.num_shards,
+            epoch=snapshot.epoch,
+            own={at: tree.get(name) for at, tree in zip(snapshot.shards, snapshot.worker_states, strict=True)},
+            moved_by=plan.moved_by(),
+            passes=any(stage.repeats for stage in (*plan.before, *plan.worker)),
         )
 
     def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
         """Yield how the data differ."""
-        for change in plan.source.changes(self._snapshot.listing, now, self.split):
-            yield self._of_change(change, plan.source.name)
-
-    def _of_change(self, change: Change, name: str) -> Difference:
-        then, possible = change.then, change.possible
-        if possible and not change.steady and (reason := self._in_the_middle(0)):
-            then, possible = reason, False
-        return Difference(argument=f"{name}.{change.what}", then=then, possible=possible, lines=change.lines)
+        for change in plan.source.changes(self.snapshot.listing, now, self.split):
+            middle = None if change.steady or not change.possible else self._in_the_middle(0)
+            yield Difference(
+                argument=f"{plan.source.name}.{change.what}",
+                then=middle or change.then,
+                possible=change.possible and middle is None,
+                lines=change.lines,
+            )
 
     def of_plan(self) -> Iterator[Difference]:
         """Yield how the plans differ."""
-        for at, pair in enumerate(self._pairs):
+        for at, pair in enumerate(self.pairs):
             for what in pair.changes:
                 yield self._of(at, pair, what)
 
@@ -299,13 +276,13 @@ class _Comparison:
 
         Of later ones, a stage that reads again finds written down what to repeat.
         """
-        if self._snapshot.version >= ORDERS_WRITTEN:
+        if self.snapshot.version >= ORDERS_WRITTEN:
             return
-        plan, own = self._plan, self._snapshot.state[self._snapshot.merge]
+        plan, own = self.plan, self.snapshot.state[self.snapshot.merge]
         waiting = {
             stage.name: f"{stage.chooses_by}=None" for stage in plan.stages if stage.chooses and stage.chooses_by
         }
-        for at, pair in enumerate(self._pairs):
+        for at, pair in enumerate(self.pairs):
             if pair.its is None:
                 continue
             way_out = None
@@ -323,7 +300,7 @@ class _Comparison:
     def of_code(self, functions: Iterable[tuple[int, str]]) -> Iterator[str]:
         """Yield what may come of functions (pair number, option) that give other items now, or others in number."""
         for at, key in functions:
-            pair = self._pairs[at]
+            pair = self.pairs[at]
             if key not in pair.stage.order_preserving and (found := self._reading_again(at)):
                 yield (
                     f"{found[0]!r} downstream of {pair.name} {found[1]}: where the new code gives other items there, "
@@ -345,7 +322,7 @@ class _Comparison:
         if what == "name":
             return "its state goes by the new name"
         if not pair.is_stage:
-            interleaved = self._plan.mode == "interleaved"
+            interleaved = self.plan.mode == "interleaved"
             return "the remainder is treated as it says now" if interleaved and what == "drop_remainder" else None
         if pair.section == 0 and not self._survives_before(pair.name, what):
             return None
@@ -357,9 +334,9 @@ class _Comparison:
         """Whether a change before the shard leaves every item that was delivered at its place."""
         if what not in ("count", "times"):
             return False
-        first = 1 + [stage.name for stage in self._plan.before].index(name)
-        stays = self._plan.mode == "interleaved" and self._plan.moved_by(first) is None
-        return stays or not self._plan.source.indexable
+        first = 1 + [stage.name for stage in self.plan.before].index(name)
+        stays = self.plan.mode == "interleaved" and self.plan.moved_by(first) is None
+        return stays or not self.plan.source.indexable
 
     def _why_not(self, pair: Pair, what: str) -> str:
         if what == "removed" and pair.section and (held := self._held(pair)):
@@ -379,7 +356,7 @@ class _Comparison:
         return next(filter(None, found), None)
 
     def _trees(self, pair: Pair) -> list[Tree]:
-        return [self._snapshot.stages] if pair.section == 2 else self._snapshot.worker_states
+        return [self.snapshot.stages] if pair.section == 2 else self.snapshot.worker_states
 
     def _in_the_middle(self, at: int) -> str | None:
         """Say which stage after number `at` will read again something that the change alters."""
@@ -388,7 +365,7 @@ class _Comparison:
 
     def _reading_again(self, at: int) -> tuple[str, str] | None:
         """Return the first stage after number `at` that is in the middle of something, and what it does again."""
-        for pair in self._pairs[at + 1 :]:
+        for pair in self.pairs[at + 1 :]:
             name = pair.its["name"] if pair.its else None
             for tree in self._trees(pair) if name is not None else ():
                 if name in tree and (again := pair.its_stage.replay_cost(tree[name])):

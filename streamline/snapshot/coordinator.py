@@ -29,7 +29,7 @@ from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
-from streamline.snapshot.snapshot import Keeper, Snapshot
+from streamline.snapshot.snapshot import Snapshot
 from streamline.transforms.regenerate_spill import SpillKeeper
 
 __all__ = ["SnapshotCoordinator"]
@@ -92,14 +92,8 @@ class SnapshotCoordinator:
             state=self._by_shard(self._with_gone(state)),
             merge=self.plan.merge.name,
             journal=None if journal is None else journal.entry(state),
-            keeper=self._keeper(journal),
+            keepers=tuple(filter(None, (getattr(journal, "keeper", None), self._spills))),
         )
-
-    def _keeper(self, journal: PendingItems | None) -> Any:
-        """Return what is notified when the snapshot is stored, if anything is."""
-        own = None if journal is None else journal.keeper
-        keepers = [keeper for keeper in (own, self._spills) if keeper is not None]
-        return _Keepers(tuple(keepers)) if len(keepers) > 1 else keepers[0] if keepers else None
 
     @cached_property
     def _spills(self) -> SpillKeeper | None:
@@ -140,21 +134,6 @@ class SnapshotCoordinator:
         """Likewise, of the merge and the stages after it."""
         merged = {self.plan.merge.name, *(stage.name for stage in self.plan.after)}
         return {} if self.begun_from is None else _counts_of_others(self.begun_from, merged)
-
-
-@dataclass(frozen=True)
-class _Keepers:
-    """Several keepers, as one."""
-
-    keepers: tuple[Keeper, ...]
-
-    def storing(self) -> None:
-        for keeper in self.keepers:
-            keeper.storing()
-
-    def stored(self, state: Tree, where: str) -> None:
-        for keeper in self.keepers:
-            keeper.stored(state, where)
 
 
 def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:

@@ -40,24 +40,18 @@ __all__ = [
     "unsealed",
 ]
 
-
 FORMAT_VERSION = 2
 """2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
 
-
 MAGIC = "streamline_snapshot"
-
 
 LINE_DEPTH = 5
 """How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""
 
-
 PLAIN = frozenset({str, int, bool, type(None)})
 """What most of a tree is, and JSON always has a word for."""
 
-
 _SEAL = ',"sha256":"'
-
 
 _ENTRIES = {MAGIC, "sha256", "body"}
 
@@ -71,7 +65,7 @@ def one_line(body: dict[str, Json]) -> str:
     Raises:
       SnapshotError: it holds what JSON would lose or change: a tuple, a key that is no string, NaN.
     """
-    _refuse_unsavable(body)
+    _check_savable(body)
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -81,7 +75,7 @@ def encode(body: dict[str, Json]) -> bytes:
     Raises:
       SnapshotError: as `one_line`.
     """
-    _refuse_unsavable(body)
+    _check_savable(body)
     return (_lines({MAGIC: FORMAT_VERSION, "sha256": digest(body), "body": body}) + "\n").encode()
 
 
@@ -165,7 +159,7 @@ def _refuse(content: bytes, path: Path, error: Exception) -> NoReturn:
     raise SnapshotError(f"{path} is damaged ({error}): use an earlier snapshot") from None
 
 
-def _refuse_unsavable(body: dict[str, Json]) -> None:
+def _check_savable(body: dict[str, Json]) -> None:
     if found := _unsavable(body):
         raise SnapshotError(f"this snapshot can't be JSON: {found}")
 

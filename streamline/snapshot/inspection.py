@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from streamline.core.state import Json, Tree
+from streamline.core.state import Json
 from streamline.core.state_types import check_type
 from streamline.errors import printable
 from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
@@ -24,12 +24,9 @@ from streamline.sources.journal import SavedJournal
 
 __all__ = ["describe", "report"]
 
-
 SHORT_CHARS = 60
 
-
 FILE_KEYS = ("file", "path", "url")
-
 
 FILES = 8
 """Files that are listed one by one."""
@@ -54,13 +51,13 @@ def describe(snapshot: Snapshot) -> RenderableType:
     whose = f"all {snapshot.world_size} ranks" if job else f"rank {snapshot.rank} of {snapshot.world_size}"
     parts: list[RenderableType] = [
         Text(f"streamline snapshot, format {snapshot.version}", style="bold"),
-        _Facts(
+        _facts(
             ("where", f"epoch {snapshot.epoch}, {whose}, {shards}"),
             ("items", f"{sum(snapshot.produced):,} taken from the workers by {snapshot.merge}"),
             ("data", _listing(snapshot.listing)),
             *_files(snapshot.listing),
             *_journal(snapshot.journal),
-        ).table,
+        ),
         Text(),
         _section("plan", _plan(snapshot)),
         _shards(snapshot),
@@ -86,13 +83,12 @@ def _resume(snapshot: Snapshot) -> Iterator[str]:
         yield "computes nothing again that was delivered"
 
 
-class _Facts:
-    """Names and what they are, in two columns."""
-
-    def __init__(self, *facts: tuple[str, str]) -> None:
-        self.table = Table.grid(padding=(0, 2))
-        for name, value in facts:
-            self.table.add_row(_text(f"  {name}"), _text(value))
+def _facts(*facts: tuple[str, str]) -> Table:
+    """Return names and what they are, in two columns."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        table.add_row(_text(f"  {name}"), _text(value))
+    return table
 
 
 def _section(title: str, lines: Iterable[str]) -> RenderableType:
@@ -108,19 +104,11 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
     for number, stage in enumerate(snapshot.fingerprint, 1):
         kind, name = str(stage.get("kind", "?")), str(stage.get("name", ""))
         title = kind if name.startswith(kind) or not name else f"{kind}({name})"
-        options = stage.get("options") or ""
-        code = [f"code of {key} {_short_hash(value)}" for key, value in _code(stage)]
-        yield f"{number:>2}. {title}  {'; '.join(filter(None, [_words(options) or _short(options), *code]))}".rstrip()
-
-
-def _code(stage: dict[str, Json]) -> Iterable[tuple[str, Json]]:
-    code = stage.get("code")
-    return code.items() if isinstance(code, dict) else ()
-
-
-def _short_hash(value: Json) -> str:
-    """Return the beginning of a hash, without the Python that it is of."""
-    return _short(value).rpartition(":")[2][:8]
+        options, hashes = stage.get("options") or "", stage.get("code")
+        words = [_words(options) or _short(options)]
+        if isinstance(hashes, dict):  # each begins with the Python that it is of
+            words += [f"code of {key} {_short(value).rpartition(':')[2][:8]}" for key, value in hashes.items()]
+        yield f"{number:>2}. {title}  {'; '.join(filter(None, words))}".rstrip()
 
 
 def _files(listing: Json) -> Iterator[tuple[str, str]]:
@@ -177,35 +165,23 @@ def _is_count(value: Json) -> bool:
 
 
 def _shards(snapshot: Snapshot) -> RenderableType:
+    if not snapshot.worker_states:
+        return Text("\nno shard is this rank's\n")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    parts = snapshot.parts or (snapshot,)
-    next_ones = {part.shards[part.next_worker] for part in parts if part.worker_states}
     table.add_column("shard", justify="right")
     table.add_column("items", justify="right")
     table.add_column("reads on from", overflow="fold")
     table.add_column("stages", overflow="fold")
-    source = _source(snapshot)
-    rows = zip(snapshot.shards, snapshot.produced, snapshot.worker_states, strict=True)
-    for shard, produced, tree in rows:
-        position, rest = _split(tree, source)
+    parts = snapshot.parts or (snapshot,)
+    next_ones = {part.shards[part.next_worker] for part in parts if part.worker_states}
+    source = str(snapshot.fingerprint[0].get("name")) if snapshot.fingerprint else None
+    for shard, produced, tree in zip(snapshot.shards, snapshot.produced, snapshot.worker_states, strict=True):
+        first = source if source in tree else next(iter(tree), None)  # a state is written from the source on
+        position = "the beginning" if first is None else _position(tree[first])
+        rest = "; ".join(_state(name, own) for name, own in tree.items() if name != first and _says(own))
         mark = "next > " if shard in next_ones else ""
         table.add_row(f"{mark}{shard}", f"{produced:,}", _text(position), _text(rest))
-    if not snapshot.worker_states:
-        return Text("\nno shard is this rank's\n")
     return table
-
-
-def _source(snapshot: Snapshot) -> str | None:
-    """Return the name of the plan's first stage: the source."""
-    return str(snapshot.fingerprint[0].get("name")) if snapshot.fingerprint else None
-
-
-def _split(tree: Tree, source: str | None) -> tuple[str, str]:
-    """Return a worker's place in its source, and the states of its stages."""
-    if source not in tree:
-        source = next(iter(tree), None)  # a state is written from the source on
-    position = "the beginning" if source is None else _position(tree[source])
-    return position, "; ".join(_state(name, own) for name, own in tree.items() if name != source and _says(own))
 
 
 def _position(own: Json) -> str:

@@ -6,6 +6,7 @@ a stage that holds items there, or counts them, says so by name, and the change 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -49,10 +50,11 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
         "workers": {str(shard): workers[shard] for shard in shards},
     }
     after = dict(_after_merge(job, parts, found))
-    if found.rank == 0 and (errors := _errors(parts)):
-        after["errors"] = errors
-    state = {job.merge: own, **after}
-    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keeper=None)
+    skipped = Counter[str]()
+    for part in parts if found.rank == 0 else ():
+        skipped.update(part.state.get("errors", {}))
+    state = {job.merge: own, **after, **({"errors": dict(skipped)} if skipped else {})}
+    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
 
 
 def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
@@ -71,15 +73,6 @@ def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Ite
             raise ResumeError(_refusal(job, found, f"{name!r}, after the merge, {why}")) from None
         if own is not None:
             yield name, own
-
-
-def _errors(parts: tuple[Snapshot, ...]) -> dict[str, int]:
-    """Return how many items were skipped after the merge, on all ranks together, by stage."""
-    found: dict[str, int] = {}
-    for part in parts:
-        for name, count in part.state.get("errors", {}).items():
-            found[name] = found.get(name, 0) + count
-    return found
 
 
 def _refusal(job: Snapshot, found: Rank, why: str) -> str:

@@ -36,7 +36,6 @@ from streamline.snapshot.file_format import (
 
 __all__ = ["Keeper", "Snapshot"]
 
-
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -71,7 +70,7 @@ class Snapshot:
       parts: of a whole job, the ranks' snapshots, in order; of a rank, none. Not written: it is what files hold.
       journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
         that has them; None for any other source.
-      keeper: whom to tell that this snapshot is stored; not part of what is written down.
+      keepers: that are notified when this snapshot is stored. Not written.
     """
 
     version: Count
@@ -85,7 +84,7 @@ class Snapshot:
     merge: str
     journal: dict[str, Json] | None = None
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
-    keeper: Any = field(default=None, compare=False, kw_only=True, metadata={"written": False})
+    keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
 
     def __await__(self) -> Generator[Any, None, Snapshot]:
         """Return the snapshot itself: for programs written when an async stream's `snapshot()` was a coroutine."""
@@ -108,10 +107,10 @@ class Snapshot:
         Raises:
           SnapshotError: some are missing, or they don't belong together.
         """
-        if len(parts) == 1 == parts[0].world_size:
-            return parts[0]
         _check_one_run(parts, "these")
         first = parts[0]
+        if len(parts) == 1:
+            return first
         own: dict[str, Json] = {"produced": {}, "workers": {}}
         for shard in range(first.num_shards):
             theirs = parts[shard % len(parts)].state[first.merge]
@@ -234,8 +233,7 @@ class Snapshot:
         if self.rank is None:
             return self._save_parts(path)
         content = encode(_body_of(self))
-        if self.keeper is not None:
-            self.keeper.storing()
+        self._storing()
         try:
             written = target(path, file_name(self.rank, self.world_size))
             replace_file(written, content)
@@ -255,21 +253,24 @@ class Snapshot:
         return saved.parent
 
     def saved(self) -> None:
-        """Say that this snapshot is stored durably, for who stores `to_json()` in a place of their own.
+        """Say that this snapshot is stored durably, where `to_json()` was stored in a place of the user's own.
 
-        A live source's journal on disk then lets go of what only earlier snapshots need: those can't be resumed any
-        more. `save` says it itself. Without such a journal, and for a snapshot that was loaded, nothing happens.
+        A live source's journal on disk then releases what only earlier snapshots need: those can't be resumed any more.
+        `save` says it itself. Without such a journal, and for a snapshot that was loaded, nothing happens.
 
         Raises:
           JournalError: the journal can't be written.
         """
-        if self.keeper is not None:
-            self.keeper.storing()
+        self._storing()
         self._stored("a place of the user's own")
 
+    def _storing(self) -> None:
+        for keeper in self.keepers:
+            keeper.storing()
+
     def _stored(self, where: str) -> None:
-        if self.keeper is not None:
-            self.keeper.stored(self.flow_state, where)
+        for keeper in self.keepers:
+            keeper.stored(self.flow_state, where)
 
     @overload
     @classmethod
@@ -292,24 +293,26 @@ class Snapshot:
         """
         location = Path(path)
         try:
-            snapshots = _read_all(location)
+            parts = _read_all(location)
         except OSError as error:
             raise SnapshotError(f"can't read a snapshot from {location}: {error.strerror or error}") from error
-        if snapshots:
-            return _of_rank(snapshots, rank, location)
-        if missing_ok:
-            return None
-        raise SnapshotError(nothing_at(location))
+        if not parts and not missing_ok:
+            raise SnapshotError(nothing_at(location))
+        try:
+            whole = parts[0] if len(parts) == 1 else cls.of_job(parts) if parts else None
+            return whole if whole is None or rank is None else whole.part(rank)
+        except SnapshotError as error:
+            raise SnapshotError(f"{location}: {error}") from None
 
 
 WRITTEN = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
 
 
 def _body_of(snapshot: Snapshot) -> dict[str, Json]:
-    body = {name: getattr(snapshot, name) for name in WRITTEN}
-    if snapshot.journal is None:
-        del body["journal"]  # only live sources have one
-    return body
+    names = (
+        name for name in WRITTEN if name != "journal" or snapshot.journal is not None
+    )  # only live sources have one
+    return {name: getattr(snapshot, name) for name in names}
 
 
 def _restored(kept: dict[str, Any]) -> Snapshot:
@@ -355,26 +358,22 @@ def _check_merge(snapshot: Snapshot) -> None:
 def _read_all(location: Path) -> list[Snapshot]:
     """Return the snapshot in a file, or those of all ranks in a directory, by rank; none where there is nothing."""
     if location.is_dir():
-        snapshots = [_decoded(path) for path in complete_set(location)]
-        _check_one_run(snapshots, location)
-        return snapshots
+        parts = [_read(path) for path in complete_set(location)]
+        _check_one_run(parts, location)
+        return parts
     try:
-        return [_decoded(location)]
+        return [_read(location)]
     except FileNotFoundError:
         return []
 
 
-def _decoded(path: Path) -> Snapshot:
-    body = decode(_content(path), path)
+def _read(path: Path) -> Snapshot:
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        body = decode(file.read(), path)
     try:
         return _snapshot_of(body)
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}") from None
-
-
-def _content(path: Path) -> bytes:
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
 
 
 def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
@@ -398,15 +397,3 @@ def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
 def _comparable(name: str, value: Any) -> Any:
     """Return a field as all ranks of a run have it: the hashes of code may be of different Pythons."""
     return [{**entry, "code": None} for entry in value] if name == "fingerprint" else value
-
-
-def _of_rank(snapshots: list[Snapshot], rank: int | None, location: Path) -> Snapshot:
-    if rank is None:
-        return snapshots[0] if len(snapshots) == 1 else Snapshot.of_job(snapshots)
-    for snapshot in snapshots:
-        if snapshot.rank == rank:
-            return snapshot
-    held = ", ".join(str(snapshot.rank) for snapshot in snapshots[:10])
-    raise SnapshotError(
-        f"{location} has no snapshot of rank {rank}; of {snapshots[0].world_size} ranks, it holds {held}"
-    )

@@ -1,7 +1,7 @@
 """Sources whose items come from several pipelines: what is common to a mixture and to a zip.
 
 Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages; so a
-`.shard` behind such a source is one in each component. Stages and sources go by "component/name" in here, so that
+`.shard` after such a source is one in each component. Stages and sources go by "component/name" in here, so that
 two components may have stages of the same name. State: what the kind of source keeps, and each component's, by name.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 GROW = ("length", "changed_files")
-"""Changes of data behind which there may be more."""
+"""Changes of data by which there may be more."""
 
 
 class SeveralState(State):
@@ -330,7 +330,7 @@ class Several(Source[T], ABC):
         return found
 
     def outputs(self, part: Part, shard: int, num_shards: int) -> list[float | None]:
-        """Return how many items of one shard each component has; None: nobody knows yet."""
+        """Return how many items of one shard each component has; None: unknown yet."""
         return [component.num_outputs(shard, num_shards) for _, component in self.components]
 
     def _with(self, sources: Mapping[str, Source[Any]]) -> Several[T]:

@@ -17,7 +17,7 @@ from streamline.sharding.index import Index
 if TYPE_CHECKING:
     from streamline.sources.base import Part, Source
 
-__all__ = ["Stage", "StageLayout", "stage_class"]
+__all__ = ["Stage", "StageLayout", "is_own", "stage_class"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -109,6 +109,9 @@ class Stage(ABC, Generic[In, Out]):
     chooses_by: ClassVar[str | None] = None
     """The option without which it would choose no order, where format 1 of snapshots didn't write the order down."""
 
+    own_state_counts: ClassVar[bool] = True
+    """Whether its part of a state changes how many items it gives from there on."""
+
     calls_per_item: ClassVar[bool] = True
     """Whether its function returns for each item or batch, so that a crash in a call is due to that one."""
 
@@ -119,7 +122,8 @@ class Stage(ABC, Generic[In, Out]):
         super().__init_subclass__(**options)
         if "kind" not in cls.__dict__:
             cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        _CLASSES.setdefault(cls.kind, []).insert(0, cls)
+        known = _CLASSES.setdefault(cls.kind, [])
+        known.insert(0 if is_own(cls) else sum(map(is_own, known)), cls)
 
     @classmethod
     def answers(cls, options: Mapping[str, Any]) -> bool:
@@ -335,7 +339,13 @@ class Stage(ABC, Generic[In, Out]):
 
 
 _CLASSES: dict[str, list[type[Stage[Any, Any]]]] = {}
-"""All stages by kind, the latest first: a class that is defined again, in a notebook, replaces itself."""
+"""All stages by kind: the package's, then those of users, the latest first: one that a notebook defines again replaces
+itself."""
+
+
+def is_own(cls: type) -> bool:
+    """Whether a class is the package's."""
+    return cls.__module__.startswith("streamline.")
 
 
 def stage_class(kind: str, options: Mapping[str, Any]) -> type[Stage[Any, Any]]:

@@ -216,6 +216,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     one_to_one = True
     first_own = 0
     part_of_next: ClassVar[bool] = True
+    own_state_counts: ClassVar[bool] = False
 
     seed: int
     stage: str

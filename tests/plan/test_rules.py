@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import streamline as sl
+from streamline.core.flow import Chunk, Lists, Run
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
+from streamline.transforms.base import Stage
 
 
 def same(x: Any) -> Any:
@@ -288,3 +291,32 @@ def test_fewer_shards_than_ranks_are_refused() -> None:
 def test_a_file_that_is_missing_is_found_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(sl.errors.ReadError):
         sl.read_lines(tmp_path / "missing.txt").open()
+
+
+# Stages of users' own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(Stage[int, int]):
+    kind = "doubled"
+
+    async def lists(self, run: Run[int]) -> Lists[int]:
+        while (chunk := await run.upstream.pull(run.want)) is not None:
+            yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.after)
+
+
+def test_a_stage_class_of_the_users_is_put_into_a_plan() -> None:
+    pipe = items().shard(2).through(Doubled(name="doubled")).through(Doubled(name="doubled"), name="again")
+    assert pipe.first(3) == [0, 4, 8]
+    assert "  doubled()\n  doubled(again)\n" in str(pipe)
+    refused(lambda: pipe.through(Doubled(name="again")), "two parts called 'again'")
+    refused(lambda: pipe.through(Doubled(name="third"), factor=3), "has its options already, leave out factor")
+    refused(lambda: items().through(Doubled(name="early")).shard(2), "`.doubled` before `.shard(2)` would run 2 times")
+
+
+def test_a_kind_of_the_packages_own_is_not_taken_by_another_class() -> None:
+    class Batch(Doubled):
+        pass
+
+    refused(lambda: items().through(Batch(name="b")), "Batch is of the kind 'batch'", 'kind = "own_batch"')
+    assert list(items().batch(40, collate=None)) == [list(range(40))]

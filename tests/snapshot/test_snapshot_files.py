@@ -291,8 +291,8 @@ def test_each_rank_gets_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (-1, r"no snapshot of rank -1; of 4 ranks, it holds 0, 1, 2, 3"),
-        (4, r"no snapshot of rank 4; of 4 ranks"),
+        (-1, r"no snapshot of rank -1: this one holds all of 4 ranks"),
+        (4, r"no snapshot of rank 4: this one holds all of 4 ranks"),
     ],
 )
 def test_one_that_is_there_must_be_asked_for(rank: int | None, message: str, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_hashes_of_code_may_differ_between_ranks(tmp_path: Path) -> None:
 def test_a_file_of_another_rank_is_an_error(tmp_path: Path) -> None:
     path = make(2, 4).save(tmp_path / "mine.json")
     assert Snapshot.load(path) == Snapshot.load(path, rank=2) == make(2, 4)
-    with pytest.raises(SnapshotError, match=r"no snapshot of rank 1; of 4 ranks, it holds 2"):
+    with pytest.raises(SnapshotError, match=r"no snapshot of rank 1: this one holds rank 2 of 4 ranks"):
         Snapshot.load(path, rank=1)
 
 
