@@ -21,7 +21,7 @@ Where the
 from __future__ import annotations
 
 from streamline.testing.checks import LAWS, Jitter, check_failure, check_resume, check_stage
-from streamline.testing.oracle import Oracle, UnknownStageError, oracle
+from streamline.testing.oracle import Oracle, UnknownStageError, Upstream, oracle, reference
 from streamline.testing.scripted import PAUSE, YIELD, Abort, Script, scripted
 from streamline.testing.subjects import LOOPS
 
@@ -35,9 +35,11 @@ __all__ = [
     "Oracle",
     "Script",
     "UnknownStageError",
+    "Upstream",
     "check_failure",
     "check_resume",
     "check_stage",
     "oracle",
+    "reference",
     "scripted",
 ]
