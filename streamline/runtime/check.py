@@ -400,7 +400,7 @@ def _sum(loads: Sequence[Load]) -> Load:
 
 
 Mixed = tuple[str, bool]
-"""What differs, and whether whoever reads one record's way fails on the other; else it may be meant."""
+"""What differs, and whether code for one record fails on the other; else it may be meant."""
 
 
 def mixed(records: Sequence[tuple[str, object]], *, columns: bool) -> list[Mixed]:

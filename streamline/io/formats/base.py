@@ -1,6 +1,6 @@
 """What a format is: a file's bytes to items, from any of its positions on.
 
-The states behind items that are counted within a file: rows of a group, members of an archive.
+The states after items that are counted within a file: rows of a group, members of an archive.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Format(ABC, Generic[T]):
 
     @property
     def ahead_bytes(self) -> int | None:
-        """What items may hold that wait behind the source, where they may be large; None: nobody counts."""
+        """Bytes of items that may wait downstream of the source, where they may be large; None: no bound."""
         return None
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Format(ABC, Generic[T]):
     async def lists(
         self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
     ) -> Lists[T]:
-        """Yield the items of files, one file behind the other, from `place` in the first on. As `chunks`."""
+        """Yield the items of files, one file after the other, from `place` in the first on. As `chunks`."""
         for index in range(len(parts)):
             begin = self.begin(parts[index].path) if index else place
             after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
@@ -72,12 +72,12 @@ class Format(ABC, Generic[T]):
 
     @abstractmethod
     def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
-        """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state behind it.
+        """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state after it.
 
         Args:
           file: what is read; `file.part` says whether it is shared.
           begin: a place in it.
-          after: the place behind it: that of the file's last item, wherever it is known to be the last.
+          after: the place after it: that of the file's last item, wherever it is known to be the last.
           name: of the source; states are kept under it.
           demand: says what is done about a record that can't be decoded.
 
@@ -119,15 +119,15 @@ class Format(ABC, Generic[T]):
 
 
 class IndexedStates:
-    """A column: behind item i of a list, `place` with `key` set to `first` + i.
+    """A column: after item i of a list, `place` with `key` set to `first` + i.
 
     Args:
       name: of the source.
       place: what all of them share.
       key: the part of a place that counts.
-      first: what it is behind the list's first item.
+      first: what it is after the list's first item.
       count: items in the list.
-      last: the place behind the last item, where that is another one: the next group's, the next file's.
+      last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 
     __slots__ = ("_count", "_first", "_key", "_last", "_name", "_place")
