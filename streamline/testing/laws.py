@@ -187,9 +187,7 @@ async def _read(
 def _sound(found: Read, what: str) -> list[Any]:
     """Return the items of a reading that must not have failed."""
     if found.failure is not None:
-        raise AssertionError(
-            f"{what}: failed after {len(found.items)} items with {found.failure!r}"
-        ) from found.failure
+        raise AssertionError(f"{what}: failed after {len(found.items)} items with {found.failure!r}") from found.failure
     return found.items
 
 
