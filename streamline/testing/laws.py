@@ -92,7 +92,7 @@ async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script
                     f"Close: {where}: expected all {begun} sources that were opened to be closed, got {closed}"
                 )
             await flow.aclose()
-            if not subject.hosted:  # hosts stay until the running ends
+            if not subject.hosted:  # hosts stay until the run ends
                 await _insist_none(running | serving, where)
         await _insist_none(running, where)
 
