@@ -1,7 +1,4 @@
-"""From "FILE.py:name" or "package.module:name" on a command line to what it names.
-
-The command line: `streamline demo`, `streamline inspect FILE`, `streamline check FILE.py:pipe`.
-"""
+"""The command line: `streamline demo`, `streamline inspect FILE`, `streamline check FILE.py:pipe`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from streamline.errors import PlanError, StreamlineError, printable
 from streamline.snapshot.inspection import report
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["main", "target"]
+__all__ = ["main", "named"]
 
 
 WIDTH, WIDEST = 120, 160
@@ -75,8 +72,7 @@ def check(target: str, world_size: int | None) -> None:
     function is called, without arguments, and returns the pipeline. Exits with 1 if anything is found on which a run
     would fail.
     """
-    from streamline.cli import target as named
-    from streamline.pipeline import Pipeline
+    from streamline.pipeline import Pipeline  # imports what a run needs: not for the other commands
 
     try:
         report = named(target, Pipeline).check(world_size=world_size)
@@ -95,10 +91,10 @@ SHOWN = 8
 """Names that a message lists."""
 
 
-def target(text: str, kind: type) -> Any:
+def named(text: str, kind: type) -> Any:
     """Return the object of type `kind` that `text` names; a function is called, without arguments.
 
-    The file is run as a module of another name than "__main__", so what stands behind `if __name__ == "__main__"`
+    The file is run as a module of another name than "__main__", so what stands under `if __name__ == "__main__"`
     isn't.
 
     Raises:
@@ -167,7 +163,7 @@ def _run(what: str, work: Any) -> Any:
         return work()
     except SystemExit as error:
         raise PlanError(
-            f'{what} ended the program (exit code {error.code}): put what runs it behind if __name__ == "__main__"'
+            f'{what} ended the program (exit code {error.code}): put what runs it under if __name__ == "__main__"'
         ) from error
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]

@@ -531,7 +531,8 @@ class Pipeline(Openable[T]):
 
         Args:
           device: "host" (nothing changes), "cpu", "cuda", "cuda:1", "mps", a torch.device, "jax", a device or sharding
-            of JAX. It is looked for when the pipeline is opened; "cuda" is the current one of the thread that does.
+            of JAX, or a `Target` of your own. It is looked for when the pipeline is opened; "cuda" is the current one
+            of the thread that does.
           depth: batches that are on their way, or there already, while the loop works on the one before.
 
         Raises:

@@ -1,21 +1,4 @@
-"""`read_parquet`.
-
-`read_lines` and `read_jsonl`.
-
-`read_arrow`.
-
-`read_csv`.
-
-`read_npy`.
-
-`read_tar`.
-
-`read_files`.
-
-`stream_http`.
-
-From what a user gives to a `read_*` function to a pipeline.
-"""
+"""`read_*` and `stream_http`: from paths and options to a pipeline."""
 
 from __future__ import annotations
 
@@ -66,6 +49,24 @@ __all__ = [
 T = TypeVar("T")
 
 
+class _TableOptions(AccessOptions, total=False):
+    columns: Sequence[str] | None
+    filter: pc.Expression | None
+    name: str
+
+
+class _CsvOptions(AccessOptions, total=False):
+    delimiter: str
+    quotechar: str | None
+    max_record_bytes: int
+    name: str
+
+
+class _TarOptions(AccessOptions, total=False):
+    max_sample_bytes: int
+    name: str
+
+
 def read_lines(
     paths: Paths, *, max_line_bytes: int = MAX_LINE_BYTES, name: str = "read_lines", **access: Unpack[AccessOptions]
 ) -> Pipeline[str]:
@@ -107,26 +108,12 @@ def _lines(
 
 @overload
 def read_arrow(
-    paths: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
-    batch_rows: None = None,
-    name: str = "read_arrow",
-    **access: Unpack[AccessOptions],
+    paths: Paths, *, batch_rows: None = None, **options: Unpack[_TableOptions]
 ) -> Pipeline[dict[str, Any]]: ...
 
 
 @overload
-def read_arrow(
-    paths: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
-    batch_rows: int,
-    name: str = "read_arrow",
-    **access: Unpack[AccessOptions],
-) -> Pipeline[pa.RecordBatch]: ...
+def read_arrow(paths: Paths, *, batch_rows: int, **options: Unpack[_TableOptions]) -> Pipeline[pa.RecordBatch]: ...
 
 
 def read_arrow(
@@ -150,8 +137,7 @@ def read_arrow(
         file.
       filter: as `read_parquet`, but nothing says beforehand which record batches have no such rows.
       batch_rows: as `read_parquet`; no batch is larger than it is in the file.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
       As `read_parquet`.
@@ -161,28 +147,12 @@ def read_arrow(
 
 @overload
 def read_csv(
-    paths: Paths,
-    *,
-    header: Literal[True] | Sequence[str] = True,
-    delimiter: str = ",",
-    quotechar: str | None = '"',
-    max_record_bytes: int = MAX_RECORD_BYTES,
-    name: str = "read_csv",
-    **access: Unpack[AccessOptions],
+    paths: Paths, *, header: Literal[True] | Sequence[str] = True, **options: Unpack[_CsvOptions]
 ) -> Pipeline[dict[str, str]]: ...
 
 
 @overload
-def read_csv(
-    paths: Paths,
-    *,
-    header: Literal[False],
-    delimiter: str = ",",
-    quotechar: str | None = '"',
-    max_record_bytes: int = MAX_RECORD_BYTES,
-    name: str = "read_csv",
-    **access: Unpack[AccessOptions],
-) -> Pipeline[list[str]]: ...
+def read_csv(paths: Paths, *, header: Literal[False], **options: Unpack[_CsvOptions]) -> Pipeline[list[str]]: ...
 
 
 def read_csv(
@@ -208,13 +178,10 @@ def read_csv(
       delimiter: between fields; one character: "\t".
       quotechar: around fields; one character; None: a quote means nothing, and every line is a record.
       max_record_bytes: a longer record is an error: a quote that isn't closed swallows the rest of its file; >= 1.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
-      PlanTypeError, PlanError: an option of the wrong type or value.
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
-      DataError for what can't be decoded, each with file, line and byte.
+      As `read_lines`.
     """
     max_record_bytes = check_int("read_csv(max_record_bytes=)", max_record_bytes, 1)
     format = CsvFormat(
@@ -256,53 +223,22 @@ def read_npy(
     Args:
       paths: as `read_lines`; npy and npz are told apart by their first bytes.
       arrays: names of those that are read of an npz file; None: all.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
-      PlanTypeError: an option of the wrong type.
-      PlanError: no array at all, or one that is named twice.
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
-      DataError for what is damaged or no such array, with file and row.
+      As `read_lines`; a DataError (damaged, or no such array) has file and row.
     """
-    return pipeline_of(NpyFormat(arrays=_npy_names(arrays)), paths, name, **access)
-
-
-def _npy_names(arrays: Iterable[str] | None) -> tuple[str, ...] | None:
-    if arrays is None:
-        return None
-    if isinstance(arrays, str | bytes) or not isinstance(arrays, Iterable):
-        raise PlanTypeError(f'read_npy(arrays=) is a list of names, ["x", "y"], got {given(arrays)}')
-    names = tuple(arrays)
-    if not all(isinstance(name, str) for name in names):
-        raise PlanTypeError(f'read_npy(arrays=) is a list of names, ["x", "y"], got {given(names)}')
-    if not names or len(set(names)) < len(names):
-        raise PlanError(f"read_npy(arrays=) is one name or more, each once, got {list(names)}")
-    return names
+    return pipeline_of(NpyFormat(arrays=_names("read_npy(arrays=)", arrays)), paths, name, **access)
 
 
 @overload
 def read_parquet(
-    paths: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
-    batch_rows: None = None,
-    name: str = "read_parquet",
-    **access: Unpack[AccessOptions],
+    paths: Paths, *, batch_rows: None = None, **options: Unpack[_TableOptions]
 ) -> Pipeline[dict[str, Any]]: ...
 
 
 @overload
-def read_parquet(
-    paths: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    filter: pc.Expression | None = None,
-    batch_rows: int,
-    name: str = "read_parquet",
-    **access: Unpack[AccessOptions],
-) -> Pipeline[pa.RecordBatch]: ...
+def read_parquet(paths: Paths, *, batch_rows: int, **options: Unpack[_TableOptions]) -> Pipeline[pa.RecordBatch]: ...
 
 
 def read_parquet(
@@ -328,14 +264,11 @@ def read_parquet(
       batch_rows: items are `pyarrow.RecordBatch`es of at most so many rows, each of one row group and >= 1, so the last
         ones of a row group may be fewer; a filter takes rows out of them. None: items are rows, as `to_pylist()` of
         pyarrow gives them.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
-      PlanError, PlanTypeError: an option that can't be; pyarrow isn't installed.
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
-      DataError for what is damaged, lacks a column, or differs in its columns from the file before, each with the file,
-      and the row group where it is in one.
+      As `read_lines`; a DataError (damaged, or other columns than the file before) has the file, and the row group.
+      PlanError: pyarrow isn't installed.
     """
     options = selecting("read_parquet", columns, filter, batch_rows)
     return pipeline_of(ParquetFormat(**options), paths, name, **access)
@@ -351,30 +284,28 @@ def selecting(function: str, columns: object, filter: object, batch_rows: object
     if batch_rows is not None:
         batch_rows = check_int(f"{function}(batch_rows=)", batch_rows, 1)
     return {
-        "columns": _columns(f"{function}(columns=)", columns),
+        "columns": _names(f"{function}(columns=)", columns),
         "predicate": _predicate(f"{function}(filter=)", filter),
         "batch_rows": batch_rows,
     }
 
 
-def _columns(option: str, columns: object) -> tuple[str, ...] | None:
-    if columns is None:
+def _names(option: str, names: object) -> tuple[str, ...] | None:
+    if names is None:
         return None
-    if not isinstance(columns, Sequence) or isinstance(columns, str | bytes):
-        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
-    if not all(isinstance(column, str) for column in columns):
-        raise PlanTypeError(f"{option} is a list of names, got {given(columns)}")
-    if not columns:
-        raise PlanError(f"{option} is at least one name, got none; None means all columns")
-    if len(set(columns)) < len(columns):
-        raise PlanError(f"{option} has a name twice: {list(columns)}")
-    return tuple(columns)
+    found = None if isinstance(names, str | bytes) or not isinstance(names, Iterable) else tuple(names)
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise PlanTypeError(f'{option} is a list of names, ["x", "y"], got {given(names)}')
+    if not found or len(set(found)) < len(found):
+        twice = next((f": {name!r} is there twice" for at, name in enumerate(found) if name in found[:at]), "")
+        raise PlanError(f"{option} is at least one name, each once, got {list(found)}{twice}; None means all")
+    return found
 
 
 def _predicate(option: str, expression: object) -> Predicate | None:
     if expression is None:
         return None
-    import pyarrow.compute as pc  # whoever has an expression has imported it
+    import pyarrow.compute as pc  # imported already, where there is an expression
 
     if not isinstance(expression, pc.Expression):
         hint = "; pyarrow.parquet.filters_to_expression makes one of a list" if isinstance(expression, list) else ""
@@ -386,35 +317,16 @@ def _predicate(option: str, expression: object) -> Predicate | None:
 
 @overload
 def read_tar(
-    paths: Paths,
-    *,
-    group: Literal[True] = True,
-    max_sample_bytes: int = MAX_SAMPLE_BYTES,
-    name: str = "read_tar",
-    **access: Unpack[AccessOptions],
+    paths: Paths, *, group: Literal[True] = True, **options: Unpack[_TarOptions]
 ) -> Pipeline[dict[str, Any]]: ...
 
 
 @overload
-def read_tar(
-    paths: Paths,
-    *,
-    group: Literal[False],
-    max_sample_bytes: int = MAX_SAMPLE_BYTES,
-    name: str = "read_tar",
-    **access: Unpack[AccessOptions],
-) -> Pipeline[Member]: ...
+def read_tar(paths: Paths, *, group: Literal[False], **options: Unpack[_TarOptions]) -> Pipeline[Member]: ...
 
 
 @overload
-def read_tar(
-    paths: Paths,
-    *,
-    group: bool,
-    max_sample_bytes: int = MAX_SAMPLE_BYTES,
-    name: str = "read_tar",
-    **access: Unpack[AccessOptions],
-) -> Pipeline[Any]: ...
+def read_tar(paths: Paths, *, group: bool, **options: Unpack[_TarOptions]) -> Pipeline[Any]: ...
 
 
 def read_tar(
@@ -439,13 +351,10 @@ def read_tar(
       paths: as `read_lines`.
       group: False: each file in the archive is an item, whatever it is called, with its `name` and `data`.
       max_sample_bytes: a sample with more data is an error; >= 1.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
-      PlanTypeError, PlanError: an option of the wrong type or value.
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for what can't be read,
-      DataError for an archive that is damaged or cut short, each with file, member and byte.
+      As `read_lines`; a DataError (damaged, or cut short) has file, member and byte.
     """
     if not isinstance(group, bool):
         raise PlanTypeError(f"expected read_tar(group=) as True or False, got {given(group)}")
@@ -461,13 +370,10 @@ def read_files(paths: Paths, *, name: str = "read_files", **access: Unpack[Acces
 
     Args:
       paths: as `read_lines`; nothing is unpacked.
-      name: its part of a state is kept under it.
-      access: as `read_lines`.
+      name, access: as `read_lines`.
 
     Raises:
-      PlanTypeError, PlanError: an option of the wrong type or value.
-      When the pipeline is opened: ReadError for what is missing. While it runs: ReadError for a file that can't be
-      read, behind the items before it; with `on_error="skip"` it is left out, and counted.
+      As `read_lines`; a ReadError of a file comes after the items before it, and `on_error="skip"` leaves it out.
     """
     return pipeline_of(WholeFormat(), paths, name, **access)
 
@@ -518,9 +424,9 @@ def stream_http(
 ) -> Pipeline[Any]:
     """Read an endless HTTP response: a live source, read once and journalled as `from_stream`.
 
-    It connects again whenever a connection ends, fails, or is silent for too long, behind a pause that doubles while
+    It connects again whenever a connection ends, fails, or is silent for too long, after a pause that doubles while
     nothing comes. What a dropped connection cuts off is never an item. With server-sent events, the server is told the
-    last id that was read, behind a resume too, so nothing is lost or doubled if it goes on from there; for the other
+    last id that was read, after a resume too, so nothing is lost or doubled if it goes on from there; for the other
     framings HTTP has no such word, and what the server sends between two connections is gone.
 
     Args:
@@ -529,7 +435,7 @@ def stream_http(
         server-sent events, as `ServerSentEvent`; "bytes": as they come.
       name: its part of a state is kept under it.
       http: how it is asked for: headers, retries until the server has answered once.
-      idle_timeout_s: seconds of silence behind which a connection counts as dropped; `math.inf`: none.
+      idle_timeout_s: seconds of silence after which a connection counts as dropped; `math.inf`: none.
       give_up_s: seconds for which it may fail without an answer, once it has had one; `math.inf`: for ever.
       max_item_bytes: a longer line or event is an error.
       max_ahead, max_ahead_bytes, partitioned, journal: see `from_stream`.
@@ -541,26 +447,16 @@ def stream_http(
       can't be an item, and as `from_stream`.
     """
     request = EndlessRequest(
-        url=url,
-        framing=framing,
-        http=http,
-        idle_timeout_s=idle_timeout_s,
-        give_up_s=give_up_s,
+        url=url, framing=framing, http=http, idle_timeout_s=idle_timeout_s, give_up_s=give_up_s,
         max_item_bytes=max_item_bytes,
-    )
+    )  # fmt: skip
     codec = codec_of(framing)
     return Pipeline(
         live_of(
-            name,
-            HttpFeed(request),
-            encode=codec.encode,
-            decode=codec.decode,
-            max_ahead=max_ahead,
-            max_ahead_bytes=max_ahead_bytes,
-            partitioned=partitioned,
-            journal=journal,
+            name, HttpFeed(request), encode=codec.encode, decode=codec.decode, max_ahead=max_ahead,
+            max_ahead_bytes=max_ahead_bytes, partitioned=partitioned, journal=journal,
         )
-    )
+    )  # fmt: skip
 
 
 def pipeline_of(

@@ -29,7 +29,7 @@ from streamline.core.threads import start_thread
 from streamline.errors import PlanError
 from streamline.io.storage.base import FoundObject
 from streamline.plan.plan import Plan, Shard
-from streamline.runtime.check_report import DEADLINE_S, Load, Problem, Report
+from streamline.runtime.check_report import DEADLINE_S, Load, Problem, Report, known
 from streamline.runtime.open import Opened, OpenOptions, prepare, unsettled
 from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
@@ -365,18 +365,15 @@ def idle(plan: Plan, shards: Sequence[Load], objects: int, kind: str) -> list[Pr
         return [Problem(what="shards", message=message)]
     message = (
         f"{len(shards):,} shards for {objects:,} {kind}: {empty:,} workers would have nothing to read: "
-        f"write .shard({objects}) or fewer"
+        f"write .shard({objects}) or fewer{', or split the data into more files' * plan.source.listed}"
     )
-    ways = [] if plan.source.listed is False else ["or split the data into more files"]
-    return [Problem(what="shards", message=", ".join([message, *ways]))]
+    return [Problem(what="shards", message=message)]
 
 
 def uneven(loads: Sequence[Load], who: str) -> list[str]:
     """Return a note if some have much more to read than others."""
-    sizes = [load.bytes for load in loads if load.bytes is not None]
-    counts = [load.items for load in loads if load.items is not None]
-    amounts = sizes if len(sizes) == len(loads) else counts
-    if len(amounts) < max(2, len(loads)) or not min(amounts) or max(amounts) < UNEVEN * min(amounts):
+    amounts = known(load.bytes for load in loads) or known(load.items for load in loads)
+    if len(amounts) < 2 or not min(amounts) or max(amounts) < UNEVEN * min(amounts):
         return []
     return [
         f"the largest {who} has {max(amounts) / min(amounts):.1f} times as much to read as the smallest: "
@@ -389,18 +386,15 @@ def _load(found: Sequence[FoundObject]) -> Load:
 
 
 def _sum(loads: Sequence[Load]) -> Load:
-    items = [load.items for load in loads if load.items is not None]
-    sizes = [load.bytes for load in loads if load.bytes is not None]
-    return Load(
-        items=sum(items) if len(items) == len(loads) else None, bytes=sum(sizes) if len(sizes) == len(loads) else None
-    )
+    items, sizes = [load.items for load in loads], [load.bytes for load in loads]
+    return Load(items=None if None in items else sum(known(items)), bytes=None if None in sizes else sum(known(sizes)))
 
 
 # Whether records are alike --------------------------------------------------------------------------------------------
 
 
 Mixed = tuple[str, bool]
-"""What differs, and whether whoever reads one record's way fails on the other; else it may be meant."""
+"""What differs, and whether code for one record fails on the other; else it may be meant."""
 
 
 def mixed(records: Sequence[tuple[str, object]], *, columns: bool) -> list[Mixed]:
@@ -420,16 +414,15 @@ def mixed(records: Sequence[tuple[str, object]], *, columns: bool) -> list[Mixed
 
 def _differs(first: str, one: Any, where: str, other: Any, columns: bool) -> Mixed | None:
     if not isinstance(one, dict) or not isinstance(other, dict):
-        if not _compatible(one, other):
-            return f"the first record of {first} is {_shape_line(one)}, that of {where} is {_shape_line(other)}", True
-        return None
+        shapes = ["a mapping" if isinstance(shape, dict) else shape for shape in (one, other)]
+        found = f"the first record of {first} is {shapes[0]}, that of {where} is {shapes[1]}", True
+        return None if "a mapping" not in shapes and _compatible(*shapes) else found
     wrong = [key for key in one.keys() & other.keys() if not _compatible(one[key], other[key])]
     if wrong:
         keys = ", ".join(f"{key!r} is {one[key]} and {other[key]}" for key in sorted(wrong, key=str)[:SHOWN])
         return f"the first records of {first} and {where} differ: {keys}", True
-    if one.keys() != other.keys():
-        said = [f"{where} has no {_keys(one.keys() - other.keys())}"] if one.keys() - other.keys() else []
-        said += [f"{first} has no {_keys(other.keys() - one.keys())}"] if other.keys() - one.keys() else []
+    only = (where, one.keys() - other.keys()), (first, other.keys() - one.keys())
+    if said := [f"{lacking} has no {_keys(keys)}" for lacking, keys in only if keys]:
         return f"the first records differ: {', '.join(said)}", columns or not one.keys() & other.keys()
     return None
 
@@ -446,14 +439,8 @@ def _type(value: object) -> str:
     return type(value).__name__ if dtype is None else f"{type(value).__name__} of {dtype}"
 
 
-def _compatible(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) or isinstance(other, dict):
-        return False
+def _compatible(one: str, other: str) -> bool:
     return one == other or "NoneType" in (one, other) or {one, other} == {"int", "float"}
-
-
-def _shape_line(shape: Any) -> str:
-    return "a mapping" if isinstance(shape, dict) else str(shape)
 
 
 def _keys(keys: Any) -> str:

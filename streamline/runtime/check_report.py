@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
 from streamline.core.text import in_bytes
 from streamline.errors import CheckError, printable
 
-__all__ = ["DEADLINE_S", "Load", "Problem", "Report"]
+__all__ = ["DEADLINE_S", "Load", "Problem", "Report", "known"]
 
 
 DEADLINE_S = 10.0
@@ -126,16 +127,19 @@ class Report:
         return f"{_count(self.objects or 0, 'object')}, {in_bytes(self.bytes)}{unknown}"
 
 
+def known(values: Iterable[int | None]) -> list[int]:
+    """Return the values if all are known, else none of them."""
+    found = list(values)
+    return [] if None in found else [value for value in found if value is not None]
+
+
 def _spread(loads: tuple[Load, ...], kind: str) -> str:
     """Say what the loads are, from the least to the most."""
     said = []
-    items = [load.items for load in loads if load.items is not None]
-    if len(items) == len(loads):
-        said.append(
-            _range(f"{min(items):,}", _count(max(items), kind)) if min(items) < max(items) else _count(items[0], kind)
-        )
-    sizes = [load.bytes for load in loads if load.bytes is not None]
-    if len(sizes) == len(loads):
+    if items := known(load.items for load in loads):
+        least, most = f"{min(items):,}", _count(max(items), kind)
+        said.append(most if min(items) == max(items) else _range(least, most))
+    if sizes := known(load.bytes for load in loads):
         said.append(_range(in_bytes(min(sizes)), in_bytes(max(sizes))))
     return ", ".join(said) or "of unknown size"
 

@@ -117,9 +117,8 @@ def check_stage(
       items: what the source gives: finite, comparable by their `repr`, without equal ones.
       laws: which of `LAWS` to check.
       generations: resumes in a row, at random points.
-      behind_choices: check Resume after an unordered map, too. Not for a stage of which the order of its input
-      decides which
-        items come out (a running sum): there, comparing multisets of the output's parts says nothing.
+      behind_choices: check Resume after an unordered map, too. Not for a stage where the order of its input decides
+        which items come out (a running sum): there, comparing multisets of the output's parts proves nothing.
       seed: of the random points.
       loop: "asyncio", "uvloop" or "trio".
 

@@ -1,7 +1,7 @@
-"""A backend that copies: hosts that are tasks of the stream's own event loop, at links that pickle what crosses.
+"""A backend that copies: hosts are tasks of the stream's own event loop, and their links pickle all messages.
 
-It shows, without a process and in a reproducible order, what worker processes show: what can't cross, what was shared
-that must not be, and what becomes of a stream when a host dies at any moment (`Cut`).
+Without a process and in a reproducible order, it shows what worker processes show: what doesn't pickle, what is shared
+and must not be, and what becomes of a stream when a host dies at any moment (`HostDeath`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class HostDeath(NamedTuple):
     """When a host dies.
 
     Attributes:
-      link: the number of the link, among all that the running makes, at whose end it is.
-      sent: it gets so many messages and no more; None: all.
-      received: so many of its messages arrive and no more; None: all.
+      link: number of its link, among all that the run makes.
+      sent: messages that it gets before it dies; None: all.
+      received: messages from it that arrive; None: all.
     """
 
     link: int
@@ -45,7 +45,7 @@ class HostDeath(NamedTuple):
 
 
 class HostDeaths:
-    """When the hosts of one running die.
+    """When the hosts of one run die.
 
     Attributes:
       links: that were made so far.
@@ -59,13 +59,12 @@ class HostDeaths:
         self.received: list[int] = []
         self._cuts = {cut.link: cut for cut in cuts}
 
-    def cut(self) -> tuple[int, HostDeath]:
-        """Return the next link's number, and when it is cut."""
-        number = self.links
+    def cut(self) -> HostDeath:
+        """Return when the next link is cut."""
         self.links += 1
         self.sent.append(0)
         self.received.append(0)
-        return number, self._cuts.get(number, HostDeath(number))
+        return self._cuts.get(self.links - 1, HostDeath(self.links - 1))
 
 
 class CopiedItems(NamedTuple):
@@ -125,7 +124,7 @@ class CopyLink(PipeLink):
 
 
 class _TaskHost(Host):
-    """A host that is a task of the running's own."""
+    """A host that is a task of the run's own."""
 
     closed = False
 
@@ -142,26 +141,22 @@ class _TaskHost(Host):
         lock = threading.Lock()
         near, far = CopyLink(lock), CopyLink(lock)
         near.other, far.other = far, near
-        number, cut = self._deaths.cut()
-        near.allow_send = partial(self._allow, self._deaths.sent, number, cut.sent)
-        near.allow_receive = partial(self._allow, self._deaths.received, number, cut.received)
+        cut = self._deaths.cut()
+        near.allow_send = partial(self._allow, self._deaths.sent, cut.link, cut.sent)
+        near.allow_receive = partial(self._allow, self._deaths.received, cut.link, cut.received)
 
         async def run() -> None:
-            with anyio.CancelScope(shield=True):  # as elsewhere: it ends when the running says so
+            with anyio.CancelScope(shield=True):  # as elsewhere: it ends when the run says so
                 await serve(far, payload, answer)
 
         start = partial(self._tasks.start, run, f"copying host {self.number}", far.close)
-        Context().run(start)  # it is none of the movers here
+        Context().run(start)  # it doesn't take part in this side's gate
         return near
 
     def _allow(self, counts: list[int], number: int, limit: int | None) -> bool:
-        if limit is not None and counts[number] >= limit:
-            if counts[number] == limit:
-                self._deaths.happened += 1
-            counts[number] += 1
-            return False
+        self._deaths.happened += counts[number] == limit
         counts[number] += 1
-        return True
+        return limit is None or counts[number] <= limit
 
     def exit_reason(self, link: Link) -> str:
         return "a cut"
@@ -185,20 +180,20 @@ class Copying:
 
     Args:
       n: hosts, at least 1.
-      cuts: when hosts die, in every running anew.
+      cuts: when hosts die, in every run.
       max_restarts: as of `Processes`.
-      runnings: of all openings so far, their deaths.
+      runs: the deaths in each run so far.
     """
 
     n: int
     cuts: tuple[HostDeath, ...] = ()
     max_restarts: int = 3
-    runnings: list[HostDeaths] = field(default_factory=list, init=False, compare=False, repr=False)
+    runs: list[HostDeaths] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
         spec = Spec.of(plan, session)
         deaths = HostDeaths(self.cuts)
-        self.runnings.append(deaths)
+        self.runs.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
         return HostedWorkers(plan, site, hosts, spec, workers, CrashTracking(max_restarts=self.max_restarts), own=True)

@@ -27,7 +27,7 @@ async def resume_law(tasks: Tasks, subject: Subject, truth: ExpectedItems, gener
     truth.insist_whole("Order", f"an uninterrupted run of {subject}", [], _sound(whole, "Order"))
     for text, k in {text: k for k, _, text in whole.states}.items():
         rest = await _read(tasks, subject, text, dice)
-        where = f"from the state behind item {k}, {text}, of {subject}"
+        where = f"from the state after item {k}, {text}, of {subject}"
         truth.insist_whole("Resume", where, whole.items[:k], _sound(rest, f"Resume: {where}"))
     for _ in range(3):
         await _resume_in_a_row(tasks, subject, truth, generations, dice)
@@ -69,21 +69,21 @@ async def quiescence_law(tasks: Tasks, subject: Subject, dice: Random) -> None:
             before = subject.write(flow.state)
             await settle()
             _insist_same(
-                before, subject.write(flow.state), f"behind item {len(found.items)} of {subject}, while no pull was"
+                before, subject.write(flow.state), f"after item {len(found.items)} of {subject}, while no pull was"
             )
             if not part.items:
                 break
     for k, state, text in found.states:
-        _insist_same(text, subject.write(state), f"behind item {k} of {subject}, read again later")
+        _insist_same(text, subject.write(state), f"after item {k} of {subject}, read again later")
 
 
 async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script | None) -> None:
     """`aclose`: what was opened is closed, at once, also when asked twice, after any number of items."""
     running = {task.id for task in anyio.get_running_tasks()}
     for limit in (0, 1, 2, 5, None):
-        where = f"closed behind {'the end' if limit is None else f'{limit} items'} of {subject}"
+        where = f"closed after {'the end' if limit is None else f'{limit} items'} of {subject}"
         async with opened(tasks, subject, None) as flow:
-            serving = {task.id for task in anyio.get_running_tasks()} - running  # one: whoever owns the others
+            serving = {task.id for task in anyio.get_running_tasks()} - running  # one: the owner of the others
             await read(flow, subject.write, dice, limit)
             await flow.aclose()
             if script is not None and script.record.opened != script.record.closed:
@@ -92,7 +92,7 @@ async def close_law(tasks: Tasks, subject: Subject, dice: Random, script: Script
                     f"Close: {where}: expected all {begun} sources that were opened to be closed, got {closed}"
                 )
             await flow.aclose()
-            if not subject.hosted:  # hosts stay until the running ends
+            if not subject.hosted:  # hosts stay until the run ends
                 await _insist_none(running | serving, where)
         await _insist_none(running, where)
 
@@ -109,7 +109,7 @@ async def failure_law(
     """
     async with opened(tasks, broken, None) as flow:
         found = await read(flow, broken.write, dice)
-        where = f"behind item {len(found.items)} of {broken}"
+        where = f"after item {len(found.items)} of {broken}"
         failure = found.failure
         if failure is None:
             raise AssertionError(f"Failure: {where}: expected {error!r}, got the end")
@@ -122,7 +122,7 @@ async def failure_law(
         raise AssertionError(f"Failure: {where}: expected the {least} items before it, got {found.items}")
     for text, k in {text: k for k, _, text in found.states}.items():
         rest = await _read(tasks, mended, text, dice)
-        after = f"mended, from the state behind item {k}, {text}, of {mended}"
+        after = f"mended, from the state after item {k}, {text}, of {mended}"
         truth.insist_whole("Failure", after, found.items[:k], _sound(rest, f"Failure: {after}"))
 
 
@@ -138,7 +138,7 @@ async def bound_law(
             asked = script.record.asked - before
         if asked > allowed(limit):
             raise AssertionError(
-                f"Bound: the consumer stopped behind item {limit} of {subject}: expected at most {allowed(limit)} "
+                f"Bound: the consumer stopped after item {limit} of {subject}: expected at most {allowed(limit)} "
                 f"items to be asked for, got {asked}"
             )
 
@@ -187,9 +187,7 @@ async def _read(
 def _sound(found: Read, what: str) -> list[Any]:
     """Return the items of a reading that must not have failed."""
     if found.failure is not None:
-        raise AssertionError(
-            f"{what}: failed behind {len(found.items)} items with {found.failure!r}"
-        ) from found.failure
+        raise AssertionError(f"{what}: failed after {len(found.items)} items with {found.failure!r}") from found.failure
     return found.items
 
 

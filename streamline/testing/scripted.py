@@ -1,7 +1,4 @@
-"""Scripted sources and a slow device: items with aborts and pauses between them, and transfers that take their time.
-
-The idea of a test source with ABORT and PAUSE between its items is bytewax's.
-"""
+"""Scripted sources, with aborts and pauses between their items (an idea of bytewax's), and a slow device."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ __all__ = ["PAUSE", "YIELD", "Abort", "Script", "ScriptRecord", "SlowDevice", "s
 
 
 @dataclass(frozen=True)
-class SlowDevice(Target):
+class SlowDevice(Target, Mover):
     """A device that has to be waited for; batches stay what they are.
 
     Attributes:
@@ -34,16 +31,11 @@ class SlowDevice(Target):
     error: Exception | None = None
 
     def mover(self, depth: int) -> Mover:
-        return _SlowMover(self)
-
-
-class _SlowMover(Mover):
-    def __init__(self, target: SlowDevice) -> None:
-        self._target = target
+        return self
 
     def move(self, batch: Any) -> Any:
-        if self._target.error is not None and batch == self._target.failing:
-            raise self._target.error
+        if self.error is not None and batch == self.failing:
+            raise self.error
         return batch
 
 
@@ -106,8 +98,7 @@ class Script(Source[Any]):
 
     Attributes:
       shards: the entries of each shard; of one only, its items are interleaved over however many shards there are. A
-      mark
-        belongs to the shard of the item after it, and acts each time that this item is asked for.
+        mark belongs to the shard of the item after it, and acts each time that this item is asked for.
       schedule: makes it choose its pace: before list number i the source gives way `schedule[i]` times (cyclically, and
         somewhere else in each opening), and the list is short. With several shards, this is what interleaves them.
       record: what happened.

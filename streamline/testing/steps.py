@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from streamline.pipeline import Pipeline
 from streamline.testing.scripted import to_elsewhere
 from streamline.transforms.custom import stage
 
-__all__ = ["DICE", "UNBATCH", "Step", "one_number", "steps", "steps_before", "transfers"]
+__all__ = ["DICE", "UNBATCH", "Step", "call", "one_number", "steps", "steps_before", "transfers"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,16 @@ class Step:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def call(method: str, *args: Any, **options: Any) -> Step:
+    """Return the step that calls a method of the pipeline with these arguments."""
+    shown = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in options.items())]
+    return Step(f".{method}({', '.join(shown)})", lambda pipe: getattr(pipe, method)(*args, **options))
+
+
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", None) or repr(value)
 
 
 # Functions: of ints, or of lists of them however deep. --------------------------------------------------------------
@@ -148,26 +158,24 @@ async def odd(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncItera
 # Steps --------------------------------------------------------------------------------------------------------------
 
 small = st.integers(1, 7)
+rarely = st.sampled_from([False, False, True])
 
 
 @st.composite
 def maps(draw: st.DrawFn) -> Step:
-    kind = draw(st.sampled_from(["sync", "async", "unordered", "thread", "thread unordered", "seed", "async seed"]))
     calls = draw(st.integers(1, 5))
-    if kind == "sync":
-        return Step(".map(plus)", lambda p: p.map(plus))
-    if kind == "async":
-        return Step(f".map(slow, concurrency={calls})", lambda p: p.map(slow, concurrency=calls))
-    if kind == "unordered":
-        text = f".map(erratic, concurrency={calls}, ordered=False)"
-        return Step(text, lambda p: p.map(erratic, concurrency=calls, ordered=False))
-    if kind == "seed":
-        return Step(".map(noisy, seed=3)", lambda p: p.map(noisy, seed=3))
-    if kind == "async seed":
-        return Step(f".map(jitters, concurrency={calls}, seed=3)", lambda p: p.map(jitters, concurrency=calls, seed=3))
-    ordered = kind == "thread"
-    text = f".map(plus, executor='thread', concurrency={calls}, ordered={ordered})"
-    return Step(text, lambda p: p.map(plus, executor="thread", concurrency=calls, ordered=ordered))
+    threads = {"executor": "thread", "concurrency": calls}
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (plus, {}),
+        (slow, {"concurrency": calls}),
+        (erratic, {"concurrency": calls, "ordered": False}),
+        (plus, {**threads, "ordered": True}),
+        (plus, {**threads, "ordered": False}),
+        (noisy, {"seed": 3}),
+        (jitters, {"concurrency": calls, "seed": 3}),
+    ]
+    fn, options = draw(st.sampled_from(kinds))
+    return call("map", fn, **options)
 
 
 @st.composite
@@ -176,20 +184,17 @@ def customs(draw: st.DrawFn) -> Step:
     fn, ordered = draw(st.sampled_from([(pairs, False), (running, True), (twice, False), (odd, False)]))
     every = draw(st.integers(1, 5))
     declare = stage(stateless=True, snapshot_every=every) if fn is twice else stage(state=dict, snapshot_every=every)
-    declared: Any = declare(fn)
     text = f".through({fn.__name__} every {every})"
-    return Step(text, lambda p: p.through(declared), ordered=ordered, whole=fn is odd, grows=2 if fn is twice else 1)
+    made = replace(call("through", declare(fn)), text=text)
+    return replace(made, ordered=ordered, whole=fn is odd, grows=2 if fn is twice else 1)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Step:
     size, kind = draw(small), draw(st.sampled_from(["", "", "drop", "wait"]))
     if kind == "wait":  # a batch leaves whenever nothing is ready
-        text = f".batch({size}, collate=None, max_wait_s=1e-9)"
-        return Step(text, lambda p: p.batch(size, collate=None, max_wait_s=1e-9))
-    drop = kind == "drop"
-    text = f".batch({size}, drop_remainder={drop}, collate=None)"
-    return Step(text, lambda p: p.batch(size, drop_remainder=drop, collate=None), ordered=drop)
+        return call("batch", size, collate=None, max_wait_s=1e-9)
+    return replace(call("batch", size, drop_remainder=kind == "drop", collate=None), ordered=kind == "drop")
 
 
 def span(item: Any) -> int:
@@ -199,103 +204,65 @@ def span(item: Any) -> int:
 
 @st.composite
 def buckets(draw: st.DrawFn) -> Step:
-    bounds = draw(st.sampled_from([[4], [2, 6], [0, 3, 9]]))
+    bounds, drop = draw(st.sampled_from([[4], [2, 6], [0, 3, 9]])), draw(rarely)
     sizes = draw(st.lists(small, min_size=len(bounds) + 1, max_size=len(bounds) + 1))
-    drop = draw(st.sampled_from([False, False, True]))
-    text = f".bucket_by_length({bounds}, {sizes}, length=span, drop_remainder={drop}, collate=None)"
-
-    def apply(pipe: Pipeline[Any]) -> Pipeline[Any]:
-        return pipe.bucket_by_length(bounds, sizes, length=span, drop_remainder=drop, collate=None)
-
-    return Step(text, apply, ordered=drop)
+    made = call("bucket_by_length", bounds, sizes, length=span, drop_remainder=drop, collate=None)
+    return replace(made, ordered=drop)
 
 
-def filters() -> st.SearchStrategy[Step]:
-    return st.sampled_from([third, never, third]).map(
-        lambda fn: Step(f".filter({fn.__name__})", lambda p: p.filter(fn), whole=True)
-    )
+def _whole(method: str, *functions: Callable[..., Any]) -> st.SearchStrategy[Step]:
+    return st.sampled_from(functions).map(lambda fn: replace(call(method, fn), whole=True))
 
 
-def _flatmaps() -> st.SearchStrategy[Step]:
-    return st.sampled_from([some, some, none]).map(
-        lambda fn: Step(f".flat_map({fn.__name__})", lambda p: p.flat_map(fn), whole=True)
-    )
+def counted(kind: str, most: int) -> st.SearchStrategy[Step]:
+    def made(count: int) -> Step:
+        return replace(call(kind, count), ordered=kind != "repeat", grows=count if kind == "repeat" else 1)
 
-
-def counted(kind: str, counts: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
-    ordered = kind in ("take", "skip")
-    grows = kind == "repeat"
-    return counts.map(lambda n: Step(f".{kind}({n})", lambda p: getattr(p, kind)(n), ordered, grows=n if grows else 1))
+    return st.integers(0, most).map(made)
 
 
 def shuffles() -> st.SearchStrategy[Step]:
-    return small.map(lambda n: Step(f".shuffle(window={n})", lambda p: p.shuffle(window=n)))
+    return small.map(lambda n: call("shuffle", window=n))
 
 
 @st.composite
 def prefetches(draw: st.DrawFn) -> Step:
-    items, size = draw(small), draw(st.none() | st.integers(1, 200))
-    return Step(f".prefetch({items}, bytes={size})", lambda p: p.prefetch(items, bytes=size))
+    return call("prefetch", draw(small), bytes=draw(st.none() | st.integers(1, 200)))
 
 
 @st.composite
 def packs(draw: st.DrawFn) -> Step:
-    length, eos, drop = draw(small), draw(st.none() | st.just(5)), draw(st.sampled_from([False, False, True]))
-    text = f".pack({length}, eos={eos}, drop_remainder={drop})"
-
-    def apply(pipe: Pipeline[Any]) -> Pipeline[Any]:
-        return pipe.map(document).pack(length, eos=eos, drop_remainder=drop).map(packed)
-
-    return Step(text, apply, ordered=drop, whole=True, grows=3 if length < 3 else 1)
+    length, drop = draw(small), draw(rarely)
+    pack = call("pack", length, eos=draw(st.none() | st.just(5)), drop_remainder=drop)
+    apply = lambda pipe: pack.apply(pipe.map(document)).map(packed)  # noqa: E731
+    return replace(pack, apply=apply, ordered=drop, whole=True, grows=3 if length < 3 else 1)
 
 
 @st.composite
 def regenerates(draw: st.DrawFn) -> Step:
-    size, reuse, overlap = draw(small), draw(st.sampled_from([1, 1, 2])), draw(st.booleans())
-    text = f".regenerate({size}, reuse={reuse}, overlap={overlap})"
-    return Step(text, lambda p: p.regenerate(size, reuse=reuse, overlap=overlap), grows=reuse)
+    size, reuse = draw(small), draw(st.sampled_from([1, 1, 2]))
+    return replace(call("regenerate", size, reuse=reuse, overlap=draw(st.booleans())), grows=reuse)
 
 
 def transfers() -> st.SearchStrategy[Step]:
     """The last stage of all, after the merge: to the host, where items are already, or to what is waited for."""
     awaited = small.map(lambda n: Step(f".transfer(elsewhere, depth={n})", lambda p: to_elsewhere(p, depth=n)))
-    return st.one_of(st.just(Step(".transfer(host)", lambda p: p.transfer("host"))), awaited)
+    return st.one_of(st.just(call("transfer", "host")), awaited)
 
 
-UNBATCH = Step(".unbatch()", lambda p: p.unbatch())
+UNBATCH = call("unbatch")
 
 
 def steps() -> st.SearchStrategy[Step]:
     """Any stage, for a worker or after the merge."""
     return st.one_of(
-        maps(),
-        maps(),
-        filters(),
-        _flatmaps(),
-        batches(),
-        buckets(),
-        customs(),
-        customs(),
-        shuffles(),
-        shuffles(),
-        regenerates(),
-        st.just(Step(".cache()", lambda p: p.cache())),
-        counted("take", st.integers(0, 12)),
-        counted("skip", st.integers(0, 5)),
-        counted("repeat", st.integers(0, 3)),
-        prefetches(),
-        packs(),
-        st.just(UNBATCH),
+        *[maps(), maps(), _whole("filter", third, never, third), _whole("flat_map", some, some, none), batches()],
+        *[buckets(), customs(), customs(), shuffles(), shuffles(), regenerates(), st.just(call("cache"))],
+        *[counted("take", 12), counted("skip", 5), counted("repeat", 3), prefetches(), packs(), st.just(UNBATCH)],
     )
 
 
 def steps_before(indexable: bool) -> st.SearchStrategy[Step]:
     """Stages that may stand before the shard."""
-    steps = [
-        counted("take", st.integers(0, 20)),
-        counted("skip", st.integers(0, 5)),
-        counted("repeat", st.integers(0, 3)),
-    ]
-    if indexable:
-        steps.append(st.integers(0, 3).map(lambda seed: Step(f".shuffle(seed={seed})", lambda p: p.shuffle(seed=seed))))
-    return st.one_of(steps)
+    shuffled = [st.integers(0, 3).map(lambda seed: call("shuffle", seed=seed))] * indexable
+    return st.one_of(counted("take", 20), counted("skip", 5), counted("repeat", 3), *shuffled)

@@ -51,7 +51,7 @@ class Subject(ABC):
     """What a law is checked on.
 
     Attributes:
-      hosted: its workers run elsewhere, in what ends with the running.
+      hosted: its workers run in hosts, which end with the run.
       copies: likewise, and what comes from there is copied.
     """
 

@@ -12,7 +12,7 @@ from streamline.transfer.base import HostMemory, Target
 
 __all__ = ["IN_PLACE", "found", "written"]
 
-FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, or a device or sharding of JAX'
+FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, a device or sharding of JAX, or a Target'
 
 IN_PLACE = ("host", "cpu")
 """Devices in whose memory batches already are: nothing is copied in the background."""
@@ -32,7 +32,7 @@ def written(device: object) -> Any:
         if not NAME.fullmatch(device):
             raise PlanError(f".transfer(device) is {FORMS}; got {device!r}")
         return device
-    if _is_of(device, "jax", "Device") or _is_of(device, "jax.sharding", "Sharding"):
+    if isinstance(device, Target) or _is_of(device, "jax", "Device") or _is_of(device, "jax.sharding", "Sharding"):
         return device
     raise PlanTypeError(f".transfer(device) is {FORMS}; got {device!r}, a {type(device).__name__}")
 
@@ -45,6 +45,8 @@ def found(device: Any) -> Target:
     """
     if device == "host":
         return HostMemory()
+    if isinstance(device, Target):
+        return device
     if isinstance(device, str) and device != "jax":
         torch = _torch(device)
         return _cuda(torch, device) if device.startswith("cuda") else _memory(torch, device)

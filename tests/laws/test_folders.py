@@ -110,7 +110,7 @@ async def exact_or_refused(tasks: Tasks, subject: Subject, truth: ExpectedItems,
     for text, k in {text: k for k, _, text in whole.states}.items():
         async with opened(tasks, subject, text) as flow:
             rest = await read(flow, subject.write, dice)
-        where = f"from the state behind item {k}, {text}, of {subject}"
+        where = f"from the state after item {k}, {text}, of {subject}"
         if rest.failure is None:
             truth.insist_whole("Resume", where, whole.items[:k], rest.items)
         else:

@@ -308,7 +308,7 @@ def test_a_custom_stage_that_remembers_outside_its_dict_breaks_resume(fn: Callab
 
 def test_check_resume_catches_a_custom_stage_in_a_pipeline() -> None:
     declared = sl.stage(state=dict, snapshot_every=2)(hidden)
-    with pytest.raises(AssertionError, match=r"^Resume: from the state behind item"):
+    with pytest.raises(AssertionError, match=r"^Resume: from the state after item"):
         check_resume(scripted(range(10), range(3)).through(declared))
 
 

@@ -29,6 +29,7 @@ def test_records_of_a_kind(one: Any, other: Any) -> None:
         ({"a": 1}, {"a": "1"}, "the first records of f and g differ: 'a' is int and str"),
         ({"a": 1}, {"b": 1}, "the first records differ: g has no 'a', f has no 'b'"),
         ({"a": 1}, [1], "the first record of f is a mapping, that of g is list"),
+        (None, {"a": 1}, "the first record of f is NoneType, that of g is a mapping"),
         ("x", b"x", "the first record of f is str, that of g is bytes"),
         (np.zeros(3), np.zeros(3, int), "is ndarray of float64, that of g is ndarray of int64"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from streamline.cli import main, target
+from streamline.cli import main, named
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 
@@ -121,13 +121,13 @@ def test_a_file_that_does_not_run(tmp_path: Path) -> None:
     assert "raised SyntaxError" in check(f"{tmp_path}/wrong.py:pipe").output
     result = check(f"{tmp_path}/ends.py:pipe")
     assert result.exit_code == 1
-    assert 'ended the program (exit code 3): put what runs it behind if __name__ == "__main__"' in result.output
+    assert 'ended the program (exit code 3): put what runs it under if __name__ == "__main__"' in result.output
 
 
 def test_a_module_that_can_be_imported(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
-    assert isinstance(target("train:pipe", Pipeline), Pipeline)
-    assert isinstance(target("train.py:pipe", Pipeline), Pipeline)
+    assert isinstance(named("train:pipe", Pipeline), Pipeline)
+    assert isinstance(named("train.py:pipe", Pipeline), Pipeline)
 
 
 def test_it_leaves_the_search_path_and_the_arguments_as_they_were(
@@ -135,9 +135,9 @@ def test_it_leaves_the_search_path_and_the_arguments_as_they_were(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["streamline", "check", "x"])
     before = list(sys.path)
-    target(f"{script}:pipe", Pipeline)
+    named(f"{script}:pipe", Pipeline)
     assert (sys.path, sys.argv) == (before, ["streamline", "check", "x"])
     assert sys.modules["streamline_check_train"].arguments == ["streamline"]
     with pytest.raises(PlanError):
-        target(f"{script}:missing", Pipeline)
+        named(f"{script}:missing", Pipeline)
     assert sys.path == before

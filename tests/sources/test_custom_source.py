@@ -104,7 +104,7 @@ def test_the_kit_catches_a_state_that_is_updated_after_its_yield() -> None:
             yield number
 
     check_resume(right())
-    with pytest.raises(AssertionError, match=r"(?s)^Resume: from the state behind item 1, .*expected \[1.* got \[0, 1"):
+    with pytest.raises(AssertionError, match=r"(?s)^Resume: from the state after item 1, .*expected \[1.* got \[0, 1"):
         check_resume(late())
 
 
@@ -114,7 +114,7 @@ def test_the_kit_catches_a_place_that_is_kept_in_a_local_variable() -> None:
         for number in range(6):
             yield number
 
-    with pytest.raises(AssertionError, match=r"^Resume: from the state behind item 1"):
+    with pytest.raises(AssertionError, match=r"^Resume: from the state after item 1"):
         check_resume(forgetful())
 
 

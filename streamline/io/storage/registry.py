@@ -52,7 +52,7 @@ class Storages:
       cache: what keeps objects on local disk, and counts what that saves; None: nothing does.
 
     Args:
-      traffic: counts what they ask of servers; None: not counted.
+      traffic: counts what they ask of servers; None: that is not counted.
     """
 
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:

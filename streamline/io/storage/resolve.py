@@ -1,7 +1,7 @@
 """From the paths that a user gave to the files that are read: globs and braces expanded, each file looked at.
 
-Local files are looked at where they are. Servers and stores are asked in the running event loop where the caller can
-await (`afind`); a cancellation leaves nothing. For sync callers (`find`), a loop runs in a thread of its own.
+Local files are looked up directly. `afind` asks servers and stores in the running event loop, which goes on meanwhile;
+a cancellation leaves nothing. `find` asks them in an event loop in a thread of its own, and blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -
     Args:
       paths: as `given` has checked them.
       access: how stores and servers are reached.
-      traffic: counts what they are asked; None: not counted.
+      traffic: counts what they are asked; None: that is not counted.
 
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.

@@ -126,7 +126,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: HostDe
         at = dice.randrange(len(found.items))
         rest = await Run().read(pipe, Copying(3), sl.Snapshot.from_json(found.snapshots[at].to_json()))
         truth.insist_whole("Death", f"{cuts}, resumed behind item {at + 1}", found.items[: at + 1], rest.items)
-    return backend.runnings[0].happened
+    return backend.runs[0].happened
 
 
 @pytest.mark.parametrize("name", PIPES)
@@ -137,7 +137,7 @@ def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(na
         whole = await Run().read(make(), sl.Inline())
         calm = Copying(2)
         await Run().read(make(), calm)
-        deaths = calm.runnings[0]
+        deaths = calm.runs[0]
         died = 0
         for link in range(2):
             step = 2 if link and FACTOR == 1 else 1  # each of one host, each second of the other
@@ -194,7 +194,7 @@ def test_a_worker_that_gives_something_between_two_deaths_may_die_for_ever() -> 
         backend = Copying(1, cuts)
         found = await Run().read(pipe, backend)
         assert found.items == list(range(LENGTH))
-        assert backend.runnings[0].happened > backend.max_restarts
+        assert backend.runs[0].happened > backend.max_restarts
 
     on_loop(test)
 
@@ -204,7 +204,7 @@ def test_a_filter_that_drops_nearly_all_is_told_of_in_few_messages() -> None:
         backend = Copying(1)
         found = await Run().read(sl.from_items(range(20_000)).filter(lambda item: item == 19_999), backend)
         assert found.items == [19_999]
-        assert backend.runnings[0].received[0] < 200
+        assert backend.runs[0].received[0] < 200
 
     on_loop(test)
 

@@ -101,7 +101,7 @@ def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_after_each_ite
         whole = [item async for item in make()]
         calm = Copying(2)
         await Paused().read(make(), calm)
-        deaths, died = calm.runnings[0], 0
+        deaths, died = calm.runs[0], 0
         dice = Random(name)
         cuts = [HostDeath(link, sent=at) for link in range(2) for at in range(deaths.sent[link])]
         cuts += [HostDeath(link, received=at) for link in range(2) for at in range(deaths.received[link])]
@@ -109,7 +109,7 @@ def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_after_each_ite
             backend = Copying(2, (cut,))
             found = await Paused(dice=dice).read(make(), backend)
             await insist_undisturbed(make, whole, found, dice)
-            died += backend.runnings[0].happened
+            died += backend.runs[0].happened
         assert died > 10
 
     anyio.run(test)
@@ -148,6 +148,6 @@ def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
                 assert all(connection._wanted <= set(connection._workers) for connection in lanes(stream))
             assert all(not connection._workers for connection in lanes(stream))
         assert found == list(range(6)) * 60
-        assert backend.runnings[0].happened >= 20 * dying
+        assert backend.runs[0].happened >= 20 * dying
 
     anyio.run(test)

@@ -173,9 +173,9 @@ async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
             if item % 50 == 0:
                 async with stream.paused() as at_work:
                     assert at_work == ()
-                    before = len(called), backend.runnings[0].links
+                    before = len(called), backend.runs[0].links
                     await settle()
-                    assert (len(called), backend.runnings[0].links) == before
+                    assert (len(called), backend.runs[0].links) == before
     assert found == list(range(600))
 
 
