@@ -54,6 +54,9 @@ class Stage(ABC, Generic[In, Out]):
     last: ClassVar[bool] = False
     """Whether it must be the last stage."""
 
+    item_functions: ClassVar[tuple[str, ...]] = ("fn", "collate")
+    """Fields with a function that is called for each item or batch: a host process can say which call ended it."""
+
     def settled(self) -> Stage[In, Out]:
         """Return this stage with what depends on the thread and the machine that open it resolved.
 

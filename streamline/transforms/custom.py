@@ -133,6 +133,7 @@ class Through(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = SafePoint
+    item_functions: ClassVar[tuple[str, ...]] = ()  # one call makes all its items
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()

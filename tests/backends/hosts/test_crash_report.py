@@ -93,14 +93,9 @@ def test_a_call_that_is_known_is_the_culprit_once() -> None:
     worker.restart_policy.count = 3
     crashing_call = crash_verdict(worker, 1, "process 1, pid 7", "exit code 3")
     assert isinstance(crashing_call, CrashingCall)
-    assert (
-        crashing_call.stage,
-        crashing_call.number,
-        crashing_call.shard,
-        crashing_call.process,
-        crashing_call.exit,
-    ) == (("load", 5, 2, 1, "exit code 3"))
-    assert "shard 2 of 4 has lost its host 3 times" in crashing_call.message
+    stage, number, failure = crashing_call
+    assert (stage, number, failure.shard, failure.process, failure.exit) == ("load", 5, 2, 1, "exit code 3")
+    assert "shard 2 of 4 has lost its host 3 times" in str(failure)
     worker.restart_policy.crashing_call = crashing_call
     assert isinstance(crash_verdict(worker, 1, "process 1, pid 7", "exit code 3"), WorkerDied)
 
