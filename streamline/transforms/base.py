@@ -112,8 +112,8 @@ class Stage(ABC, Generic[In, Out]):
     own_state_counts: ClassVar[bool] = True
     """Whether its part of a state changes how many items it gives from there on."""
 
-    calls_per_item: ClassVar[bool] = True
-    """Whether its function returns for each item or batch, so that a crash in a call is due to that one."""
+    item_functions: ClassVar[tuple[str, ...]] = ("fn", "collate")
+    """Fields with a function that is called for each item or batch: a host process can say which call ended it."""
 
     part_of_next: ClassVar[bool] = False
     """Whether printed plans show its options as options of the stage after it."""

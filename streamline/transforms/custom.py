@@ -139,7 +139,7 @@ class Through(Stage[In, Out]):
     }
     state_type: ClassVar[Any] = SafePoint
     rewinds = True
-    calls_per_item: ClassVar[bool] = False
+    item_functions: ClassVar[tuple[str, ...]] = ()  # one call makes all its items
 
     fn: Callable[..., AsyncIterator[Out]]
     params: tuple[tuple[str, Any], ...] = ()

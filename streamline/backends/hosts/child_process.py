@@ -263,11 +263,7 @@ class HostProcess:
         return f"<process {self.number}, pid {self.pid}, {self.exit or 'running'}>"
 
     def start(self) -> None:
-        """Start it, once; doesn't wait. Thread-safe.
-
-        Raises:
-          HostError: no interpreter, or no room for another process or its descriptors.
-        """
+        """Start it, once; doesn't wait. Thread-safe. `HostError`: no interpreter, or no room for another process."""
         with self._lock:
             if self._child is not None:
                 raise HostError(f"process {self.number} was started already")
@@ -283,8 +279,7 @@ class HostProcess:
     def link(self, shipped: Shipped, answer: Answer | None = None) -> socket.socket:
         """Pass a new link and its payload; return the consumer's end. Thread-safe. In a dead process, it is closed.
 
-        Args:
-          answer: answers the questions of `stdio_relay.asker`, in a thread of this host's.
+        `answer` answers the questions of `stdio_relay.asker`, in a thread of its own.
         """
         child = self._started()
         consumer_end, host_end = socket.socketpair()

@@ -40,23 +40,15 @@ class Host(ABC):
         """How messages call it: "process 2, pid 4711"."""
 
     def start(self) -> None:  # noqa: B027 - a thread needs none
-        """Begin to start if that takes time; returns at once.
-
-        Raises:
-          HostError: it can't be started.
-          ClosedError: it is closed.
-        """
+        """Begin to start if that takes time; returns at once. Raises `HostError`; once closed, `ClosedError`."""
 
     @abstractmethod
     def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
         """Return the consumer's end of a new link, starting the host if needed. Doesn't wait for it.
 
         Args:
-          payload: what `streamline.backends.hosts.host_server.serve` gets in the host.
+          payload: what `host_server.serve` gets in the host.
           answer: answers the questions of a host in another process, one at a time, in any thread.
-
-        Raises:
-          ClosedError: it is closed.
         """
 
     @abstractmethod

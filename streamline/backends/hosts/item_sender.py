@@ -37,10 +37,8 @@ class ItemSender(Generic[T]):
     """What a driver sends a worker's items to.
 
     Args:
-      states: encodes its states.
       worker: its number on the link.
-      items: that may be in flight.
-      size: bytes that may be in flight; one item is always admitted.
+      items: that may be in flight, of `size` bytes; one item is always admitted.
       held: items in flight from an earlier host, of `held_bytes` bytes.
 
     Attributes:
@@ -109,7 +107,7 @@ class ItemSender(Generic[T]):
         """Send a chunk, split into messages; waits only for bytes that don't fit.
 
         Raises:
-          TransportError: an item can't cross; those before it have been sent.
+          TransportError: an item can't be pickled; those before it have been sent.
         """
         start, count = 0, len(chunk.items)
         if not count:

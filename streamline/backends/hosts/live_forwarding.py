@@ -31,15 +31,11 @@ TRIM_ITEMS = 1024
 
 
 class LiveForwarding:
-    """Forwards one worker's feed.
+    """Forwards one worker's part of the feed, at most `capacity` items ahead of it.
 
     Args:
       worker: its number on the link.
-      inbox: its part of the feed.
       consumed: returns how many items the worker's state covers.
-
-    Attributes:
-      capacity: items that may be in the host at a time.
     """
 
     def __init__(self, worker: int, name: str, inbox: Inbox[Any], consumed: Callable[[], int], tasks: Tasks) -> None:

@@ -13,7 +13,6 @@ import copyreg
 import errno
 import functools
 import importlib.machinery
-import io
 import mmap
 import os
 import pickle
@@ -25,12 +24,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import dropwhile
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
 from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
+from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
 from streamline.errors import HostError, PlanError, users_level
 
 __all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_file", "sendable", "ship"]
@@ -81,9 +81,6 @@ def _mapped(place: tuple[str, Any, int, int], look: tuple[bool, int, Any, Any, A
 
 MOST_BYTES = 64 << 20
 """Bytes of a plan without a warning: they take some 50 ms to write, and are seldom a dataset by mistake."""
-
-BESIDE_BYTES = 4096
-"""Buffers of at least a page are stored beside the pickle, page-aligned, so that copy-on-write copies little."""
 
 NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
@@ -147,11 +144,7 @@ def ship(payload: object) -> Shipped:
 
 
 def load(fd: int) -> Any:
-    """Return the payload, and close `fd`. Its arrays are copy-on-write views of the file.
-
-    Raises:
-      What unpickling raises, such as an ImportError.
-    """
+    """Return the payload, and close `fd`. Its arrays are copy-on-write views of the file. Raises as unpickling does."""
     try:
         mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     finally:
@@ -176,9 +169,7 @@ def memory_file(name: str) -> int:
 
 def dumps(payload: object) -> bytes:
     """Return `payload` pickled as by `ship`, buffers included."""
-    file = io.BytesIO()
-    _dump(payload, file, lambda _: True, lambda: None)
-    return file.getvalue()
+    return b"".join(_pickled(payload, lambda _: True).pieces)
 
 
 def sendable(part: object) -> bool:
@@ -192,23 +183,15 @@ def sendable(part: object) -> bool:
 
 def _write(payload: object, fd: int) -> int:
     """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
-    beside: list[memoryview] = []
-
-    def in_band(buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < BESIDE_BYTES:
-            return True
-        beside.append(view)
-        return False
-
+    try:
+        pieces, buffers = _pickled(payload)
+    except Exception as error:
+        raise PlanError(_why_unsendable(payload, error)) from error
     with open(fd, "wb", closefd=False) as file:
-        try:
-            _dump(payload, file, in_band, beside.clear)
-        except Exception as error:
-            raise PlanError(_why_unsendable(payload, error)) from error
+        file.writelines(pieces)
         size = file.tell()
         entries = []
-        for view in beside:
+        for view in buffers:
             begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
             file.seek(begin)
             file.write(view)
@@ -218,25 +201,23 @@ def _write(payload: object, fd: int) -> int:
         return file.tell()
 
 
-def _dump(payload: object, file: IO[bytes], in_band: InBand, restart: Callable[[], object]) -> None:
-    """Pickle `payload` into an empty file; `restart` is called before a second try."""
+def _pickled(payload: object, in_band: InBand | None = None) -> PickledItems:
+    """Return `payload` pickled; the second time, if need be, without cached values that can't be."""
     with contextlib.suppress(Exception):  # the second try raises
-        _dump_once(payload, file, in_band, lean=False)
-        return
-    file.seek(0)
-    file.truncate()
-    restart()
-    _dump_once(payload, file, in_band, lean=True)
+        return _pickled_once(payload, in_band, lean=False)
+    return _pickled_once(payload, in_band, lean=True)
 
 
-def _dump_once(payload: object, file: IO[bytes], in_band: InBand, *, lean: bool) -> None:
+def _pickled_once(payload: object, in_band: InBand | None, *, lean: bool) -> PickledItems:
+    output = PickleBuffers()
     with _registering:
-        pickler = _PlanPickler(file, in_band, lean=lean)
+        pickler = _PlanPickler(output, in_band or output.take, lean=lean)
         try:
             pickler.dump(payload)
         finally:
             for module in pickler.by_value:
                 cloudpickle.unregister_pickle_by_value(module)
+    return output.pickled
 
 
 class _PlanPickler(RecreatingPickler):

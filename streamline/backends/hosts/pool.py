@@ -127,11 +127,7 @@ class HostingBackend(ABC):
         return HostedWorkers(plan, site, hosts, payload, workers, self.crash_tracking, own=own)
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan of one worker for several hosts.
-
-        Raises:
-          PlanError: the plan has no `.shard`.
-        """
+        """Refuse a plan of one worker, without `.shard`, for several hosts: `PlanError`."""
         if (self.most or 1) > 1 and not plan.sharded:
             raise PlanError(
                 f"{self.short} over a pipeline without .shard: all of it is one worker's, which runs in one of them. "
@@ -199,11 +195,7 @@ class HostPool:
         self._end = weakref.finalize(self, _end, self._hosts, os.getpid())
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
-        """Return what opens the workers of a run, in hosts of this pool.
-
-        Raises:
-          ClosedError: the pool is closed.
-        """
+        """Return what opens the workers of a run, in hosts of this pool; raises `ClosedError` if it is closed."""
         hosting, count = self.hosting, self.hosting.hosts_for(workers)
         with self._lock:
             if self._closed:

@@ -25,11 +25,7 @@ pages in again: batches of 3 MiB took 1.7 times the CPU."""
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of a host process.
-
-    Args:
-      env: the user's changes.
-    """
+    """Return the whole environment of a host process, with the user's changes."""
     defaults = {**dict.fromkeys(GPUS, ""), **dict.fromkeys(THREADS, "1")}
     return {**ALLOCATOR, **os.environ, **defaults, **env}
 

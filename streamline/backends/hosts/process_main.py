@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import fcntl
 import gc
-import importlib
+import importlib.util
 import math
 import os
 import pickle
@@ -23,9 +23,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["LINK_HEADER", "STACKS_SIGNAL", "ReceivedLink", "main"]
+__all__ = ["LINK_HEADER", "STACKS_SIGNAL", "main"]
 
 LINK_HEADER = struct.Struct("<QI")  # the link's number, bytes of the pickled `ProcessEnv` that follows
 
@@ -34,14 +34,6 @@ STACKS_SIGNAL = signal.SIGURG
 
 EntryPoint: TypeAlias = Callable[[socket.socket, int], Awaitable[None]]
 """Serves a link, given its socket and the descriptor of the shipped payload; closes both."""
-
-
-class ReceivedLink(NamedTuple):
-    """A link that the parent passed."""
-
-    number: int
-    sock: socket.socket
-    payload: int
 
 
 def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: int, stacks: int) -> NoReturn:
@@ -63,10 +55,12 @@ def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: i
     try:
         import anyio
 
-        run, received = _resolve(entry_point), socket.socket(fileno=control)
+        module, _, name = entry_point.partition(":")
+        run, links = getattr(importlib.import_module(module), name), socket.socket(fileno=control)
         gc.freeze()  # imported modules stay: the collector can skip them
         gc.enable()
-        anyio.run(_serve_links, received, run, stdio, backend_options={"use_uvloop": _has_uvloop()})
+        uvloop = importlib.util.find_spec("uvloop") is not None
+        anyio.run(_serve_links, links, run, stdio, backend_options={"use_uvloop": uvloop})
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -74,14 +68,6 @@ def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: i
         atexit._run_exitfuncs()
     stdio.end()
     os._exit(code)  # don't wait for threads in which user code is stuck
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _exit_with_parent(lifeline: int) -> None:
@@ -123,31 +109,23 @@ async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> N
 
     asyncio.get_running_loop().slow_callback_duration = math.inf  # debug mode would log each slow item
     async with anyio.create_task_group() as runs:
-        with control:
-            await _receive_links(control, lambda received: runs.start_soon(_serve_one, run, stdio, received))
+        with control, contextlib.suppress(EOFError):
+            while True:
+                await anyio.wait_readable(control)
+                number, fds = _receive_link(control)
+                if len(fds) == 2:
+                    runs.start_soon(_serve_one, run, stdio, number, socket.socket(fileno=fds[0]), fds[1])
+                    continue
+                for fd in fds:
+                    os.close(fd)  # the consumer reads the end of its link
+                print(
+                    "streamline: no descriptors left in this process for another stream (see `ulimit -n`)",
+                    file=sys.stderr,
+                )
 
 
-async def _receive_links(control: socket.socket, start: Callable[[ReceivedLink], object]) -> None:
-    import anyio
-
-    while True:
-        await anyio.wait_readable(control)
-        try:
-            received = receive_link(control)
-        except EOFError:
-            return
-        if received is not None:
-            start(received)
-
-
-def _resolve(entry_point: str) -> EntryPoint:
-    module, _, name = entry_point.partition(":")
-    function: EntryPoint = getattr(importlib.import_module(module), name)
-    return function
-
-
-def receive_link(control: socket.socket) -> ReceivedLink | None:
-    """Return the next link, which has begun to arrive; None: no descriptors are left for it.
+def _receive_link(control: socket.socket) -> tuple[int, list[int]]:
+    """Return the number of the next link, which has begun to arrive, and its two descriptors, unless none are left.
 
     Raises:
       EOFError: the parent has hung up.
@@ -162,25 +140,20 @@ def receive_link(control: socket.socket) -> ReceivedLink | None:
     pickle.loads(control.recv(size, socket.MSG_WAITALL)).adopt()
     for fd in fds:
         os.set_inheritable(fd, False)
-    if len(fds) == 2:
-        return ReceivedLink(number, socket.socket(fileno=fds[0]), fds[1])
-    for fd in fds:
-        os.close(fd)  # the consumer reads the end of its link
-    print("streamline: no descriptors left in this process for another stream (see `ulimit -n`)", file=sys.stderr)
-    return None
+    return number, fds
 
 
-async def _serve_one(run: EntryPoint, stdio: Any, received: ReceivedLink) -> None:
+async def _serve_one(run: EntryPoint, stdio: Any, number: int, sock: socket.socket, payload: int) -> None:
     """Serve one link; its failure doesn't reach the others."""
     import asyncio
 
-    stdio.bind_task(received.number)
+    stdio.bind_task(number)
     try:
-        await run(received.sock, received.payload)
+        await run(sock, payload)
     except asyncio.CancelledError:
         raise
     except BaseException:  # SystemExit of user code, too
         traceback.print_exc()
     finally:
-        received.sock.close()
-        stdio.end_questions(received.number)
+        sock.close()
+        stdio.end_questions(number)

@@ -95,18 +95,15 @@ class WorkerConnection(Protocol[T]):
 
 
 class RemoteWorker(Generic[T]):
-    """One worker in a host.
+    """One worker in a host, with this number on the link, opened at `state` or at the start.
 
     Args:
-      number: its number on the link.
-      state: where it is opened; None: at the start.
       size: bytes of its items that may be in flight.
       feed: what it reads of a shared live source; None: it reads its source itself.
 
     Attributes:
       link: to its host; None: it has no host at the moment.
       closed: set when it has ended in the host, with all that it opened.
-      deaths: of its hosts.
       heard_at: `perf_counter` of its last message; before the first one, when that is due.
     """
 

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from streamline.backends.ipc.link import Link
@@ -53,7 +54,7 @@ class CallLog:
         number = self._counts[stage] = self._counts.get(stage, 0) + 1
         known = self._crashing_call
         if known is not None and (known.stage, known.number) == (stage, number):
-            raise WorkerDied(known.message, shard=known.shard, process=known.process, exit=known.exit)
+            raise known.failure
         return number
 
     def report(self, stage: str, number: int, *, over: bool) -> None:
@@ -139,8 +140,8 @@ def track_calls(plan: Plan, calls: CallLog) -> Plan:
 def _tracked(stage: Stage[Any, Any], calls: CallLog) -> Stage[Any, Any]:
     changes: dict[str, Any] = {
         field: _TrackedFunction(fn, stage.name, calls)
-        for field in ("fn", "collate")
-        if stage.calls_per_item and callable(fn := getattr(stage, field, None))
+        for field in stage.item_functions
+        if callable(fn := getattr(stage, field, None))
     }
     if getattr(stage, "concurrency", 1) > 1:
         changes["concurrency"] = 1
@@ -281,9 +282,8 @@ def crash_verdict(worker: Restartable, host: int, name: str, ended: str) -> Cras
         f"the worker of shard {site.shard} of {site.num_shards} has lost its host {restart_policy.count} times without "
         f"giving anything in between; the last, {name}, ended with {ended}"
     )
+    died = partial(WorkerDied, shard=site.shard, process=host, exit=ended)
     if restart_policy.crashing_call is None and len(restart_policy.calls) == 1:
         ((stage, number),) = restart_policy.calls
-        message += f": each time it had called {stage}, on the same item"
-        return CrashingCall(stage, number, message, site.shard, host, ended)
-    message += f". It stands after {at}" if at else ""
-    return WorkerDied(message, shard=site.shard, process=host, exit=ended, position=at)
+        return CrashingCall(stage, number, died(f"{message}: each time it had called {stage}, on the same item"))
+    return died(message + (f". It stands after {at}" if at else ""), position=at)

@@ -19,9 +19,10 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias
 
-__all__ = ["Answer", "ChildStdio", "ConsumerCalls", "ParentStdio", "asker"]
+__all__ = ["Answer", "ChildStdio", "ParentStdio", "asker"]
 
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
@@ -34,24 +35,15 @@ READ_BYTES = 1 << 16
 
 
 # In the child ---------------------------------------------------------------------------------------------------------
-class ConsumerCalls:
-    """Asks the consumer of a run. Thread-safe; blocks."""
-
-    def __init__(self, stdio: ChildStdio, link: int) -> None:
-        self._stdio = stdio
-        self._link = link
-
-    def __call__(self, question: object) -> Any:
-        """Return the parent's answer; raise what it raised, or a `ConnectionError` if it has exited."""
-        return self._stdio.ask(self._link, question)
+_answers: ContextVar[Answer] = ContextVar("streamline_answers")
 
 
-_current_calls: ContextVar[ConsumerCalls] = ContextVar("streamline_asker")
+def asker() -> Answer | None:
+    """Return what asks the consumer of the calling task's run, blocking, in any thread; None: it is in this process.
 
-
-def asker() -> ConsumerCalls | None:
-    """Return what asks the consumer of the calling task's run; None: it is in this process."""
-    return _current_calls.get(None)
+    It raises what the answering function raised, or a `ConnectionError` if the parent has exited.
+    """
+    return _answers.get(None)
 
 
 class ChildStdio:
@@ -76,7 +68,7 @@ class ChildStdio:
 
     def bind_task(self, link: int) -> None:
         """Let `asker()` in the calling task, and those that it starts, ask the run of this link."""
-        _current_calls.set(ConsumerCalls(self, link))
+        _answers.set(partial(self.ask, link))
 
     def send_frame(self, kind: int, body: bytes, link: int = 0) -> None:
         """Send a frame; drop it if the parent has exited."""

@@ -93,13 +93,9 @@ class SentClasses:
 
 
 class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """cloudpickle's pickler, which also recreates the types named here.
+    """cloudpickle's pickler, which also recreates the types named here."""
 
-    Attributes:
-      definitions_only: recreate what `def` and `class` statements make, not locks and their like.
-    """
-
-    definitions_only = False
+    definitions_only = False  # recreate what `def` and `class` statements make, not locks and their like
 
     def __init__(self, file: Any, protocol: int = 5, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(file, protocol, buffer_callback)
@@ -171,12 +167,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
 
 
 class ByValue(RecreatingPickler):
-    """Pickles anything; classes by identity.
-
-    Args:
-      table: how to reduce what neither pickle nor cloudpickle should.
-      whole: the one class that is pickled whole.
-    """
+    """Pickles anything; classes by identity, but for `whole`. `table` says how to reduce other types."""
 
     def __init__(
         self,

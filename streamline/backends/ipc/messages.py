@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.counters import Doing, StageCounts
 from streamline.core.state import Tree
+from streamline.errors import WorkerDied
 
 __all__ = [
     "CallProgress",
@@ -102,17 +103,14 @@ class OpenWorker(NamedTuple):
 
 
 class CrashingCall(NamedTuple):
-    """A call of user code that ends processes; `number` counts the stage's calls from where the worker was opened.
+    """A call of user code that ends processes, and the failure to raise in its place.
 
-    The other attributes are of the `WorkerDied` that is raised in its place.
+    `number` counts the stage's calls from where the worker was opened.
     """
 
     stage: str
     number: int
-    message: str
-    shard: int
-    process: int
-    exit: str
+    failure: WorkerDied
 
 
 class Credit(NamedTuple):

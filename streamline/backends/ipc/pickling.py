@@ -27,7 +27,7 @@ from streamline.backends.ipc.messages import PackingError
 if TYPE_CHECKING:
     from streamline.backends.ipc.by_value import SentClasses
 
-__all__ = ["BESIDE", "PickledItems", "Pickling", "reducers"]
+__all__ = ["BESIDE", "PickleBuffers", "PickledItems", "Pickling", "reducers"]
 
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: copying smaller ones costs less than tracking
@@ -100,7 +100,7 @@ class Pickling:
         from streamline.backends.ipc.by_value import ByValue, SentClasses
 
         sent = self._sent_classes or SentClasses()
-        output = _PickleBuffers()
+        output = PickleBuffers()
         ByValue(output, sent, reducers(), output.take).dump(items)
         self._sent_classes = sent
         return output.pickled
@@ -123,7 +123,7 @@ class Pickling:
         return None
 
 
-class _PickleBuffers:
+class PickleBuffers:
     """The output of a pickler."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _PickleBuffers:
 
 
 def _plain(items: Sequence[Any]) -> tuple[PickledItems, Callable[[], dict[int, tuple[int, Any]]]]:
-    output = _PickleBuffers()
+    output = PickleBuffers()
     pickler = pickle.Pickler(output, 5, buffer_callback=output.take)
     pickler.dispatch_table = reducers()
     pickler.dump(items)

@@ -123,13 +123,9 @@ def _unlinked() -> int:
 
 # The sender's side ----------------------------------------------------------------------------------------------------
 class Slab:
-    """Memory that this end fills and the other reads.
+    """Memory that this end fills and the other reads: `size` bytes with the head, `memory` without; `fd` until sent.
 
-    Attributes:
-      number: at both ends; `ONCE` if it isn't reused.
-      size: bytes, with the head.
-      memory: the bytes after the head.
-      fd: until it is sent.
+    Its `number` is the same at both ends; `ONCE` if it isn't reused.
     """
 
     __slots__ = ("_flag", "fd", "memory", "number", "size")

@@ -32,11 +32,7 @@ __all__ = ["POOL_BYTES", "SLAB_BYTES", "ReadWatcher", "SocketLink"]
 
 
 class ReadWatcher:
-    """Calls `read` whenever the socket is readable, from the first `wait` on.
-
-    Args:
-      read: reads all that is there; must not raise.
-    """
+    """Calls `read`, which must read all that is there and not raise, when the socket is readable; from `wait` on."""
 
     def __init__(self, sock: SharedSocket, read: Callable[[], None]) -> None:
         self._socket = sock
@@ -47,13 +43,9 @@ class ReadWatcher:
         self._waiting: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Wait until something was read.
+        """Wait until something was read; raises `Gone`, `OSError` or `ClosedResourceError` if the socket is closed.
 
         Cancellation: nothing is read until the next call.
-
-        Raises:
-          OSError, anyio.ClosedResourceError: the socket can't be waited for.
-          Gone: it is closed.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -136,16 +128,11 @@ class ReceivedItems:
     memory: memoryview
 
 
-class _Definitions(NamedTuple):
-    """Classes that later items refer to."""
+class _Between(NamedTuple):
+    """Between messages: definitions of classes that later items refer to, and slabs that won't be reused."""
 
     classes: Mapping[str, bytes]
-
-
-class _Dropped(NamedTuple):
-    """Slabs that won't be reused."""
-
-    numbers: Sequence[int]
+    dropped: Sequence[int]
 
 
 class SocketLink(Link):
@@ -207,7 +194,7 @@ class SocketLink(Link):
             return
         assert isinstance(packed, Outgoing)
         if classes := self._pickling.fresh():
-            self._post(head(pickle.dumps(_Definitions(classes), 5)))
+            self._post(head(pickle.dumps(_Between(classes, ()), 5)))
         rest: Any = message
         self._send_items(pickle.dumps(rest._replace(packed=None), 5), packed)
 
@@ -221,7 +208,7 @@ class SocketLink(Link):
             self._post(head(message, packed.count, sizes) + inline)
             return
         if dropped := self._pool.dropped():
-            self._post(head(pickle.dumps(_Dropped(dropped), 5)))
+            self._post(head(pickle.dumps(_Between({}, dropped), 5)))
         lay_out(*packed.pickled, slab.memory)
         new = slab if slab.fd is not None else None
         self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
@@ -375,10 +362,9 @@ class SocketLink(Link):
 
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         message = pickle.loads(frame.message)
-        if isinstance(message, _Definitions):
+        if isinstance(message, _Between):
             self._pickling.define(message.classes)
-        elif isinstance(message, _Dropped):
-            for number in message.numbers:
+            for number in message.dropped:
                 self._leases.pop(number, None)
         elif frame.sizes:
             memory = frame.parts if frame.slab is None else self._borrow(frame)

@@ -32,11 +32,7 @@ __all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "DeferredState",
 
 
 class ColumnDecoder:
-    """Decodes the states of one worker, in the order of encoding.
-
-    Args:
-      with_log: as of the `ColumnEncoder`.
-    """
+    """Decodes the states of one worker, in the order of encoding; `with_log` as of the `ColumnEncoder`."""
 
     def __init__(self, with_log: bool) -> None:
         self._choosing = with_log
@@ -51,7 +47,7 @@ class ColumnDecoder:
         """Return the states of `count` items, and the progress after them.
 
         Raises:
-          ResumeError: choices after a restart whose place in the log isn't known.
+          ResumeError: the place of choices after a restart isn't known.
         """
         if not isinstance(data, bytes):
             return cast(Body, data)
@@ -61,11 +57,7 @@ class ColumnDecoder:
         return column if count else (), None if data[:1] == NOTHING else _LazyProgress(column)
 
     def load_state(self, data: Encoded) -> State:
-        """Return the state that the worker was opened at, the first time or again.
-
-        Raises:
-          ResumeError: as `load`.
-        """
+        """Return the state that the worker was opened at, the first time or again; raises as `load`."""
         if not isinstance(data, bytes):
             return cast(State, data)
         state = self._loaded(data) if self._choosing else pickle.loads(data)
@@ -74,11 +66,7 @@ class ColumnDecoder:
         return cast(State, state)
 
     def restarted(self, at: State) -> None:
-        """Expect a new `ColumnEncoder`: the worker is opened again at `at.json()`.
-
-        Args:
-          at: the last state returned by this object: of the last item, or progress.
-        """
+        """Expect a new `ColumnEncoder`: the worker is opened again at `at.json()`, the last state it returned."""
         self._at = at
         self._generation += 1
         self._branches = {branch.name: branch for branch in at.forks()}
@@ -217,11 +205,7 @@ class ColumnEncoder:
         self._by_value = False  # once plain pickle has failed
 
     def dump(self, chunk: Chunk[Any]) -> Encoded:
-        """Return the states of a chunk, encoded now.
-
-        Raises:
-          PlanTypeError: a state can't be pickled; the message names its stage.
-        """
+        """Return the states of a chunk, encoded now; `PlanTypeError` names the stage of one that can't be pickled."""
         if not self._copies:
             return chunk.states, chunk.after
         count = len(chunk.items)
@@ -231,11 +215,7 @@ class ColumnEncoder:
         return (NOTHING if chunk.after is None else PROGRESS) + pickled
 
     def dump_state(self, state: State) -> Encoded:
-        """Return the encoded state that the worker was opened at.
-
-        Raises:
-          PlanTypeError: as `dump`.
-        """
+        """Return the encoded state that the worker was opened at; raises as `dump`."""
         return self._dumped(state) if self._copies else state
 
     def _dumped(self, body: Body | State) -> bytes:

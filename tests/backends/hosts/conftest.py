@@ -44,7 +44,7 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture
 def new_host(echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
-    """Makes hosts that are closed behind the test."""
+    """Makes hosts that are closed after the test."""
     made: list[HostProcess] = []
 
     def make(number: int = 0, **options: Any) -> HostProcess:

@@ -1,4 +1,4 @@
-"""What disturbs host processes, and what must be gone behind them."""
+"""What disturbs host processes, and what must be gone after them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from streamline.backends.hosts.connection import HostConnection
 from tests.kit import LONGEST_S
 
-__all__ = ["Chaos", "children", "lanes", "leaves_nothing_shared", "quiet", "recoveries"]
+__all__ = ["Chaos", "children", "connections_of", "leaves_nothing_shared", "quiet", "recoveries"]
 
 
 def children() -> list[int]:
@@ -38,7 +38,7 @@ def _is_host(pid: int) -> bool:
         return False
 
 
-def lanes(stream: Any) -> list[HostConnection]:
+def connections_of(stream: Any) -> list[HostConnection]:
     """Return what a stream has of each of its hosts."""
     return [holder.__self__._handle.__self__ for holder in stream._session.gate._holders]
 
@@ -118,7 +118,7 @@ class Chaos:
 
 @contextmanager
 def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[float]]]:
-    """Measure the seconds from each death that a running notices to the next item of each worker that it has struck.
+    """Measure the seconds from each death that a run notices to the next item of each worker that it has struck.
 
     Yields:
       What returns them, sorted.

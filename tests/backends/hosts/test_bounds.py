@@ -73,7 +73,7 @@ class Asked:
         return sum(self._counts[::2]), sum(self._counts[1::2])
 
     async def settled(self) -> tuple[int, int]:
-        """Wait until nobody asks any more, and return items and bytes."""
+        """Wait until nothing is asked any more, and return items and bytes."""
         seen, still = self.total, 0
         while still < 20:
             await anyio.sleep(0.002)
@@ -93,7 +93,7 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
     "custom stage": lambda pipe: pipe.through(stage),
     "best effort": lambda pipe: pipe.map(abs).merge("best_effort"),
     "batches": lambda pipe: pipe.batch(10).merge().unbatch(),
-    "batch behind the merge": lambda pipe: pipe.map(abs).merge().batch(100).unbatch(),
+    "batch after the merge": lambda pipe: pipe.map(abs).merge().batch(100).unbatch(),
 }
 STOPS = (1, 60, 2_000)
 
@@ -116,7 +116,7 @@ def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, ask
                 consumed += 1
                 if consumed in STOPS:
                     items, _ = await source.settled()
-                    assert items - consumed <= pipe.max_in_flight - border(pipe), f"behind {consumed} items"
+                    assert items - consumed <= pipe.max_in_flight - border(pipe), f"after {consumed} items"
                     if consumed == STOPS[-1]:
                         break
 
@@ -171,7 +171,7 @@ def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, asked: Path) 
                 got += len(item)
                 if consumed % 1_999 == 1:
                     _, given = await source.settled()
-                    assert given - got <= 2 * BYTES + unforeseen, f"behind {consumed} items"
+                    assert given - got <= 2 * BYTES + unforeseen, f"after {consumed} items"
         assert consumed == 8_000
 
     for backend in (Copying(2), pool):

@@ -31,39 +31,39 @@ class Worker:
         return self
 
 
-def dies(inquest: CrashReport[Worker], *workers: Worker, stuck: bool = False) -> list[Worker]:
-    return inquest.died(workers, stuck=stuck)
+def dies(report: CrashReport[Worker], *workers: Worker, stuck: bool = False) -> list[Worker]:
+    return report.died(workers, stuck=stuck)
 
 
 def test_the_third_death_in_a_row_is_the_last() -> None:
-    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=3)), Worker()
-    assert [dies(inquest, worker) for _ in range(3)] == [[], [], [worker]]
+    report, worker = CrashReport[Worker](CrashTracking(max_restarts=3)), Worker()
+    assert [dies(report, worker) for _ in range(3)] == [[], [], [worker]]
 
 
 def test_an_item_resets_the_count_of_deaths() -> None:
-    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
+    report, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
     for _ in range(5):
-        assert dies(inquest, worker) == []
+        assert dies(report, worker) == []
         worker.restart_policy.on_items(1)
 
 
 def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> None:
-    inquest = CrashReport[Worker](CrashTracking())
+    report = CrashReport[Worker](CrashTracking())
     calling, idle, full = Worker().calls(), Worker(), Worker(has_room=False)
-    dies(inquest, calling, idle, full)
+    dies(report, calling, idle, full)
     assert [worker.restart_policy.count for worker in (calling, idle, full)] == [1, 0, 0]
     calling.restart_policy.calling(CallProgress(0, "load", 1, over=True))
-    dies(inquest, calling, idle, full)
+    dies(report, calling, idle, full)
     assert [worker.restart_policy.count for worker in (calling, idle, full)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(("given", "track_calls"), [(TRACKED_ITEMS - 1, True), (TRACKED_ITEMS, False)])
 def test_calls_are_tracked_after_two_deaths_in_quick_succession(given: int, track_calls: bool) -> None:
-    inquest, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
-    dies(inquest, worker)
+    report, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
+    dies(report, worker)
     assert not worker.restart_policy.track_calls
     worker.restart_policy.on_items(given)
-    dies(inquest, worker)
+    dies(report, worker)
     assert worker.restart_policy.track_calls is track_calls
 
 
@@ -75,17 +75,17 @@ def test_calls_are_tracked_after_a_hang_and_before_the_last_death() -> None:
 
 
 def test_several_in_calls_take_turns_and_none_is_counted() -> None:
-    inquest = CrashReport[Worker](CrashTracking())
+    report = CrashReport[Worker](CrashTracking())
     later, awaited, other = Worker(held=3).calls(), Worker(held=0).calls(), Worker()
-    assert dies(inquest, later, awaited, other) == []
+    assert dies(report, later, awaited, other) == []
     assert [worker.restart_policy.count for worker in (later, awaited, other)] == [0, 0, 0]
-    assert [inquest.waits(worker) for worker in (later, awaited, other)] == [True, True, False]
-    assert inquest.turn is awaited  # whom the merge waits for
-    assert not inquest.turn_over(later)
-    assert inquest.turn_over(awaited)
-    assert inquest.turn is later
+    assert [report.waits(worker) for worker in (later, awaited, other)] == [True, True, False]
+    assert report.turn is awaited  # whom the merge waits for
+    assert not report.turn_over(later)
+    assert report.turn_over(awaited)
+    assert report.turn is later
     later.over = True
-    assert inquest.turn is None
+    assert report.turn is None
 
 
 def test_a_call_that_is_known_is_the_culprit_once() -> None:
@@ -93,14 +93,9 @@ def test_a_call_that_is_known_is_the_culprit_once() -> None:
     worker.restart_policy.count = 3
     crashing_call = crash_verdict(worker, 1, "process 1, pid 7", "exit code 3")
     assert isinstance(crashing_call, CrashingCall)
-    assert (
-        crashing_call.stage,
-        crashing_call.number,
-        crashing_call.shard,
-        crashing_call.process,
-        crashing_call.exit,
-    ) == (("load", 5, 2, 1, "exit code 3"))
-    assert "shard 2 of 4 has lost its host 3 times" in crashing_call.message
+    stage, number, failure = crashing_call
+    assert (stage, number, failure.shard, failure.process, failure.exit) == ("load", 5, 2, 1, "exit code 3")
+    assert "shard 2 of 4 has lost its host 3 times" in str(failure)
     worker.restart_policy.crashing_call = crashing_call
     assert isinstance(crash_verdict(worker, 1, "process 1, pid 7", "exit code 3"), WorkerDied)
 

@@ -1,4 +1,4 @@
-"""An item that ends every process in which it is touched: found, named, passed if asked; nobody else is to blame."""
+"""An item that ends every process in which it is touched: found, named, passed if asked; nothing else is blamed."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def test_what_a_process_ended_with_is_told(
 ) -> None:
     with items().map(fn).merge().open(backend=sl.Processes(1)) as stream, pytest.raises(WorkerDied) as caught:
         list(stream)
-    told = [record.getMessage() for record in caplog.records if "has ended with" in record.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if "has ended with" in record.getMessage()]
     if exit_ is not None:
         assert caught.value.exit == exit_
         assert "\n" not in str(caught.value).split("\nin map")[0]
-        assert all(exit_ in line and "in crashes" in line for line in told)  # with the stack
-    assert len(told) >= 3
+        assert all(exit_ in line and "in crashes" in line for line in logged)  # with the stack
+    assert len(logged) >= 3
 
 
 def test_a_process_without_memory_raises_and_goes_on() -> None:

@@ -1,6 +1,6 @@
 """A host that dies at any message: its workers go on elsewhere, and the stream is what it would have been.
 
-Hosts here are tasks behind links that copy (`Copying`), so a death strikes between any two messages, in either
+Hosts here are tasks at links that copy (`Copying`), so a death strikes between any two messages, in either
 direction, again and again in the same place. Real processes are killed in fewer tests.
 """
 
@@ -71,9 +71,9 @@ PIPES: dict[str, Callable[[], Pipe]] = {
     "concurrent map": lambda: items().map(later, concurrency=3),
     "expanding, batched": lambda: items().flat_map(lambda item: [item] * (item % 3)).batch(2, collate=None),
     "custom stage": lambda: items().through(pairs),
-    "shuffled behind the merge": lambda: items().map(str).merge("best_effort").shuffle(window=4),
+    "shuffled after the merge": lambda: items().map(str).merge("best_effort").shuffle(window=4),
     "repeat": lambda: items(2).repeat(2),
-    "repeat behind the merge": lambda: items(2).merge().repeat(2),
+    "repeat after the merge": lambda: items(2).merge().repeat(2),
     "take": lambda: items().take(2),
     "skipped items": lambda: items().map(fails, name="fails"),
     "live": lambda: live().map(str),
@@ -87,7 +87,7 @@ SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
 
 
 class Run:
-    """What a consumer sees of one running: items, snapshots, and what was counted as skipped."""
+    """What a consumer sees of one run: items, snapshots, and what was counted as skipped."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -125,7 +125,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: HostDe
     ):  # what a live source gave can't be had from another one
         at = dice.randrange(len(found.items))
         rest = await Run().read(pipe, Copying(3), sl.Snapshot.from_json(found.snapshots[at].to_json()))
-        truth.insist_whole("Death", f"{cuts}, resumed behind item {at + 1}", found.items[: at + 1], rest.items)
+        truth.insist_whole("Death", f"{cuts}, resumed after item {at + 1}", found.items[: at + 1], rest.items)
     return backend.runs[0].happened
 
 
@@ -210,7 +210,7 @@ def test_a_filter_that_drops_nearly_all_is_told_of_in_few_messages() -> None:
 
 
 def test_a_worker_that_begins_when_its_host_was_left_already_can_be_closed() -> None:
-    """A repeat behind the merge may begin another pass while the stream ends."""
+    """A repeat after the merge may begin another pass while the stream ends."""
     plan, stop, ready, closed = items(1).plan, anyio.Event(), anyio.Event(), anyio.Event()
 
     async def late(tasks: Tasks) -> None:

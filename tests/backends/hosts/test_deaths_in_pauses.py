@@ -14,7 +14,7 @@ import streamline as sl
 from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.subjects import settle
-from tests.backends.hosts.disturbing import lanes
+from tests.backends.hosts.disturbing import connections_of
 from tests.kit import Pipe, later
 from tests.sources.live_kit import Tape
 
@@ -37,7 +37,7 @@ PIPES: dict[str, Callable[[], Pipe]] = {
     "concurrent map": lambda: items().map(later, concurrency=3),
     "filter": lambda: items().filter(lambda item: item % 5 == 0),
     "live": lambda: sl.from_stream(Tape(LENGTH)).shard(2).map(str),
-    "repeat behind the merge": lambda: items(2).merge().repeat(2),
+    "repeat after the merge": lambda: items(2).merge().repeat(2),
 }
 
 
@@ -46,10 +46,10 @@ def chooses(pipe: Pipe) -> bool:
 
 
 class Paused:
-    """A running that is paused behind each item, and in which nothing is seen to move.
+    """A run that is paused after each item, and in which nothing moves.
 
     Args:
-      cut: closes the link of one of its hosts inside the pause behind this item; None: never.
+      cut: closes the link of one of its hosts during the pause after this item; None: never.
     """
 
     def __init__(self, cut: int | None = None, dice: Random | None = None) -> None:
@@ -73,7 +73,9 @@ class Paused:
     async def _inside(self, stream: sl.Stream[Any], at_work: tuple[str, ...]) -> None:
         assert at_work == ()
         before = stream.snapshot().to_json()
-        links = [(connection, connection._link) for connection in lanes(stream) if connection._link is not None]
+        links = [
+            (connection, connection._link) for connection in connections_of(stream) if connection._link is not None
+        ]
         if self.cut == len(self.items) and links:
             self.dice.choice(links)[1].close()
         await settle(20)
@@ -131,7 +133,7 @@ def test_a_host_may_die_inside_any_pause(name: str) -> None:
 
 @pytest.mark.parametrize("dying", [False, True])
 def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
-    """Passes of a repeat behind the merge bring new ones each time; where hosts die, some of them are over by then."""
+    """Passes of a repeat after the merge bring new ones each time; where hosts die, some of them are over by then."""
     cuts = (
         tuple(HostDeath(link, received=received) for link, received in enumerate([7, 11, 5, 9, 13] * 8))
         if dying
@@ -144,9 +146,9 @@ def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
         async with sl.from_items(range(6)).shard(3).map(abs).merge().repeat(60).open(backend=backend) as stream:
             async for item in stream:
                 found.append(item)
-                assert sum(len(connection._workers) for connection in lanes(stream)) <= 6
-                assert all(connection._wanted <= set(connection._workers) for connection in lanes(stream))
-            assert all(not connection._workers for connection in lanes(stream))
+                assert sum(len(connection._workers) for connection in connections_of(stream)) <= 6
+                assert all(connection._wanted <= set(connection._workers) for connection in connections_of(stream))
+            assert all(not connection._workers for connection in connections_of(stream))
         assert found == list(range(6)) * 60
         assert backend.runs[0].happened >= 20 * dying
 

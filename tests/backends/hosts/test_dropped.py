@@ -17,7 +17,7 @@ from streamline.backends.hosts.live_forwarding import TRIM_ITEMS, LiveForwarding
 from streamline.backends.ipc.link import PipeLink
 from streamline.backends.ipc.messages import ProgressMessage
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
-from tests.backends.hosts.disturbing import lanes
+from tests.backends.hosts.disturbing import connections_of
 from tests.kit import Counting, Pipe, later
 from tests.sources.live_kit import Tape
 
@@ -79,7 +79,7 @@ def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
         with anyio.fail_after(200):
             async with pipe(go)[1].open(backend=hosts) as stream, anyio.create_task_group() as group:
                 group.start_soon(consume, stream)
-                while await lowest_again(stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - nobody tells
+                while await lowest_again(stream.snapshot()) < HELD - 2_000:  # noqa: ASYNC110 - there is no event
                     await anyio.sleep(0.03)
                 assert not found
                 go.touch()
@@ -111,8 +111,8 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
                 await anyio.sleep(0.001)
             enough = source.asked + 100_000
             while source.asked < enough:
-                time.sleep(0.001)  # noqa: ASYNC251 - nobody takes in anything meanwhile
-            for connection in lanes(stream):
+                time.sleep(0.001)  # noqa: ASYNC251 - nothing is consumed meanwhile
+            for connection in connections_of(stream):
                 assert isinstance(connection._link, PipeLink)
                 assert sum(type(message) is ProgressMessage for message in list(connection._link._messages)) <= 1
             group.cancel_scope.cancel()

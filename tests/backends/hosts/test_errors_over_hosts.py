@@ -69,8 +69,8 @@ def test_reports_and_dead_letters_are_those_of_a_stream_without_hosts(backend: B
             items = list(stream)
             report = stream.errors
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        told = sorted((line["shard"], line["n"], line["position"], line["item"], line["message"]) for line in lines)
-        return items, report.total, dict(report.stages), told
+        letters = sorted((line["shard"], line["n"], line["position"], line["item"], line["message"]) for line in lines)
+        return items, report.total, dict(report.stages), letters
 
     assert letters(backend, tmp_path / "there.jsonl") == letters(sl.Inline(), tmp_path / "here.jsonl")
 

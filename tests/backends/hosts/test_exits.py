@@ -39,7 +39,7 @@ SHAPES: dict[str, Callable[[], Pipe]] = {
     "source": items,
     "async map": lambda: items().map(jitters, concurrency=3),
     "best effort": lambda: items().map(jitters).merge("best_effort", max_skips_per_round=2),
-    "behind the merge": lambda: items().map(jitters).merge().flat_map(lambda item: [item]).prefetch(3, bytes=200),
+    "after the merge": lambda: items().map(jitters).merge().flat_map(lambda item: [item]).prefetch(3, bytes=200),
     "passes": lambda: sl.from_items(range(20)).shard(2).map(jitters).merge().repeat(COUNT // 20).map(jitters),
 }
 
@@ -63,7 +63,7 @@ def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, hosts: Bac
     asked = 0
 
     async def ask(stream: sl.Stream[Any]) -> Any:
-        """Ask in a task of its own, which is cancelled behind some steps of the loop or some time."""
+        """Ask in a task of its own, which is cancelled after some steps of the loop or some time."""
         nonlocal asked
         answer: list[Any] = []
 
@@ -133,7 +133,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None
     async def disturb(until: anyio.Event) -> None:
         while not until.is_set():
             with anyio.move_on_after(dice.choice([0.0, 0.001, 0.01])):
-                async with SHAPES["behind the merge"]().open(backend=hosts) as stream:
+                async with SHAPES["after the merge"]().open(backend=hosts) as stream:
                     async for _ in stream:
                         await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()

@@ -75,9 +75,9 @@ def test_a_stuck_worker_is_reported_once_with_its_stack_and_replaced(
         pipe = sl.from_items(range(LENGTH)).shard(2).map(stuck_at(str(marks), how)).merge()
         with pipe.open(backend=sl.Processes(1, worker_timeout=times * TIMEOUT_S, replace_stuck=True)) as stream:
             assert list(stream) == list(range(LENGTH))
-        told = [record.getMessage() for record in caplog.records if "has given nothing" in record.getMessage()]
-        assert len(told) == 1
-        assert HOW[how] in told[0]
+        logged = [record.getMessage() for record in caplog.records if "has given nothing" in record.getMessage()]
+        assert len(logged) == 1
+        assert HOW[how] in logged[0]
 
     at_last(check)
 

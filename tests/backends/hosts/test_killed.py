@@ -69,7 +69,7 @@ def leaves(item: Any) -> list[int]:
 
 
 def killed_at_each_step(pipe: sl.Pipeline[Any], n: int) -> list[Any]:
-    """Return what a stream gives whose processes are killed in turn, one behind each item."""
+    """Return what a stream gives whose processes are killed in turn, one after each item."""
     found = []
     with pipe.open(backend=sl.Processes(n, max_restarts=50)) as stream:
         for step, item in enumerate(stream):

@@ -17,7 +17,7 @@ from streamline.backends.base import Backend
 from streamline.core.gate import Phase
 from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.subjects import settle
-from tests.backends.hosts.disturbing import lanes
+from tests.backends.hosts.disturbing import connections_of
 from tests.backends.hosts.kit import on_each
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
@@ -28,7 +28,7 @@ COUNT = 40
 
 
 class Calls:
-    """An async function that notes its calls, and holds those from the fifth item on until it is told to let go."""
+    """An async function that notes its calls, and holds those from the fifth item on until it is released."""
 
     def __init__(self) -> None:
         self.started: list[int] = []
@@ -44,7 +44,7 @@ class Calls:
 
 
 class Held:
-    """A sync function that stands still at one item until it is told to go on."""
+    """A sync function that stands still at one item until it is released."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -158,7 +158,7 @@ def test_a_function_that_is_stuck_in_a_thread_is_named() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("received", range(2, 14))
 async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
-    """It is replaced behind the pause: inside, nothing is started."""
+    """It is replaced after the pause: during it, nothing is started."""
     backend = Copying(1, (HostDeath(0, received=received),), max_restarts=10)
     called: list[int] = []
 
@@ -186,7 +186,7 @@ async def test_a_stream_is_closed_inside_a_pause_in_which_its_host_died() -> Non
         async with sl.from_items(range(5_000)).map(abs).open(backend=backend) as stream:
             await anext(stream)
             async with stream.paused():
-                for link in [connection._link for connection in lanes(stream)]:
+                for link in [connection._link for connection in connections_of(stream)]:
                     if link is not None:
                         link.close()
                 await settle()

@@ -316,7 +316,7 @@ OF_THIS_PROCESS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", OF_THIS_PROCESS)
 def test_what_belongs_to_a_process_is_refused_at_open_and_by_check(kind: str) -> None:
-    """A copy would be something else: nobody reads a copied queue."""
+    """A copy would be something else: a copied queue has no reader."""
     with contextlib.ExitStack() as closing:
         thing = OF_THIS_PROCESS[kind]()
         closing.callback(getattr(thing, "close", lambda: None))

@@ -87,8 +87,8 @@ def test_what_it_said_before_a_crash_arrives(
     new_echo: NewEcho, capsys: pytest.CaptureFixture[str], die: Callable[[], None], end: str
 ) -> None:
     echo = new_echo(5)
-    told: list[str] = []
-    echo.host.on_exit(lambda: told.append("gone"))
+    called: list[str] = []
+    echo.host.on_exit(lambda: called.append("gone"))
 
     def talk() -> None:
         import sys
@@ -106,7 +106,7 @@ def test_what_it_said_before_a_crash_arrives(
     assert err == "[process 5] no newline\n"
     assert echo.host.exit == end
     assert ("Segmentation fault" in echo.host.crash and "in talk" in echo.host.crash) == (die is _segfault)
-    assert told == ["gone"]
+    assert called == ["gone"]
 
 
 def test_closing_lets_what_runs_end_and_kills_what_does_not(new_echo: NewEcho) -> None:
@@ -120,7 +120,7 @@ def test_closing_lets_what_runs_end_and_kills_what_does_not(new_echo: NewEcho) -
 
     echoes[0].call(stay)
     echoes[0].sock.close()
-    for echo in echoes:  # the second one's running goes on
+    for echo in echoes:  # the second one's run goes on
         echo.host.leave()
     echoes[0].host.close(20)
     echoes[1].host.close(0.1)

@@ -165,17 +165,17 @@ async def test_work_repeated_after_a_death_counts_again_and_errors_do_not(receiv
 
 
 class Wires(Link):
-    """Keeps what it is told."""
+    """Keeps what it is sent."""
 
     copies = True
 
     def __init__(self) -> None:
-        self.told: list[MetricsUpdate] = []
+        self.sent: list[MetricsUpdate] = []
         self.came = threading.Semaphore(0)
 
     def send(self, message: Message) -> None:
         assert isinstance(message, MetricsUpdate)
-        self.told.append(message)
+        self.sent.append(message)
         self.came.release()
 
     def pack(self, items: Any) -> Any: ...
@@ -203,7 +203,7 @@ def test_a_function_that_is_stuck_is_told_while_its_event_loop_stands_still() ->
     finally:
         reporter.close()
     meters, mirror = mirrored()
-    mirror.show(link.told[0])
+    mirror.show(link.sent[0])
     shown = meters.stages["decode", 3]
     assert shown.since == began
     assert str(shown.host) == "process 0, pid 4711"
@@ -222,7 +222,7 @@ def test_nothing_is_reported_twice_or_checked_while_nothing_is_at_work() -> None
         assert time.monotonic() < deadline
     reporter.close()
     assert not thread.is_alive()
-    assert len(link.told) == 1
+    assert len(link.sent) == 1
 
 
 def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
@@ -236,13 +236,13 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     channel.items, channel.depth, channel.peak = 7, 5, 6
     reporter.report()
     meters, mirror = mirrored()
-    mirror.show(link.told[0])
+    mirror.show(link.sent[0])
     mirror.lost()
     shown, passed = meters.stages["decode", 3], meters.channels["decode", 3]
     assert shown.since is None
     assert (shown.items, passed.items, passed.depth, passed.peak) == (2, 7, 0, 6)
     assert shown.busy_s >= 2.0
-    mirror.show(link.told[0])  # of the next one
+    mirror.show(link.sent[0])  # of the next one
     assert (shown.items, passed.items, passed.depth) == (4, 14, 5)
     assert shown.busy_s >= 4.0
 
@@ -255,8 +255,8 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
     reporter.report()
     assert not reporter.report()
     meters, mirror = mirrored()
-    mirror.show(link.told[0])
-    mirror.show(link.told[0])  # what was told is a sum, not an addition
+    mirror.show(link.sent[0])
+    mirror.show(link.sent[0])  # what was sent is a sum, not an addition
     assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
     mirror.lost()
     mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5),)))  # of the next one
@@ -281,7 +281,7 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
 
 
 class Stuck:
-    """Stands still at one item until it is told to go on."""
+    """Stands still at one item until it is released."""
 
     def __init__(self, go: Callable[[], bool]) -> None:
         self.go = go
@@ -344,11 +344,11 @@ def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_pa
 
 @pytest.mark.anyio
 async def test_spans_cross_only_while_a_trace_is_on(tmp_path: Path) -> None:
-    told: list[MetricsUpdate] = []
+    sent: list[MetricsUpdate] = []
     show = RemoteMetrics.show
 
     def noting(mirror: RemoteMetrics, counts: MetricsUpdate) -> None:
-        told.append(counts)
+        sent.append(counts)
         show(mirror, counts)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -356,11 +356,11 @@ async def test_spans_cross_only_while_a_trace_is_on(tmp_path: Path) -> None:
         async with sl.from_items(range(20_000)).shard(2).map(abs).open(backend=Copying(2)) as stream:
             await anext(stream)
             await settle()
-            assert told
-            assert not any(counts.spans for counts in told)
+            assert sent
+            assert not any(counts.spans for counts in sent)
             with stream.trace(tmp_path / "run.json"):
                 [item async for item in stream]
-        assert any(counts.spans for counts in told)
+        assert any(counts.spans for counts in sent)
 
 
 def test_hosts_hold_no_event_loop_that_anybody_minds(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 
 def printed() -> str:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]  # of the database that nobody closes
+    strict = ["-W", "error", "-W", "ignore::ResourceWarning"]  # of the database that is not closed
     done = subprocess.run([sys.executable, *strict, str(SCRIPT)], capture_output=True, text=True, env=env, timeout=200)
     assert done.stderr == ""
     json.loads(done.stdout)

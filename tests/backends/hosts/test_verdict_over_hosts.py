@@ -69,7 +69,7 @@ def known_of(slow_s: float) -> dict[str, Known]:
         "a source": Known(sl.from_items(SlowItems(slow_s)).shard(2).map(quick), "loop", "from_items"),
         "a feed": Known(sl.from_stream(arriving).shard(2).map(quick), "calls", "from_stream"),
         "the consumer": Known(items.map(quick), "consumer", None, slow_s),
-        "behind the merge": Known(items.map(quick).merge().map(decode), "loop", "map(decode)"),
+        "after the merge": Known(items.map(quick).merge().map(decode), "loop", "map(decode)"),
     }
 
 

@@ -100,4 +100,4 @@ class _CrossedWorkers:
 
     def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
         flow = Crossing(self.plan, site, state, self.dice, self.deaths)
-        return behind_channel(flow, site, "near end", self.plan.worker_capacity(site.num_shards))
+        return behind_channel(flow, site, "consumer end", self.plan.worker_capacity(site.num_shards))

@@ -237,7 +237,7 @@ def test_the_traceback_is_a_note_from_the_users_own_frames_on() -> None:
         list(stream)
     before, trace = list(caught.value.__notes__), caught.value.__traceback__
     assert trace is not None
-    error = caught.value.with_traceback(trace.tb_next)  # as in a host, where nobody's loop is around it
+    error = caught.value.with_traceback(trace.tb_next)  # as in a host, without a loop around it
     found = unpickle_exception(pickle_exception(error, "process 2"))
     assert found.__notes__[:-1] == before
     note = found.__notes__[-1]

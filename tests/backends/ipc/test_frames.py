@@ -75,4 +75,4 @@ def test_what_a_frame_holds_is_writable_and_its_own() -> None:
 def test_parts_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
     starts = offsets(sizes)
     assert all(start % ALIGN == 0 for start in starts)
-    assert all(start + size <= behind for start, size, behind in zip(starts, sizes, starts[1:], strict=False))
+    assert all(start + size <= following for start, size, following in zip(starts, sizes, starts[1:], strict=False))

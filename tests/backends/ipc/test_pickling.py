@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def there(items: list[Any], near: Pickling | None = None, far: Pickling | None = None) -> list[Any]:
-    """Return items as they arrive over memory that is nobody else's."""
+    """Return items as they arrive over memory of their own."""
     near, far = near or Pickling(), far or Pickling()
     pieces, buffers = near.dumps(items)
     far.define(near.fresh())

@@ -1,4 +1,4 @@
-"""States cross a border as bytes that nobody loads unasked; choices, as long as they matter, are known at both ends."""
+"""States cross as bytes that are loaded when they are read; choices are known at both ends as long as they matter."""
 
 from __future__ import annotations
 
@@ -189,22 +189,22 @@ def test_the_log_is_as_long_as_the_way_from_a_mark_and_no_longer(
 
 
 def test_choices_given_at_a_restart_count_until_they_are_made() -> None:
-    """A mark from before it needs them, also if a state from behind it has not come as far."""
+    """A mark from before it needs them, also if a state after it has not come as far."""
 
-    def behind(log: Log, count: int) -> State:
+    def state_of(log: Log, count: int) -> State:
         return BatchState("batch", At("items", 0), log, count)
 
     columns, dumper = ColumnDecoder(True), ColumnEncoder(True)
-    mark = columns.load_state(dumper.dump_state(behind(Log(0, [], 0, "batch"), 0)))
+    mark = columns.load_state(dumper.dump_state(state_of(Log(0, [], 0, "batch"), 0)))
     assert mark.json() == {"items": 0, "batch": {"replay": []}}
     columns.restarted(mark)
     again, dumper = Log(0, [2, 1, 2], 3, "batch"), ColumnEncoder(True)
-    assert columns.load_state(dumper.dump_state(behind(again, 0))) is mark
-    states, _ = columns.load(dumper.dump(Chunk([1], [behind(again, 1)])), 1)
+    assert columns.load_state(dumper.dump_state(state_of(again, 0))) is mark
+    states, _ = columns.load(dumper.dump(Chunk([1], [state_of(again, 1)])), 1)
     assert states[0].json()["batch"] == {"replay": [1, 2]}
     assert mark.json(states[0])["batch"] == {"replay": [2, 1, 2]}
     later = again.later = Log(3, [7], 3, "batch")
-    states, _ = columns.load(dumper.dump(Chunk([1], [behind(later, 1)])), 1)
+    states, _ = columns.load(dumper.dump(Chunk([1], [state_of(later, 1)])), 1)
     assert mark.json(states[0])["batch"] == {"replay": [2, 1, 2, 7]}
     assert mark.json() == {"items": 0, "batch": {"replay": []}}
 

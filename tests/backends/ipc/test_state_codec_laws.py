@@ -54,7 +54,7 @@ TIMED = [
 
 @st.composite
 def choosing_workers(draw: st.DrawFn) -> Composition:
-    """Pipelines of few shards whose workers choose, once or twice, with stages behind the merge that read again."""
+    """Pipelines of few shards whose workers choose, once or twice, with stages after the merge that read again."""
     length, shards = draw(st.integers(5, 14)), draw(st.integers(1, 2))
     made = Composition(sl.from_items(range(length)).shard(shards), f"items of {length}.shard({shards})", length)
     chooser = st.sampled_from([*CALLS, *CALLS, *TIMED])
