@@ -1,7 +1,11 @@
-"""Files of packed items: whole or not there, with a checksum. What `.regenerate(spill=)` and `.cache(path=)` keep.
+"""Binary files with checksums: packs, written once, and logs, appended to. All numbers are little-endian.
 
-A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
-the CRC-32 of all that (4 bytes).
+A pack (`.cache(path=)`, `.regenerate(spill=)`) is written atomically: a magic line, the length of a header (8 bytes),
+the header, JSON, the bytes of the arrays, and the CRC-32 of all that (4 bytes).
+
+A log (`from_stream(journal=)`) is a magic line, then frames: three uint32 (length of the payload, its CRC-32, the
+CRC-32 of these first eight bytes), then the payload. A kill leaves a prefix of what was written: a last frame that is
+cut short, a *torn tail*. A power cut may leave zeros there. Anything else that is inconsistent is damage.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -20,27 +24,31 @@ from streamline.core.atomic_file import open_own, write_parts
 from streamline.core.item_codec import Buffer, Read, bytes_of
 from streamline.core.state import Json
 
-__all__ = ["DamagedError", "json_list", "packed", "read_packed", "size_of", "whose", "write_packed"]
-
+__all__ = [
+    "DamagedError",
+    "DamagedFrameError",
+    "frame",
+    "frames",
+    "json_list",
+    "packed",
+    "read_packed",
+    "size_of",
+    "whose",
+    "write_packed",
+]
 
 R = TypeVar("R")
 
-
 Parts = list[Buffer]
-
 
 FORMS = 256
 """Forms that become JSON together: each takes ten times the memory of its JSON, and a call costs as much as three."""
 
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-
 
 _LENGTH = struct.Struct("<Q")
 
-
 _SUM = struct.Struct("<I")
-
 
 GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
 """What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
@@ -136,3 +144,57 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
         except GARBAGE as error:
             raise DamagedError(f"is damaged ({error})") from error
     return made
+
+
+# Logs -----------------------------------------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<II")
+
+
+class DamagedFrameError(ValueError):
+    """A frame of a log isn't as it was written.
+
+    Attributes:
+      byte: where it begins.
+      what: "a frame's checksum".
+    """
+
+    def __init__(self, byte: int, what: str) -> None:
+        super().__init__(byte, what)
+        self.byte, self.what = byte, what
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a payload with its length and checksums."""
+    head = _HEAD.pack(len(payload), crc32(payload))
+    return head + _SUM.pack(crc32(head)) + payload
+
+
+def frames(content: bytes, start: int, *, last: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the payload of each sound frame from byte `start` on, with the byte at which it ends.
+
+    Args:
+      last: nothing was appended after this content, so its tail may be torn.
+
+    Raises:
+      DamagedFrameError: a frame is damaged, or torn where it may not be.
+    """
+    while start < len(content):
+        begin = start + _HEAD.size + _SUM.size
+        whole = begin <= len(content)
+        if whole and content[start + _HEAD.size : begin] != _SUM.pack(crc32(content[start : start + _HEAD.size])):
+            if last and not content[start:].strip(b"\0"):
+                return
+            raise DamagedFrameError(start, "the checksum of a frame's length")
+        length, check = _HEAD.unpack_from(content, start) if whole else (0, 0)
+        if not whole or begin + length > len(content):
+            if last:
+                return
+            raise DamagedFrameError(
+                start, "the file ends within a frame, and it is not the journal's last one: its end"
+            )
+        payload = content[begin : begin + length]
+        if crc32(payload) != check:
+            raise DamagedFrameError(start, "a frame's checksum")
+        start = begin + length
+        yield start, payload
