@@ -47,10 +47,9 @@ SEGMENT_BYTES = 8 * 2**20
 
 
 class DiskJournal(Journal):
-    """A journal in a directory: locked, read, and ready to be appended to.
+    """A journal in a directory, which is made if it isn't there: locked, read, and ready to be appended to.
 
     Args:
-      directory: made if it isn't there.
       saved: the journal in the snapshot that is resumed; None: there is none.
       entries: the items in that snapshot, if its journal was in memory.
       state: the snapshot's.
@@ -158,7 +157,7 @@ class DiskJournal(Journal):
     def _gather(
         self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
     ) -> dict[int, int]:
-        """Make the backlog: items that the positions have not passed; return how many items each shard was handed.
+        """Make the backlog, the items that no worker has passed; return how many items each shard was fed.
 
         Raises:
           JournalError: one of them is missing.
@@ -196,10 +195,10 @@ class DiskJournal(Journal):
         )
 
     def _too_short(self, saved: SavedJournal, there: int, segments: Sequence[JournalSegment]) -> NoReturn:
-        """Raise for a journal that ends before what the snapshot needs; names file and byte.
+        """Raise for a journal that ends before what the snapshot needs; the message names file and byte.
 
-        Items lost in a power cut may be missing if the snapshot's state has passed them all. How many items were handed
-        to a worker that has ended is unknown, so missing ones count as needed then.
+        Items lost in a power cut may be missing if the snapshot's state has passed them all. How many items a worker
+        that has ended was fed is unknown, so missing ones count as needed then.
         """
         path, byte = (segments[-1].path, segments[-1].end) if segments else (segment_path(self._directory, there), 0)
         way_out = f"resume from a snapshot that was taken when at most {there:,} items were read"
@@ -213,7 +212,7 @@ class DiskJournal(Journal):
         )
 
     def _next_turn(self, segments: Sequence[JournalSegment], saved: SavedJournal | None) -> tuple[int, Json]:
-        """Return the shard whose turn is next after all that was read (it may have ended), and the last item's mark."""
+        """Return the shard whose turn is next after all items read (it may have ended), and the last item's mark."""
         shards = list(self.places.shards)
         if saved is not None and (not segments or saved.read >= segments[-1].read):
             return (saved.next if segments else self.next), saved.mark
@@ -243,11 +242,7 @@ class DiskJournal(Journal):
         return self._json(self.places.passed(state), self.read, self.next, self.mark, None)
 
     def sync(self) -> None:
-        """Block until what was written would survive a power cut. From any thread.
-
-        Raises:
-          JournalError: the disk failed.
-        """
+        """Block until what was written would survive a power cut; a JournalError if the disk fails. From any thread."""
         with self._mutex:
             if self._file is None:
                 return
@@ -255,9 +250,7 @@ class DiskJournal(Journal):
         with DiskErrors(self._directory, "write to"):
             sync_and_close(descriptor)
 
-    def storing(self) -> None:
-        """Make durable what a snapshot that is about to be stored refers to."""
-        self.sync()
+    storing = sync  # what a snapshot that is about to be stored refers to
 
     def stored(self, state: Tree, where: str) -> None:
         """Remove the files that the snapshot of this state has passed, unless another opening uses them by now."""
@@ -330,8 +323,8 @@ class DiskJournal(Journal):
             self._segments.append(header)
 
     def _write_about(self, first: int, trimmed_for: str, *, begun: bool = True) -> None:
-        about = About(1, self.id, list(self.places.shards), begun, first, trimmed_for)
-        about.write(self._directory)
+        about = msgspec.structs.asdict(About(1, self.id, list(self.places.shards), begun, first, trimmed_for))
+        replace_file(self._directory / ABOUT, json.dumps(about, indent=1).encode() + b"\n")
 
 
 # The directory --------------------------------------------------------------------------------------------------------
@@ -358,13 +351,9 @@ class About(msgspec.Struct, forbid_unknown_fields=True):
     first: int
     trimmed_for: str
 
-    def write(self, directory: Path) -> None:
-        """Replace the directory's `journal.json`."""
-        replace_file(directory / ABOUT, json.dumps(msgspec.structs.asdict(self), indent=1).encode() + b"\n")
-
 
 class DiskErrors:
-    """Converts an OSError in a `with` block into a JournalError that names the journal and the operation."""
+    """Turns an OSError in a `with` block into a JournalError that names the journal and the operation."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self._directory = directory
@@ -381,7 +370,7 @@ class DiskErrors:
 
 
 def segment_path(directory: Path, read: int) -> Path:
-    """Return the path of the segment that begins after item `read` of the feed."""
+    """Return where the segment is that begins after item `read` of the feed."""
     return directory / f"{read:020d}.segment"
 
 
@@ -391,10 +380,10 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def read_about(directory: Path) -> About | None:
-    """Return the content of a directory's `journal.json`; None: there is no journal.
+    """Return the content of `journal.json`; None: there is no journal.
 
     Raises:
-      JournalError: that is damaged or missing, or of a newer format.
+      JournalError: it is damaged or missing, or of a newer format.
     """
     path = directory / ABOUT
     try:
@@ -442,10 +431,7 @@ def read_files(directory: Path, about: About) -> list[JournalSegment]:
 
 
 def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
-    """Cut off a torn tail, and remove all files but these.
-
-    Called once the journal is accepted: one that is refused stays unchanged.
-    """
+    """Cut off a torn tail, and remove all files but these. A journal that is refused stays unchanged."""
     sound = {segment.path for segment in segments}
     for path in files_in(directory):
         if path not in sound:
