@@ -71,7 +71,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False)
     """Open a file of a known name in a directory that others may write to, as `os.open`: a link isn't followed.
 
     Args:
-      strict: insist on a file of this user in every directory; else only in one where any user may have put it.
+      strict: refuse another user's file in every directory; else only where other users may write.
 
     Raises:
       UnsafeFileError: it is no regular file, or another user's.
@@ -126,7 +126,7 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 
 def _is_shared(directory: Path) -> bool:
-    """Whether a user other than root and this one says who may write to a directory."""
+    """Whether a user other than root and this one may write to a directory."""
     if os.name == "nt":
         return False
     status = directory.stat()

@@ -59,7 +59,7 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     """Return the form of `value`, and add what has its bytes to `buffers`.
 
     Args:
-      writer: who writes it down, as the user wrote it: ".cache(path=)".
+      writer: as the user wrote it: ".cache(path=)".
 
     Raises:
       DataError: it is, or holds, something else than JSON's values, tuples, bytes and NumPy's arrays and numbers.

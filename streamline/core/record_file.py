@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
 from streamline.core.atomic_file import open_own, write_parts
-from streamline.core.item_codec import Buffer, Read, bytes_of
+from streamline.core.item_codec import Buffer, Read, bytes_of, pack
 from streamline.core.state import Json
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "DamagedFrameError",
     "frame",
     "frames",
-    "json_list",
     "packed",
     "read_packed",
     "size_of",
@@ -64,7 +63,7 @@ def whose(name: str, shard: int, num_shards: int) -> str:
     return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
 
 
-def json_list(forms: Iterable[Json]) -> bytes:
+def _json_list(forms: Iterable[Json]) -> bytes:
     """Return forms as a list in JSON; few of them are in memory at a time."""
     source, texts = iter(forms), list[str]()
     while some := list(islice(source, FORMS)):
@@ -72,14 +71,22 @@ def json_list(forms: Iterable[Json]) -> bytes:
     return f"[{','.join(texts)}]".encode()
 
 
-def packed(magic: bytes, items: bytes, body: Mapping[str, Json], buffers: Sequence[Buffer]) -> Parts:
-    """Return a file's content but for its checksum.
+def packed(magic: bytes, writer: str, items: Iterable[Any], body: Mapping[str, Json], **others: Any) -> Parts:
+    """Return a pack's content but for its checksum.
 
     Args:
-      items: the forms that `pack` gave with the buffers, as JSON: they are under "items" in the header.
-      body: what else is in it.
+      writer: as the user wrote it, for messages: ".cache(path=)".
+      items: under "items" in the header.
+      body: JSON, what else is in the header.
+      others: likewise, to be packed.
+
+    Raises:
+      DataError: an item can't be written.
     """
-    header = b'{"items":%b,%b' % (items, _ENCODER.encode(body).encode()[1:])
+    buffers: list[Buffer] = []
+    forms = _json_list(pack(item, buffers, writer) for item in items)
+    rest = {name: pack(value, buffers, writer) for name, value in others.items()} | dict(body)
+    header = b'{"items":%b,%b' % (forms, _ENCODER.encode(rest).encode()[1:])
     return [magic, _LENGTH.pack(len(header)), header, *buffers]
 
 
@@ -89,14 +96,7 @@ def size_of(parts: Parts) -> int:
 
 
 def write_packed(path: Path, parts: Parts, family: str) -> None:
-    """Write it durably.
-
-    Args:
-      family: how the names of such files begin, see `whose`.
-
-    Raises:
-      OSError: as `streamline.core.atomic_file.write_parts`.
-    """
+    """Write a pack durably; `family` is how the names of such files begin, see `whose`."""
     write_parts(path, _summed(parts), family)
 
 

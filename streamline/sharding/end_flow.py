@@ -206,12 +206,12 @@ class _Ending:
         rank, more = self._agreement.rank, self._left is None and not self._over
         epoch = self._demand.site.epoch[0]
         self._session.spare = spare, more
-        who = f"rank {rank.rank} of {rank.world_size}"
+        which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
                 'ends="drop", epoch %d: %s drops %d surplus item%s%s: another rank has fewer',
-                epoch, who, spare, "s" * (spare != 1), " or more" * more,
+                epoch, which, spare, "s" * (spare != 1), " or more" * more,
             )  # fmt: skip
         elif self._padded:
             count = f"{self._padded} item{'s' * (self._padded != 1)}"
-            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, who, count)
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, count)

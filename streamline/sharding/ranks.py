@@ -137,5 +137,5 @@ def _of_environment(rank: str, world_size: str) -> Rank | None:
 
 def _of_slurm() -> Rank | None:
     if "SLURM_STEP_ID" not in os.environ:
-        return None  # a batch script's own variables tell of the allocation, not of this process
+        return None  # a batch script's own variables describe the allocation, not of this process
     return _of_environment("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")

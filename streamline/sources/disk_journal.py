@@ -462,7 +462,7 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
       read: items that the feed had read before this file.
       after: items read by the end of the file before this one; less than `read` where a power cut took what a snapshot
         has passed.
-      given: for each shard, items that had been handed to its worker.
+      given: for each shard, items that its worker had been fed.
       next: the shard whose turn was next.
       mark: of the last item before this file, see `SavedJournal`; left out if None, for older versions.
     """

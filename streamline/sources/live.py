@@ -94,7 +94,7 @@ class CountedStream(ABC, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Live(Source[T]):
-    """Items as they arrive. State of a worker: items consumed of those that it was handed.
+    """Items as they arrive. State of a worker: items consumed of those that it was fed.
 
     Attributes:
       stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
@@ -145,7 +145,7 @@ class Live(Source[T]):
         return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode, **own}
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        """Raise: one reader for all workers hands out the items."""
+        """Raise: one reader for all workers distributes the items."""
         raise TypeError("a live source is read by its feed; workers are opened on the feed's source")
 
     def directory(self, site: Site) -> Path | None:

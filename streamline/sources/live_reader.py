@@ -206,7 +206,7 @@ class LiveReader:
                     entry = entries.popleft()
                     stuck = False
                     if not queue.closed:
-                        queues.hand(queue, self._read_again(entry), entry.ordinal, entry.written.size)
+                        queues.put(queue, self._read_again(entry), entry.ordinal, entry.written.size)
                         await pace.breathe(HANDOVER_S)
             if stuck:
                 await queues.wait_news()
@@ -240,10 +240,10 @@ class LiveReader:
                 raise self._blamed(error, f"item {self.journal.read + 1}") from None
             if (kept := self._keep(written, self._live.mark(item))) is None:
                 return  # all workers have ended meanwhile
-            await gate.passage()  # an item that came in a pause is in the journal, and handed out after it
+            await gate.passage()  # an item that came in a pause is in the journal, and reaches its worker after it
             if self._meter is not None:
                 self._meter.count((item,))
-            self.worker_queues.hand(kept[0], item, kept[1], written.size)
+            self.worker_queues.put(kept[0], item, kept[1], written.size)
             del item, written
             await pace.breathe(HANDOVER_S)
 
@@ -401,7 +401,7 @@ class WorkerQueues:
         self._next_index = (queue.index + 1) % len(self.queues)
         return self.queues[self._next_index].shard
 
-    def hand(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
+    def put(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
         """Put an item of `size` bytes, the worker's number `ordinal`, into a queue, full or not."""
         if queue.closed:
             return  # the journal keeps it for a resume
