@@ -1,12 +1,12 @@
-"""Files that are whole or not there, whatever happens while they are written.
+"""Atomic, durable writes of files; locks; and opening files safely where others may write.
 
 A temporary file in the same directory is written, synced and renamed over the old one, then the directory is synced: a
-kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary; its name starts
-with a dot and ends in ".tmp", and says for which file it was. Who writes it holds a lock on it that the kernel frees
-when the process ends, so the next one that writes this file removes it.
+kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary. Its name says
+for which file it was, and its writer held a lock on it that the kernel has freed: the next write of that file removes
+it.
 
-Others may write to the directory, too (/tmp). So temporaries have names that can't be guessed, and files of known names
-are opened by `open_own`, which neither follows a link nor waits for a pipe, and takes no other user's file for its own.
+Other users may write to the directory (/tmp). So names of temporaries can't be guessed, and files of known names are
+opened by `open_own`, which doesn't follow links, doesn't wait for pipes, and refuses other users' files.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ __all__ = [
     "UnsafeFileError",
     "is_open_as",
     "is_own",
+    "lock_file",
     "make_directory",
     "open_own",
     "open_regular",
     "read_own",
     "removed_if_abandoned",
     "replace_file",
+    "sync_and_close",
     "sync_directory",
     "try_lock",
+    "write_all",
     "write_parts",
 ]
 
-
 _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
-
 
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -45,9 +46,7 @@ _KINDS = (
     (stat.S_ISDIR, "a directory"),
 )
 
-
 _SAFELY = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
@@ -72,7 +71,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False)
     """Open a file of a known name in a directory that others may write to, as `os.open`: a link isn't followed.
 
     Args:
-      strict: insist on a file of this user in every directory; else only in one where any user may have put it.
+      strict: refuse another user's file in every directory; else only where other users may write.
 
     Raises:
       UnsafeFileError: it is no regular file, or another user's.
@@ -127,7 +126,7 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 
 def _is_shared(directory: Path) -> bool:
-    """Whether a user other than root and this one says who may write to a directory."""
+    """Whether a user other than root and this one may write to a directory."""
     if os.name == "nt":
         return False
     status = directory.stat()
@@ -166,6 +165,23 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def lock_file(path: Path) -> int | None:
+    """Open and lock a file, made if it isn't there; None: it is locked. Closing the descriptor releases the lock.
+
+    Raises:
+      OSError, ImportError: as `try_lock`.
+    """
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if try_lock(descriptor):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
 def is_open_as(descriptor: int, path: Path) -> bool:
     """Whether `path` is the name of an open file."""
     try:
@@ -175,7 +191,7 @@ def is_open_as(descriptor: int, path: Path) -> bool:
 
 
 def removed_if_abandoned(path: Path) -> bool:
-    """Remove a file whose writer, which held a lock on it, is gone; whether it was removed."""
+    """Remove a file that its writer locked, if that is gone; return whether it was removed."""
     try:
         descriptor = open_own(path, os.O_RDWR)
     except OSError:
@@ -191,7 +207,7 @@ def removed_if_abandoned(path: Path) -> bool:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Put `content` in the place of what `target` holds: all of it, or nothing; directories on the way are made.
+    """Replace the content of `target` atomically; missing directories are made.
 
     Raises:
       OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
@@ -200,18 +216,24 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str | None = None) -> None:
-    """As `replace_file`, of a content that comes in parts; what making them raises leaves `target` as it was, too.
+    """As `replace_file`, of content in parts; if making a part raises, `target` is as it was, too.
 
     Args:
-      family: temporaries that a kill has left are removed by the next write of the same family in this directory; None:
-        of the same file.
+      family: the next write of the same family in this directory removes temporaries that a kill has left; None: the
+        next write of this file.
     """
     make_directory(target.parent)
     begin = _begin(family or target.name)
     _remove_abandoned(target.parent, begin)
     temporary, descriptor, lock = _new(target.parent, begin)
     try:
-        _write(descriptor, parts)
+        try:
+            for content in parts:
+                write_all(descriptor, content)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        sync_and_close(descriptor)
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -253,13 +275,16 @@ def _new(directory: Path, begin: str) -> tuple[Path, int, int | None]:
         os.close(descriptor)  # another process looked at it before it was locked, and removes it
 
 
-def _write(descriptor: int, parts: Iterable[bytes | memoryview]) -> None:
-    """Write and close a file."""
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of `content` to an open file."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_and_close(descriptor: int) -> None:
+    """Make what was written to a file durable, and close it."""
     try:
-        for content in parts:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)  # may report what a network disk could not write

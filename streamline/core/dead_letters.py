@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamline.core.atomic_file import open_regular, replace_file
+from streamline.core.atomic_file import open_regular, replace_file, write_all
 from streamline.core.error_policy import Failure, Letter
 from streamline.core.text import clean, cut, said
 from streamline.errors import DeadLetterError, printable
@@ -99,11 +99,10 @@ class DeadLetters:
             raise _failed(self.path, error) from error
 
     def _append(self, letters: Iterable[Letter]) -> None:
-        rest = memoryview(b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters))
+        lines = b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            write_all(descriptor, lines)
         finally:
             os.close(descriptor)
 

@@ -1,11 +1,8 @@
-"""Whether two shards of a source that splits itself begin alike: then both read the same, and each item comes twice.
+"""Warns if two shards of a source that splits itself begin alike: then both read the same, and each item comes twice.
 
-Only the source's function knows what a shard is. So the first items of each worker are digested where they are read,
-before a shuffle or a map makes others of them, and the digests of a rank's workers are compared. After these first
-items it costs nothing.
-
-The finding comes out at the consumer's next edge (`streamline.core.session`): as a warning in its thread, at its line.
-Where a filter makes an error of it, the stream fails with it there, as with any other.
+Only the source's function knows what a shard is. So the first items of each worker are digested at the source, before a
+shuffle or a map changes them, and the digests of a rank's workers are compared. The warning is raised in the consumer's
+thread, at its line, between two chunks (`streamline.core.session`).
 """
 
 from __future__ import annotations
@@ -20,45 +17,35 @@ from streamline.errors import DuplicateWarning, printable, users_level
 __all__ = ["Beginning", "DuplicateCheck", "FirstItems"]
 
 FIRST_ITEMS = 8
-"""Items of a worker that are looked at. A shard that has fewer is not compared."""
+"""Items of a worker that are digested. A shard that has fewer is not compared."""
 
 DISTINCT = 4
-"""Different ones among them, or they say nothing: labels, constants. Of four equally frequent values, two shards begin
-alike, and with all four, once in 100,000 times; of any others, more seldom."""
+"""With fewer different items among them (labels, constants), they say nothing. Of four equally frequent values, two
+shards begin alike by chance, with all four, once in 100,000 times."""
 
 
 class Beginning(NamedTuple):
-    """How a shard begins.
-
-    Attributes:
-      source: its name.
-      epoch: as in a `Site`.
-      where: what reads it, "process 2"; "": the run itself.
-      digests: of its first items.
-    """
+    """How a shard of a source begins: the digests of its first items. `where` it is read: "process 2"; "": here."""
 
     source: str
     shard: int
     epoch: tuple[int, ...]
     where: str
-    digests: tuple[bytes, ...]
+    digests: tuple[bytes, ...] = ()
 
     def __str__(self) -> str:
         return f"shard {self.shard} ({self.where})" if self.where else f"shard {self.shard}"
 
 
 class DuplicateCheck:
-    """The beginnings of one run's shards. Used in its event loop's thread.
-
-    Args:
-      on_chunk_boundary: as of a `Session`.
+    """Compares the beginnings of one run's shards. Used in its event loop's thread.
 
     Attributes:
-      tell: called with each beginning; in a host, this sends it to the run.
+      report: called with each beginning; in a host, this sends it to the run.
     """
 
     def __init__(self, on_chunk_boundary: Callable[[Callable[[Any], None]], None]) -> None:
-        self.tell: Callable[[Beginning], object] = self.compare
+        self.report: Callable[[Beginning], object] = self.compare
         self._on_chunk_boundary = on_chunk_boundary
         self._seen: set[tuple[str, int]] = set()
         self._known: dict[tuple[str, tuple[int, ...], tuple[bytes, ...]], Beginning] = {}
@@ -66,14 +53,14 @@ class DuplicateCheck:
         self._warned = False
 
     def first_items(self, source: str, shard: int, epoch: tuple[int, ...], where: str) -> FirstItems | None:
-        """Return what looks at a shard that begins here; None: it has begun before, in an earlier pass."""
+        """Return what digests a shard that begins here; None: it has begun before, in an earlier pass."""
         if (source, shard) in self._seen:
             return None
         self._seen.add((source, shard))
-        return FirstItems(self.tell, source, shard, epoch, where)
+        return FirstItems(self.report, Beginning(source, shard, epoch, where))
 
     def compare(self, beginning: Beginning) -> None:
-        """Take note of a beginning; if another shard begins alike, warn at the next edge, once."""
+        """Note a beginning; if another shard begins alike, warn at the next chunk boundary, once."""
         key = (beginning.source, beginning.epoch, beginning.digests)
         other = self._known.setdefault(key, beginning)
         if other.shard != beginning.shard and self._found is None:
@@ -96,24 +83,14 @@ class DuplicateCheck:
 
 
 class FirstItems:
-    """Looks at the first items of a shard.
+    """Digests the first items of a shard; `report` is called with them once there are enough."""
 
-    Args:
-      tell: called with them when there are enough.
-    """
-
-    def __init__(
-        self, tell: Callable[[Beginning], object], source: str, shard: int, epoch: tuple[int, ...], where: str
-    ) -> None:
-        self._tell = tell
-        self._source = source
-        self._shard = shard
-        self._epoch = epoch
-        self._where = where
+    def __init__(self, report: Callable[[Beginning], object], beginning: Beginning) -> None:
+        self._report, self._beginning = report, beginning
         self._digests: list[bytes] = []
 
     def look(self, items: Sequence[object]) -> bool:
-        """Look at the next items, as far as they are wanted; return whether more are."""
+        """Digest the next items, as far as needed; return whether more are."""
         for item in items[: FIRST_ITEMS - len(self._digests)]:
             if (found := digest(item)) is None:
                 return False  # nothing can be said of this source
@@ -121,5 +98,5 @@ class FirstItems:
         if len(self._digests) < FIRST_ITEMS:
             return True
         if len(set(self._digests)) >= DISTINCT:
-            self._tell(Beginning(self._source, self._shard, self._epoch, self._where, tuple(self._digests)))
+            self._report(self._beginning._replace(digests=tuple(self._digests)))
         return False

@@ -1,11 +1,11 @@
-"""Encodings of items for files: JSON forms plus the bytes of arrays. Never pickle: loading can't run code.
+"""Encodings of items and states for files: JSON, and the bytes of arrays. Never pickle: loading can't run code.
 
-A live source's raw items are encoded when they are read, since the user may change them in place later. Immutable
-values are kept; other JSON values become text, an array the bytes of an npy file. What would come back as something
-else (a tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is written.
-
-A form for caches and spills is a JSON value, or a list that begins with its kind: an array, a NumPy number, bytes, or a
-container. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
+- Caches and spills: a form is a JSON value, or a list that begins with its kind: an array, a NumPy number, bytes, or a
+  container. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
+- A live source's items are encoded when they are read, since the user may change them in place later. Immutable values
+  are kept; other JSON values become text, an array the bytes of an npy file. What would come back as something else (a
+  tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is written.
+- States of other libraries' iterables: JSON text, bytes and tuples wrapped.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ __all__ = [
     "from_json",
     "pack",
     "read",
+    "state_from_json",
+    "state_text",
     "to_bytes",
     "to_json",
     "unpack",
@@ -39,9 +41,7 @@ __all__ = [
     "write",
 ]
 
-
 Read = Callable[[memoryview], None]
-
 
 Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"
 """What has the bytes that are written: the items' own, so that a million of them cost a reference each."""
@@ -59,7 +59,7 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     """Return the form of `value`, and add what has its bytes to `buffers`.
 
     Args:
-      writer: who writes it down, as the user wrote it: ".cache(path=)".
+      writer: as the user wrote it: ".cache(path=)".
 
     Raises:
       DataError: it is, or holds, something else than JSON's values, tuples, bytes and NumPy's arrays and numbers.
@@ -81,7 +81,7 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else kind.__name__
     raise DataError(
         f"{writer} writes down numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of them; got {what}: "
-        f"turn it into one of them in a .map before {writer.partition('(')[0]}, and back behind it"
+        f"turn it into one of them in a .map before {writer.partition('(')[0]}, and back after it"
     )
 
 
@@ -120,12 +120,12 @@ def _descr(descr: Json) -> Any:
                   for at, part in enumerate(field)) for field in descr]  # fmt: skip
 
 
-WAY_OUT = "give from_stream encode= (item -> JSON value, bytes or array) and decode= (the inverse)"
+# Items of live sources ------------------------------------------------------------------------------------------------
 
+WAY_OUT = "give from_stream encode= (item -> JSON value, bytes or array) and decode= (the inverse)"
 
 KEPT_BITS = 64
 """Integers of up to so many bits are kept; the digits of larger ones are computed at once, not at each snapshot."""
-
 
 SMALL_BYTES = 16
 """What a number, a bool or None counts as."""
@@ -286,3 +286,57 @@ def _not_json(value: Any) -> str:
                 return f", [{index}]{found}"
         return ""
     return f": expected JSON's types, bytes or a NumPy array, got {kind.__name__}"
+
+
+# States of other libraries --------------------------------------------------------------------------------------------
+
+BYTES, TUPLE = "__bytes__", "__tuple__"
+"""Keys of an object with one entry that stands for bytes, or for a tuple."""
+
+
+def state_text(state: Any, where: str) -> str:
+    """Return a state as JSON text, bytes and tuples wrapped; equal states have equal texts.
+
+    Raises:
+      PlanTypeError: an entry can't be JSON; the message names it, as in `where`.
+    """
+    return json.dumps(_wrapped(state, where), separators=(",", ":"))
+
+
+def state_from_json(state: Json) -> Any:
+    """Return what `state_text` was given."""
+    if isinstance(state, list):
+        return [state_from_json(item) for item in state]
+    if not isinstance(state, dict):
+        return state
+    if len(state) == 1:
+        if BYTES in state:
+            return base64.b64decode(state[BYTES])
+        if TUPLE in state:
+            return tuple(state_from_json(item) for item in state[TUPLE])
+    return {key: state_from_json(item) for key, item in state.items()}
+
+
+def _wrapped(value: Any, where: str) -> Json:
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is list:
+        return [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]
+    if type(value) is tuple:
+        return {TUPLE: [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]}
+    if isinstance(value, bytes):
+        return {BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, dict) and all(type(key) is str for key in value) and not {BYTES, TUPLE} & set(value):
+        return {key: _wrapped(item, f"{where}[{key!r}]") for key, item in value.items()}
+    raise PlanTypeError(
+        f"{where} is {_named(value)}, which JSON can't hold, and a snapshot is JSON: have the factory return something "
+        "that keeps it elsewhere (shuffle with .shuffle(window=), say), or iter(...) of it: then it has no state, and "
+        "a resume iterates from the start"
+    )
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, dict):
+        keys = [key for key in value if type(key) is not str or key in (BYTES, TUPLE)]
+        return f"a dict with the key {keys[0]!r}"
+    return f"{value!r}" if isinstance(value, float) else f"a {type(value).__module__}.{type(value).__qualname__}"

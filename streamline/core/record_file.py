@@ -1,7 +1,11 @@
-"""Files of packed items: whole or not there, with a checksum. What `.regenerate(spill=)` and `.cache(path=)` keep.
+"""Binary files with checksums: packs, written once, and logs, appended to. All numbers are little-endian.
 
-A file is a magic line, the length of a header (8 bytes, little-endian), the header, JSON, the bytes of the arrays, and
-the CRC-32 of all that (4 bytes).
+A pack (`.cache(path=)`, `.regenerate(spill=)`) is written atomically: a magic line, the length of a header (8 bytes),
+the header, JSON, the bytes of the arrays, and the CRC-32 of all that (4 bytes).
+
+A log (`from_stream(journal=)`) is a magic line, then frames: three uint32 (length of the payload, its CRC-32, the
+CRC-32 of these first eight bytes), then the payload. A kill leaves a prefix of what was written: a last frame that is
+cut short, a *torn tail*. A power cut may leave zeros there. Anything else that is inconsistent is damage.
 """
 
 from __future__ import annotations
@@ -9,38 +13,41 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
 from streamline.core.atomic_file import open_own, write_parts
-from streamline.core.item_codec import Buffer, Read, bytes_of
+from streamline.core.item_codec import Buffer, Read, bytes_of, pack
 from streamline.core.state import Json
 
-__all__ = ["DamagedError", "json_list", "packed", "read_packed", "size_of", "whose", "write_packed"]
-
+__all__ = [
+    "DamagedError",
+    "DamagedFrameError",
+    "frame",
+    "frames",
+    "packed",
+    "read_packed",
+    "size_of",
+    "whose",
+    "write_packed",
+]
 
 R = TypeVar("R")
 
-
 Parts = list[Buffer]
-
 
 FORMS = 256
 """Forms that become JSON together: each takes ten times the memory of its JSON, and a call costs as much as three."""
 
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-
 
 _LENGTH = struct.Struct("<Q")
 
-
 _SUM = struct.Struct("<I")
-
 
 GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
 """What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
@@ -56,7 +63,7 @@ def whose(name: str, shard: int, num_shards: int) -> str:
     return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
 
 
-def json_list(forms: Iterable[Json]) -> bytes:
+def _json_list(forms: Iterable[Json]) -> bytes:
     """Return forms as a list in JSON; few of them are in memory at a time."""
     source, texts = iter(forms), list[str]()
     while some := list(islice(source, FORMS)):
@@ -64,14 +71,22 @@ def json_list(forms: Iterable[Json]) -> bytes:
     return f"[{','.join(texts)}]".encode()
 
 
-def packed(magic: bytes, items: bytes, body: Mapping[str, Json], buffers: Sequence[Buffer]) -> Parts:
-    """Return a file's content but for its checksum.
+def packed(magic: bytes, writer: str, items: Iterable[Any], body: Mapping[str, Json], **others: Any) -> Parts:
+    """Return a pack's content but for its checksum.
 
     Args:
-      items: the forms that `pack` gave with the buffers, as JSON: they are under "items" in the header.
-      body: what else is in it.
+      writer: as the user wrote it, for messages: ".cache(path=)".
+      items: under "items" in the header.
+      body: JSON, what else is in the header.
+      others: likewise, to be packed.
+
+    Raises:
+      DataError: an item can't be written.
     """
-    header = b'{"items":%b,%b' % (items, _ENCODER.encode(body).encode()[1:])
+    buffers: list[Buffer] = []
+    forms = _json_list(pack(item, buffers, writer) for item in items)
+    rest = {name: pack(value, buffers, writer) for name, value in others.items()} | dict(body)
+    header = b'{"items":%b,%b' % (forms, _ENCODER.encode(rest).encode()[1:])
     return [magic, _LENGTH.pack(len(header)), header, *buffers]
 
 
@@ -81,14 +96,7 @@ def size_of(parts: Parts) -> int:
 
 
 def write_packed(path: Path, parts: Parts, family: str) -> None:
-    """Write it durably.
-
-    Args:
-      family: how the names of such files begin, see `whose`.
-
-    Raises:
-      OSError: as `streamline.core.atomic_file.write_parts`.
-    """
+    """Write a pack durably; `family` is how the names of such files begin, see `whose`."""
     write_parts(path, _summed(parts), family)
 
 
@@ -136,3 +144,57 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
         except GARBAGE as error:
             raise DamagedError(f"is damaged ({error})") from error
     return made
+
+
+# Logs -----------------------------------------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<II")
+
+
+class DamagedFrameError(ValueError):
+    """A frame of a log isn't as it was written.
+
+    Attributes:
+      byte: where it begins.
+      what: "a frame's checksum".
+    """
+
+    def __init__(self, byte: int, what: str) -> None:
+        super().__init__(byte, what)
+        self.byte, self.what = byte, what
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a payload with its length and checksums."""
+    head = _HEAD.pack(len(payload), crc32(payload))
+    return head + _SUM.pack(crc32(head)) + payload
+
+
+def frames(content: bytes, start: int, *, last: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the payload of each sound frame from byte `start` on, with the byte at which it ends.
+
+    Args:
+      last: nothing was appended after this content, so its tail may be torn.
+
+    Raises:
+      DamagedFrameError: a frame is damaged, or torn where it may not be.
+    """
+    while start < len(content):
+        begin = start + _HEAD.size + _SUM.size
+        whole = begin <= len(content)
+        if whole and content[start + _HEAD.size : begin] != _SUM.pack(crc32(content[start : start + _HEAD.size])):
+            if last and not content[start:].strip(b"\0"):
+                return
+            raise DamagedFrameError(start, "the checksum of a frame's length")
+        length, check = _HEAD.unpack_from(content, start) if whole else (0, 0)
+        if not whole or begin + length > len(content):
+            if last:
+                return
+            raise DamagedFrameError(
+                start, "the file ends within a frame, and it is not the journal's last one: its end"
+            )
+        payload = content[begin : begin + length]
+        if crc32(payload) != check:
+            raise DamagedFrameError(start, "a frame's checksum")
+        start = begin + length
+        yield start, payload

@@ -52,7 +52,7 @@ def parameters_of(fn: Callable[..., Any]) -> tuple[set[str], bool]:
 
 
 def check_call(what: str, fn: Callable[..., Any], inputs: int, given: Mapping[str, Any], own: Collection[str]) -> None:
-    """Insist that a declared function can be called with the parameters that were written.
+    """Check that a declared function can be called with the parameters that were written.
 
     Args:
       what: the call as written, for the message.

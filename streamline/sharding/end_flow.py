@@ -1,11 +1,8 @@
 """The last flow of a rank that ends together with others: fewer items than there are, or some of them again.
 
-What is given again are the rank's first items, in a pass of its own from the beginning on, as often as it takes: they
-can be read again after a resume, which the last ones couldn't. State: the upstream's; with it, how many items are
-left, where that is known; and while items are given again, how many were, and the state in that pass. So a snapshot
-near the end is as exact as any other: a resume gives as many items as were left.
-
-Success: all ranks give the same number of items. Failure: as upstream; and a `RanksError`.
+A rank pads with its first items, in a pass of its own from the beginning on, as often as it takes: they can be read
+again after a resume, which the last ones couldn't. State: the upstream's; how many items are left, where that is known;
+while padding, how many items were padded, and the state in that pass. So a resume gives as many items as were left.
 """
 
 from __future__ import annotations
@@ -25,15 +22,13 @@ from streamline.sharding.rank_sync import Rounds, opened
 
 __all__ = ["Padded", "ending", "padded_in"]
 
-
 logger = logging.getLogger("streamline.ending")  # as the docs call it
-
 
 T = TypeVar("T")
 
 
 def ending(opener: Opener[T], site: Site, agreement: Agreement, state: Tree | None) -> Flow[T]:
-    """Return what `opener` opens at `state`, and ends as the ranks have agreed."""
+    """Return the flow that `opener` opens at `state`, ended as the ranks have agreed."""
     session = site.tasks.session
     flow, demand = opener(state), Demand(site)
     run = _Ending(opener, flow, agreement, session, demand)
@@ -41,7 +36,7 @@ def ending(opener: Opener[T], site: Site, agreement: Agreement, state: Tree | No
 
 
 class Padded(State):
-    """After an item that was given again: where the rank's own items ended, and the state in the pass for padding."""
+    """After a padded item: the state at the end of the rank's own items, and the one in the pass for padding."""
 
     __slots__ = ("again", "end", "own")
 
@@ -61,17 +56,11 @@ class Padded(State):
         yield from self.end.forks()
         yield from self.again.forks()
 
-    @property
-    def padded(self) -> int:
-        """Items given again so far."""
-        return int(self.own["padded"])
-
 
 def padded_in(state: State) -> int:
-    """Return how many items had been given again up to a state of the last flow."""
-    if isinstance(state, Padded):
-        return state.padded
-    return int(state.own.get("padded", 0)) if isinstance(state, Over) and state.name == NAME else 0
+    """Return how many items were padded up to a state of the last flow."""
+    own = state.own if isinstance(state, Padded) or (isinstance(state, Over) and state.name == NAME) else {}
+    return int(own.get("padded", 0))
 
 
 @dataclass(frozen=True)
@@ -90,7 +79,7 @@ class _Leaving:
 
 @dataclass(frozen=True)
 class _Padding:
-    """States after items that are given again."""
+    """States after padded items."""
 
     own: Tree
     end: State
@@ -104,7 +93,7 @@ class _Padding:
 
 
 class _Ending:
-    """One run of it."""
+    """One run of the flow."""
 
     def __init__(
         self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, demand: Demand
@@ -126,7 +115,7 @@ class _Ending:
         return upstream if self._left is None else Over(NAME, self._own(), upstream)
 
     async def lists(self) -> Lists[Any]:
-        """Yield what this rank gives."""
+        """Yield the items of this rank."""
         agreement = self._agreement
         rounds = None if agreement.store is None else Rounds(agreement, self._session, self._nth)
         held: Chunk[Any] | None = None
@@ -146,7 +135,9 @@ class _Ending:
                 if given >= may:
                     break
                 if held is not None:
-                    chunk, held = _divided(held, may - given)
+                    chunk, held, room = held, None, may - given
+                    if len(chunk.items) > room:
+                        chunk, held = chunk.part(0, room), chunk.part(room, len(chunk.items))
                     chunk = self._chunk(chunk)
                 elif agreement.ends.policy == "pad":
                     chunk = await self._again(may - given)
@@ -185,7 +176,7 @@ class _Ending:
         return Chunk(chunk.items, _Leaving(own, chunk.states), after)
 
     async def _again(self, most: int) -> Chunk[Any]:
-        """Return 1 to `most` items again, from where the last one was; after the end of a pass, from the beginning."""
+        """Return 1 to `most` items of the pass for padding; after its end, of the next one."""
         while True:
             if self._pass is None:
                 self._pass, self._begin_again = self._opener(self._begin_again), None
@@ -211,23 +202,16 @@ class _Ending:
         )
 
     def _tell(self, spare: int) -> None:
-        """Tell what was left out, or given again, on this rank."""
+        """Log and report the items dropped or padded on this rank."""
         rank, more = self._agreement.rank, self._left is None and not self._over
         epoch = self._demand.site.epoch[0]
         self._session.spare = spare, more
-        who = f"rank {rank.rank} of {rank.world_size}"
+        which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
                 'ends="drop", epoch %d: %s drops %d surplus item%s%s: another rank has fewer',
-                epoch, who, spare, "s" * (spare != 1), " or more" * more,
+                epoch, which, spare, "s" * (spare != 1), " or more" * more,
             )  # fmt: skip
         elif self._padded:
             count = f"{self._padded} item{'s' * (self._padded != 1)}"
-            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, who, count)
-
-
-def _divided(chunk: Chunk[Any], most: int) -> tuple[Chunk[Any], Chunk[Any] | None]:
-    """Return the first items of a chunk, and the rest of it."""
-    if len(chunk.items) <= most:
-        return chunk, None
-    return chunk.part(0, most), chunk.part(most, len(chunk.items))
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, count)

@@ -11,63 +11,46 @@ from streamline.core.state import Tree
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.ranks import Rank
 
-__all__ = [
-    "NAME",
-    "TIMEOUT_S",
-    "Agreement",
-    "Ends",
-    "EndsPolicy",
-    "EndsReport",
-    "Store",
-    "checked_ends",
-    "nothing_to_pad",
-]
-
+__all__ = ["NAME", "Agreement", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends", "nothing_to_pad"]
 
 EndsPolicy = Literal["drop", "pad", "allow"]
 
-
 NAME = "ends"
 """The entry of a rank's state in which this is kept."""
-
 
 TIMEOUT_S = 600.0
 """How long a consumer waits for another rank: as long as NCCL does."""
 
 
 class Store(Protocol):
-    """What ranks tell each other their numbers over: what torch's stores can do, `TCPStore` and its like.
-
-    All ranks see the same keys. It is called in threads; it never has to wait.
-    """
+    """A key-value store that all ranks share: torch's `TCPStore` and its like. Called in threads; it need not wait."""
 
     def set(self, key: str, value: str, /) -> Any:
-        """Write a value."""
+        """Set a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Return a value that is there."""
+        """Return a value that exists."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter, which begins at 0, and return what it is now; no two ranks are given the same number."""
+        """Add to a counter, which begins at 0, and return its new value, atomically."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all of these are there."""
+        """Whether all of these exist."""
 
     def delete_key(self, key: str, /) -> bool:
-        """Forget a key."""
+        """Delete a key."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """How ranks end together, and over what they agree on it: for `open(ends=)`, where a word isn't enough.
+    """How ranks end together, and over what they agree: for `open(ends=)`, where a word isn't enough.
 
     Args:
       policy: "drop": with the rank that has the fewest items; "pad": with the one that has the most, the others repeat
         their first ones; "allow": each with its own.
-      store: over which ranks tell each other whether they have another item, where that isn't known beforehand; None:
-        torch.distributed's, if it is initialised. One of torch's stores, or an object that can do the same; the same
-        one on all ranks.
-      timeout_s: how long the consumer waits for another rank before this is an error that names it.
+      store: where ranks agree on the number of items if it isn't known beforehand; None: torch.distributed's, if it is
+        initialised. One of torch's stores, or an object with the same methods; the same one on all ranks.
+      timeout_s: seconds that the consumer waits for another rank before a `RanksError` names it.
 
     Raises:
       PlanError: no such policy; a `timeout_s` that is no positive, finite number. PlanTypeError: of the wrong type.
@@ -93,11 +76,7 @@ class Ends:
 
 
 def checked_ends(ends: EndsPolicy | Ends) -> Ends:
-    """Return what `open(ends=)` was given.
-
-    Raises:
-      PlanError, PlanTypeError: it is none.
-    """
+    """Return the options that `open(ends=)` was given; a PlanError or PlanTypeError says what is wrong with them."""
     return ends if isinstance(ends, Ends) else Ends(ends)
 
 
@@ -106,14 +85,12 @@ class Agreement:
     """How a rank's stream ends.
 
     Attributes:
-      ends: what the user said.
-      rank: of those that end together.
-      left: items that it gives from here on; None: as many as there are, or what is found out on the way.
+      left: items that it gives from here on; None: as many as there are, or agreed on over the store.
       spare: items that it has beyond those.
-      store: over which it is found out; None: it needn't be.
-      key: of this stream among all that are agreed on over a store.
-      padded: items that were given again before the state to begin at.
-      again: where it stands in giving them again; None: at the beginning.
+      store: None: nothing is to be agreed on while it runs.
+      key: of this stream among all that agree over a store.
+      padded: items that were padded before the state to begin at.
+      again: the state in the pass for padding; None: at its beginning.
     """
 
     ends: Ends
@@ -127,7 +104,7 @@ class Agreement:
 
     @property
     def active(self) -> bool:
-        """Whether the stream may end elsewhere than its items do."""
+        """Whether the stream may end before or after its own items."""
         return self.left is not None or self.store is not None
 
 
@@ -136,12 +113,12 @@ class EndsReport:
     """How a rank's stream ends together with the others.
 
     Attributes:
-      policy: "drop", "pad" or "allow"; of a rank that is alone, it has no effect.
+      policy: without effect on a rank that is alone.
       agreed: "alone": there is nothing to agree on; "beforehand": by arithmetic; "on the way": over the store.
       left: items that each rank gives, from the beginning of this stream on; None: not known beforehand.
-      dropped: items of this rank that are not given, as far as known: beforehand, or when the ranks have agreed.
+      dropped: surplus items of this rank, as far as known: beforehand, or once the ranks have agreed.
       more: there may be more of them, which were not read.
-      padded: items given again, of those given so far; a resume goes on counting.
+      padded: items given again so far, those before a resume included.
     """
 
     policy: EndsPolicy
@@ -157,7 +134,7 @@ class EndsReport:
 
 
 def nothing_to_pad(rank: int, ranks: int) -> str:
-    """Return what to say of a rank without items where others have some."""
+    """Return the message for a rank without items where others have some."""
     return (
         f'ends="pad": rank {rank} of {ranks} has no items at all, and so none that it could give again: ends="drop", '
         "or fewer ranks"

@@ -1,11 +1,8 @@
-"""What `.shuffle`, `.take`, `.skip` and `.repeat` do to the index of a source before it is sharded: arithmetic, no
-items.
+"""Indices: maps from positions, 0 to `length`, to the items of a source, before it is sharded. Arithmetic, no items.
 
-An index maps positions, 0 to `length`, to the items of a source. The shuffle is a bijection computed on the fly in O(1)
-memory: a Feistel network over the next power of four, walked until it falls inside the length.
-
-Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (cycle walking); the idea of an
-index shuffle without an index in memory is grain's.
+`.shuffle` is a bijection computed on the fly in O(1) memory: a Feistel network over the next power of four, walked
+until it falls inside the length. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002
+(cycle walking); the idea of an index shuffle without an index in memory is grain's.
 """
 
 from __future__ import annotations
@@ -24,9 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bijection", "Index", "IndexSlice", "Repeated", "Shuffled", "WholeIndex"]
 
-
 Positions: TypeAlias = "NDArray[np.int64]"
-
 
 ROUNDS = 6
 """Feistel rounds. 4 suffice against an adversary (Luby and Rackoff); two more for the simple round function."""
@@ -43,7 +38,7 @@ class Bijection:
         self._keys = np.random.SeedSequence(entropy).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, positions: Positions) -> Positions:
-        """Return where each position goes."""
+        """Return the image of each position."""
         values = positions.astype(np.uint64)
         outside = np.ones(len(values), dtype=bool)
         while outside.any():  # less than four walks each on average: the domain is at most four times the length
@@ -81,7 +76,7 @@ class Index(ABC):
 
     @property
     def passes(self) -> int | None:
-        """How often it goes over the items; None: without end."""
+        """Passes over the items; None: endless."""
         return 1
 
     def pass_of(self, position: int) -> int:
@@ -105,7 +100,7 @@ class WholeIndex(Index):
 
 @dataclass(frozen=True)
 class IndexSlice(Index):
-    """`length` positions of another index, from `start` on; a length of None: all the rest."""
+    """`count` positions of another index, from `start` on; None: all the rest."""
 
     inner: Index
     start: int = 0
@@ -163,7 +158,7 @@ class Repeated(Index):
         self._pass = (0, index_of_pass(0))
         each = self._pass[1].length
         if each is None:
-            raise PlanError("a .repeat() behind an endless .repeat() would never begin its second pass")
+            raise PlanError("a .repeat() after an endless .repeat() would never begin its second pass")
         self._each = each
         self._times = times
         self.length = 0 if not each else None if times is None else each * times

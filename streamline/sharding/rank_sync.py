@@ -1,14 +1,12 @@
 """Rank synchronization in rounds: ranks exchange item counts over a store, a round ahead of the consumers.
 
-In a round each rank writes how many items it has, and whether that was all. The last one to write computes how far all
-may go, and stores the answer. A rank enters the next round when it has given what it may give, so there are as many
-rounds as lists: one, where many items wait.
+In a round each rank writes how many items it has, and whether that was all. The last one to write computes how many
+all may give, and stores the answer. A rank enters the next round when it has given these.
 
-Success: all ranks read the same numbers. Failure: a `RanksError` for a store that can't be reached, a rank that is
-silent for longer than the timeout, and, at once, a rank that has reported a failure. Cancellation: a key or two stay in
-the store.
+Failure: a `RanksError` for a store that can't be reached, a rank that is silent for longer than the timeout, and, at
+once, a rank that has reported a failure. Cancellation: a key or two stay in the store.
 
-The store is an existing one: torch.distributed's, never its process groups, which belong to the trainer.
+The store may be torch.distributed's; its process groups, which belong to the trainer, aren't used.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ __all__ = ["Rounds", "far", "opened", "own_connection", "store_of_torch"]
 def store_of_torch(rank: Rank) -> Store | None:
     """Return the store with which torch.distributed was initialised; None: it wasn't, or is of other ranks.
 
-    Ranks that were given, and are not as many as torch's processes, might be there several times: only a mesh says
-    which processes are whose.
+    Where given ranks aren't torch's, several processes might be the same rank: only a mesh says which.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -49,7 +46,7 @@ def store_of_torch(rank: Rank) -> Store | None:
 
 
 def own_connection(store: Store) -> Store:
-    """Return a store to the same keys, over a connection of its own where there is one: no one waits for our calls."""
+    """Return a store of the same keys, over a connection of its own where there can be one: no other user waits."""
     clone = getattr(store, "clone", None)
     if clone is None:
         return store
@@ -61,23 +58,19 @@ def own_connection(store: Store) -> Store:
 
 R = TypeVar("R")
 
-
 LOOKS_S = (0.0005, 0.05)
-"""Pauses between two looks at a store, from the first to the longest: torch's can't be waited for and left in time."""
-
+"""Pauses between two looks at a store, the first and the longest: a wait on torch's can't be cancelled."""
 
 SAID_CHARS = 2000
-"""Of a failure, what the other ranks are told."""
-
+"""Of a failure, what the other ranks read."""
 
 _opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
-
 
 _opening = threading.Lock()
 
 
 class _RankFailedError(Exception):
-    """What a rank that has failed has said: its number, and why."""
+    """A failure that another rank has reported: its number, and why."""
 
 
 def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
@@ -111,10 +104,10 @@ class Rounds:
         self._broken = False
 
     async def next(self, have: int, over: bool) -> tuple[int, bool]:
-        """Say how many items this rank has, and return how many all may give, and whether that is all.
+        """Report how many items this rank has; return how many all may give, and whether that is all.
 
         Raises:
-          RanksError: a rank says nothing, or that it has failed; or the store can't be reached.
+          RanksError: a rank is silent, or has failed; or the store can't be reached.
         """
         key, self._round = f"{self._key}/{self._round}", self._round + 1
         try:
@@ -127,9 +120,9 @@ class Rounds:
         return int(found[1:]), found[:1] == b"="
 
     async def fail(self, error: Exception) -> None:
-        """Say that this rank gives nothing more, unless all know: else the others wait for it until their time is out.
+        """Report that this rank has failed: else the others wait for it until the timeout.
 
-        What keeps it from being said is a note at the error.
+        If that fails, the error has a note of it.
         """
         if self._broken:
             return
@@ -140,7 +133,7 @@ class Rounds:
             error.add_note(f"the other ranks don't know of it: {failure}")
 
     def _say(self, key: str, have: int, over: bool) -> bytes | None:
-        """Write down this rank's number; the last one to do so works out the answer, and returns it."""
+        """Write this rank's number; the last rank to do so computes, stores and returns the answer."""
         store = self._store
         store.set(f"{key}/{self._rank}", f"{'=' if over else '+'}{have}")
         if store.add(f"{key}/said", 1) < self._ranks:
@@ -155,7 +148,7 @@ class Rounds:
         return answer.encode()
 
     async def _answer(self, key: str) -> bytes:
-        """Wait until the last rank has said its number."""
+        """Wait until the last rank has written its number."""
         pause, longest = LOOKS_S
         waited, said = 0.0, perf_counter()
         consumer = self._session.meters.consumer
@@ -217,7 +210,7 @@ class Rounds:
 def opened(agreement: Agreement) -> int:
     """Return how many streams of this kind a rank has opened before: all ranks open the same ones, in the same order.
 
-    To be called when one is opened: whether its first item is asked for before it is left may differ between ranks.
+    Called at the opening: whether a first item is pulled may differ between ranks.
     """
     with _opening:
         counts = _opened.setdefault(agreement.store, {}) if agreement.store is not None else {}

@@ -14,12 +14,10 @@ from streamline.sharding.split import shards_of_rank
 
 __all__ = ["Mesh", "Rank", "find_rank"]
 
-
 logger = logging.getLogger(__name__)
 
-
 _said: Rank | None = None
-"""What the log says of this process: a loader looks again in each epoch."""
+"""The rank last logged: a loader looks again in each epoch."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,8 @@ class Rank:
     """Rank `rank` of `world_size`, and how that is known.
 
     Attributes:
-      members: of a mesh, the numbers of its processes in the whole job, by rank; of all others, none.
-      process: of a mesh: the number of this process in the job, if other processes may be the same rank, since the job
-        has some that aren't in the mesh; else None.
+      members: of a mesh, the numbers of its processes in the whole job, by rank; else none.
+      process: of a mesh, the number of this process in the job, if processes outside the mesh may be the same rank.
     """
 
     rank: int
@@ -59,14 +56,11 @@ class Mesh(Protocol):
 
 
 def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh | None = None) -> Rank:
-    """Return the rank that was given, or else the one that this process has been launched as.
-
-    Args:
-      mesh: whose processes the data is for, in the place of `rank` and `world_size`.
+    """Return the rank that was given, by numbers or by a mesh, or else the one this process was launched as.
 
     Raises:
-      PlanError: only one of the two was given, or with a mesh; the rank is not below the world size; a mesh of several
-        dimensions, or without this process. PlanTypeError: no numbers, or no mesh.
+      PlanError: only one of the numbers was given, or with a mesh; the rank is not below the world size; a mesh of
+        several dimensions, or without this process. PlanTypeError: no numbers, or no mesh.
     """
     if mesh is not None:
         if rank is not None or world_size is not None:
@@ -143,5 +137,5 @@ def _of_environment(rank: str, world_size: str) -> Rank | None:
 
 def _of_slurm() -> Rank | None:
     if "SLURM_STEP_ID" not in os.environ:
-        return None  # a batch script's own variables tell of the allocation, not of this process
+        return None  # a batch script's own variables describe the allocation, not of this process
     return _of_environment("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")

@@ -1,7 +1,6 @@
-"""Which items are whose: the arithmetic, pure.
+"""Which items belong to which shard. Pure: all ranks and workers compute the same split, without communication.
 
-Every rank and worker computes the same split from (length, number of shards), without communication. Union of
-the shards = the dataset, intersection = empty, at any number of shards, also more than there are items.
+The union of all shards is the dataset, their intersection empty, also with more shards than items.
 """
 
 from __future__ import annotations

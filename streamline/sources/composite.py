@@ -1,8 +1,8 @@
-"""Sources whose items come from several pipelines: what is common to a mixture and to a zip.
+"""Sources whose items come from several pipelines: what a mixture and a zip have in common.
 
-Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages; so a
-`.shard` after such a source is one in each component. Stages and sources go by "component/name" in here, so that
-two components may have stages of the same name. State: what the kind of source keeps, and each component's, by name.
+Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages. Stages and
+sources are named "component/name" here, so that two components may have stages of the same name. State: the source's
+own part, and each component's, by name.
 """
 
 from __future__ import annotations
@@ -25,23 +25,16 @@ from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sources.base import Change, Mode, Part, Source, Split
 
-__all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "known_of", "named"]
-
+__all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "named"]
 
 T = TypeVar("T")
 
-
 GROW = ("length", "changed_files")
-"""Changes of data by which there may be more."""
+"""Changes of data after which there may be more items."""
 
 
 class SeveralState(State):
-    """Where several flows stand, and what the source keeps beside.
-
-    Args:
-      own: the source's own part.
-      parts: of each component, by name.
-    """
+    """The states of several flows, `parts` by name, and the source's own part."""
 
     __slots__ = ("name", "own", "parts")
 
@@ -61,7 +54,7 @@ class SeveralState(State):
         return {**tree, "errors": errors} if errors else tree
 
     def own_until(self, later: Any) -> Tree:
-        """Return the source's own part, with what it takes to come to a later state in the same way."""
+        """Return the source's own part, with what it takes to reach a later state in the same way."""
         return self.own
 
     def tally(self, found: Tally) -> None:
@@ -84,14 +77,13 @@ class Component(Protocol):
     """One of the pipelines: a plan without shard and merge. Frozen, pickles.
 
     Attributes:
-      plan: the plan, for what is above sources: pictures, cache keys, the oracle.
-      source: what it reads.
+      plan: for what is above sources: pictures, cache keys, the oracle.
       names: of its stages.
       entries: of its fingerprint.
       mode: how its source is split.
-      in_flight: items that it holds at the most.
+      in_flight: the most items that it holds.
       repeats: whether a pass follows another.
-      moved_by: a stage before the shard by which an item's place depends on how many there are; None: none.
+      moved_by: a stage before the shard that places items by their number; None: there is none.
       misaligned: why its shards may hold other items than those of an equal split; None: they don't.
     """
 
@@ -122,8 +114,7 @@ class Component(Protocol):
     @property
     def misaligned(self) -> str | None: ...
 
-    def with_source(self, source: Source[Any]) -> Self:
-        """Return it over another source."""
+    def with_source(self, source: Source[Any]) -> Self: ...
 
     def bound(self, bind: Callable[[Any], Any]) -> Self:
         """Return it with its plan changed by `bind`."""
@@ -131,24 +122,19 @@ class Component(Protocol):
     def part(self, num_shards: int, epoch: int) -> Part:
         """Return which part of its source is read."""
 
-    def open_shard(self, site: Site, state: Tree | None) -> Flow[Any]:
-        """Return the flow of one shard, at a state or at the beginning."""
+    def open_shard(self, site: Site, state: Tree | None) -> Flow[Any]: ...
 
     def num_outputs(self, shard: int, num_shards: int) -> float | None:
-        """Return how many items a shard of it has; None: that isn't known."""
+        """Return how many items a shard of it has; None: not known."""
 
     def check_state(self, entries: list[dict[str, Json]], tree: Tree, where: str) -> None:
-        """Insist that a state is of the stages of these entries.
-
-        Raises:
-          SnapshotError: it isn't.
-        """
+        """Raise a SnapshotError unless a state is of the stages of these entries."""
 
     def reads_again(self, tree: Tree) -> str | None:
-        """Return which stage reads again from this state on what is not as it was; None: none."""
+        """Return the stage that reads changed data again from this state on; None: none does."""
 
     def pass_of(self, site: Site) -> PassOf | None:
-        """Return what tells the pass that a state is in; None: it isn't repeated."""
+        """Return the function that gives the pass of a state; None: it isn't repeated."""
 
 
 class ComponentParts(msgspec.Struct):
@@ -166,11 +152,7 @@ class Listed(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class Several(Source[T], ABC):
-    """A source that reads components.
-
-    Attributes:
-      components: by name, in order.
-    """
+    """A source that reads components, by name, in order."""
 
     modes: ClassVar[tuple[Mode, ...]] = ("custom",)
     state_type: ClassVar[Any] = ComponentParts
@@ -195,13 +177,11 @@ class Several(Source[T], ABC):
         return self._with({name: component.source.resolved(traffic) for name, component in self.components})
 
     async def aresolved(self, traffic: Traffic | None = None) -> Several[T]:
-        found = {}
-        for name, component in self.components:
-            found[name] = (
-                await component.source.aresolved(traffic)
-                if component.source.is_remote
-                else component.source.resolved(traffic)
-            )
+        sources = {name: component.source for name, component in self.components}
+        found = {
+            name: await source.aresolved(traffic) if source.is_remote else source.resolved(traffic)
+            for name, source in sources.items()
+        }
         return self._with(found)
 
     def check_split(self, mode: Mode, num_shards: int) -> None:
@@ -210,10 +190,11 @@ class Several(Source[T], ABC):
 
     def listing(self) -> Any:
         """Return what each component is, stages included, and what it reads."""
-        return {
-            name: {"plan": [_counted(entry) for entry in component.entries], "data": component.source.listing()}
-            for name, component in self.components
-        }
+        found: dict[str, Any] = {}
+        for name, component in self.components:
+            plan = [{key: value for key, value in entry.items() if key != "code"} for entry in component.entries]
+            found[name] = {"plan": plan, "data": component.source.listing()}
+        return found
 
     def check_listing(self, listing: Json) -> None:
         super().check_listing(listing)
@@ -239,8 +220,8 @@ class Several(Source[T], ABC):
             component.source.check_within(_split_of(name, component, split))
 
     def _known(self, listing: Json) -> dict[str, Component]:
-        """Return the components that a snapshot has a place in: those of the same names and kinds of source."""
-        known = known_of(listing)
+        """Return the components that a snapshot has a state of: those of the same names and kinds of source."""
+        known = _listed_in(listing)
         return {
             name: component
             for name, component in self.components
@@ -265,7 +246,7 @@ class Several(Source[T], ABC):
 
     def changes(self, listing: Json, now: Json, split: Split) -> list[Change]:
         """Return how the components of a snapshot differ from those of the same names now; others may come and go."""
-        found, known = list[Change](), known_of(listing)
+        found, known = list[Change](), _listed_in(listing)
         for name, component in self.components:
             if name not in known:
                 continue
@@ -330,7 +311,7 @@ class Several(Source[T], ABC):
         return found
 
     def outputs(self, part: Part, shard: int, num_shards: int) -> list[float | None]:
-        """Return how many items of one shard each component has; None: unknown yet."""
+        """Return how many items of one shard each component has; None: not known yet."""
         return [component.num_outputs(shard, num_shards) for _, component in self.components]
 
     def _with(self, sources: Mapping[str, Source[Any]]) -> Several[T]:
@@ -357,14 +338,14 @@ def named(option: str, pipes: object) -> dict[str, Any]:
     return found
 
 
-def known_of(listing: Json) -> dict[str, Any]:
-    """Return what a listing says of components; nothing, if it is another kind of source's."""
+def _listed_in(listing: Json) -> dict[str, Any]:
+    """Return what a listing says of components; nothing, if it is of another kind of source."""
     found = listing if isinstance(listing, dict) else {}
     return {name: entry for name, entry in found.items() if isinstance(entry, dict) and "plan" in entry}
 
 
 def _split_of(name: str, component: Component, split: Split) -> Split:
-    """Return how a snapshot's run divided the source of a component, and how far it came."""
+    """Return how a snapshot's run split the source of a component, and how far each shard was read."""
     trees = {shard: tree["of"].get(name, {}) for shard, tree in split.own.items()}
     source = component.source.name
     return replace(
@@ -377,10 +358,6 @@ def _split_of(name: str, component: Component, split: Split) -> Split:
 
 
 def grown(component: Component, before: Json, now: Json) -> bool:
-    """Whether a component may have items where it had ended: there are more than there were."""
+    """Whether a component that had ended may have more items now."""
     split = Split(part=component.part(1, 0), num_shards=1, epoch=0, own={}, moved_by=None, passes=False)
     return any(change.what.rpartition(".")[2] in GROW for change in component.source.changes(before, now, split))
-
-
-def _counted(entry: dict[str, Json]) -> dict[str, Json]:
-    return {key: value for key, value in entry.items() if key != "code"}

@@ -1,7 +1,6 @@
 """`@source`: sources that users write, as generator functions that keep their place in a dict.
 
-A resume after an item begins from the dict as it was at that item's yield, so its author updates it, then yields. It
-is copied at each yield, through JSON.
+A resume after an item begins from the dict as it was at that item's yield: it is copied at each yield, through JSON.
 """
 
 from __future__ import annotations

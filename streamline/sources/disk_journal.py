@@ -4,12 +4,8 @@ Each item is written before the feed is asked for its next one. The directory ha
 item, the snapshot it was trimmed for), segments, and a lock. A segment is removed when a snapshot that has passed it
 is stored.
 
-A segment is a magic line, then frames: three little-endian uint32 (length of the payload, its CRC-32, the CRC-32 of
-these first eight bytes), then the payload. The first frame is the header, JSON; each other one is an item: uint32
-shard, then `item_codec.to_bytes`. Frames are only ever appended.
-
-A process that is killed leaves a prefix of what it wrote: a last frame that is cut short, a *torn tail*, in the last
-file. A power cut may leave zeros there. Anything else that is inconsistent is damage.
+A segment is a log of `core.record_file`. Its first frame is the header, JSON; each other one is an item: uint32 shard,
+then `item_codec.to_bytes`. Only the last segment may have a torn tail.
 """
 
 from __future__ import annotations
@@ -21,49 +17,39 @@ import re
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
-from zlib import crc32
 
 import msgspec
 
-from streamline.core.atomic_file import make_directory, open_own, read_own, replace_file, sync_directory, try_lock
+from streamline.core.atomic_file import (
+    lock_file,
+    make_directory,
+    open_own,
+    read_own,
+    replace_file,
+    sync_and_close,
+    sync_directory,
+    write_all,
+)
 from streamline.core.item_codec import EncodedItem, from_bytes, to_bytes
+from streamline.core.record_file import DamagedFrameError, frame, frames
 from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
 from streamline.sources.journal import Entry, Journal, Places, SavedJournal
 
-__all__ = [
-    "ABOUT",
-    "MAGIC",
-    "SEGMENT_BYTES",
-    "About",
-    "DiskErrors",
-    "DiskJournal",
-    "JournalSegment",
-    "Lock",
-    "SegmentHeader",
-    "files_in",
-    "frame",
-    "mend_files",
-    "read_about",
-    "read_files",
-    "read_segment",
-    "record",
-    "segment_path",
-]
+__all__ = ["MAGIC", "DiskJournal", "SegmentHeader", "read_segment", "record"]
 
 SEGMENT_BYTES = 8 * 2**20
 """A segment is closed after so many bytes: trimming removes whole segments, and fsync of one takes some 10 ms."""
 
 
 class DiskJournal(Journal):
-    """A journal in a directory: locked, read, and ready to be appended to.
+    """A journal in a directory, which is made if it isn't there: locked, read, and ready to be appended to.
 
     Args:
-      directory: made if it isn't there.
       saved: the journal in the snapshot that is resumed; None: there is none.
       entries: the items in that snapshot, if its journal was in memory.
       state: the snapshot's.
@@ -87,7 +73,7 @@ class DiskJournal(Journal):
         mark_of: Callable[[EncodedItem], Json] = lambda written: None,
     ) -> None:
         self._directory = directory
-        self._lock = Lock(directory)
+        self._lock: int | None = None
         self._mutex = threading.Lock()  # the reader appends, the consumer trims, perhaps in another thread
         self._file: int | None = None
         self._given: dict[int, int] = {}
@@ -100,7 +86,7 @@ class DiskJournal(Journal):
         super().__init__(places, secrets.token_hex(16) if saved is None else saved.id)
         with DiskErrors(directory, "open"):
             make_directory(directory)
-            if not self._lock.take():
+            if not self._take_lock():
                 raise JournalError(
                     f"the journal in {directory} is in use, by another process or another opening: each needs its own"
                 )
@@ -171,7 +157,7 @@ class DiskJournal(Journal):
     def _gather(
         self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
     ) -> dict[int, int]:
-        """Make the backlog: items that the positions have not passed; return how many items each shard was handed.
+        """Make the backlog, the items that no worker has passed; return how many items each shard was fed.
 
         Raises:
           JournalError: one of them is missing.
@@ -209,10 +195,10 @@ class DiskJournal(Journal):
         )
 
     def _too_short(self, saved: SavedJournal, there: int, segments: Sequence[JournalSegment]) -> NoReturn:
-        """Raise for a journal that ends before what the snapshot needs; names file and byte.
+        """Raise for a journal that ends before what the snapshot needs; the message names file and byte.
 
-        Items lost in a power cut may be missing if the snapshot's state has passed them all. How many items were handed
-        to a worker that has ended is unknown, so missing ones count as needed then.
+        Items lost in a power cut may be missing if the snapshot's state has passed them all. How many items a worker
+        that has ended was fed is unknown, so missing ones count as needed then.
         """
         path, byte = (segments[-1].path, segments[-1].end) if segments else (segment_path(self._directory, there), 0)
         way_out = f"resume from a snapshot that was taken when at most {there:,} items were read"
@@ -226,7 +212,7 @@ class DiskJournal(Journal):
         )
 
     def _next_turn(self, segments: Sequence[JournalSegment], saved: SavedJournal | None) -> tuple[int, Json]:
-        """Return the shard whose turn is next after all that was read (it may have ended), and the last item's mark."""
+        """Return the shard whose turn is next after all items read (it may have ended), and the last item's mark."""
         shards = list(self.places.shards)
         if saved is not None and (not segments or saved.read >= segments[-1].read):
             return (saved.next if segments else self.next), saved.mark
@@ -244,7 +230,7 @@ class DiskJournal(Journal):
             if self._file is None:
                 raise JournalError(f"the journal in {self._directory} is closed")
             content = record(entry.shard, entry.written)
-            _write(self._file, content)
+            write_all(self._file, content)
             self._written += len(content)
             self._given[entry.shard] += 1
             self.read += 1
@@ -256,36 +242,27 @@ class DiskJournal(Journal):
         return self._json(self.places.passed(state), self.read, self.next, self.mark, None)
 
     def sync(self) -> None:
-        """Block until what was written would survive a power cut. From any thread.
-
-        Raises:
-          JournalError: the disk failed.
-        """
+        """Block until what was written would survive a power cut; a JournalError if the disk fails. From any thread."""
         with self._mutex:
             if self._file is None:
                 return
             descriptor = os.dup(self._file)  # fsync takes long, and the reader may close its own meanwhile
         with DiskErrors(self._directory, "write to"):
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_and_close(descriptor)
 
-    def storing(self) -> None:
-        """Make durable what a snapshot that is about to be stored refers to."""
-        self.sync()
+    storing = sync  # what a snapshot that is about to be stored refers to
 
     def stored(self, state: Tree, where: str) -> None:
         """Remove the files that the snapshot of this state has passed, unless another opening uses them by now."""
         passed = self.places.passed(state)
         with DiskErrors(self._directory, "trim"), self._mutex:
-            if self._closed and not self._lock.take():
+            if self._closed and not self._take_lock():
                 return  # the opening that has the lock trims at its own saves
             try:
                 self._trim(passed, where)
             finally:
                 if self._closed:
-                    self._lock.free()
+                    self._free_lock()
 
     def _trim(self, passed: dict[int, int | float], where: str) -> None:
         if self._closed and ((about := read_about(self._directory)) is None or about.first != self._segments[0].read):
@@ -312,9 +289,22 @@ class DiskJournal(Journal):
             try:
                 if descriptor is not None:
                     with DiskErrors(self._directory, "write to"):
-                        _sync_and_close(descriptor)
+                        sync_and_close(descriptor)
             finally:
-                self._lock.free()
+                self._free_lock()
+
+    def _take_lock(self) -> bool:
+        """Lock the directory for this opening; False: another one, in any process, has the lock."""
+        try:
+            self._lock = lock_file(self._directory / "lock")
+        except ImportError:  # pragma: no cover - Windows
+            raise JournalError("from_stream(journal=) needs a system with flock: leave it out here") from None
+        return self._lock is not None
+
+    def _free_lock(self) -> None:
+        descriptor, self._lock = self._lock, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _roll(self, given: dict[int, int], read: int, after: int) -> None:
         """Begin a new segment, or continue the last one if it is empty."""
@@ -323,31 +313,18 @@ class DiskJournal(Journal):
         again = bool(self._segments) and self._segments[-1].read == read
         before, self._file = self._file, None
         if before is not None:
-            _sync_and_close(before)  # before there is another one: only the last file's tail may be torn
+            sync_and_close(before)  # before there is another one: only the last file's tail may be torn
         flags = os.O_WRONLY | os.O_APPEND | (0 if again else os.O_CREAT | os.O_EXCL)
         self._file = open_own(segment_path(self._directory, read), flags)
         if not again:
             header = SegmentHeader(self.id, read, after, dict(given), self.next, self.mark)
-            _write(self._file, header.begin())
+            write_all(self._file, header.begin())
             sync_directory(self._directory)
             self._segments.append(header)
 
     def _write_about(self, first: int, trimmed_for: str, *, begun: bool = True) -> None:
-        about = About(1, self.id, list(self.places.shards), begun, first, trimmed_for)
-        about.write(self._directory)
-
-
-def _sync_and_close(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        about = msgspec.structs.asdict(About(1, self.id, list(self.places.shards), begun, first, trimmed_for))
+        replace_file(self._directory / ABOUT, json.dumps(about, indent=1).encode() + b"\n")
 
 
 # The directory --------------------------------------------------------------------------------------------------------
@@ -374,43 +351,9 @@ class About(msgspec.Struct, forbid_unknown_fields=True):
     first: int
     trimmed_for: str
 
-    def write(self, directory: Path) -> None:
-        """Replace the directory's `journal.json`."""
-        replace_file(directory / ABOUT, json.dumps(msgspec.structs.asdict(self), indent=1).encode() + b"\n")
-
-
-class Lock:
-    """The directory's lock: one process at a time, and one opening in it."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
-        self._descriptor: int | None = None
-
-    def take(self) -> bool:
-        """Take the lock; return False if another opening has it."""
-        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            if try_lock(descriptor):
-                self._descriptor = descriptor
-                return True
-        except ImportError:  # pragma: no cover - Windows
-            os.close(descriptor)
-            raise JournalError("from_stream(journal=) needs a system with flock: leave it out here") from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        return False
-
-    def free(self) -> None:
-        """Release the lock. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
 
 class DiskErrors:
-    """Converts an OSError in a `with` block into a JournalError that names the journal and the operation."""
+    """Turns an OSError in a `with` block into a JournalError that names the journal and the operation."""
 
     def __init__(self, directory: Path, what: str) -> None:
         self._directory = directory
@@ -427,7 +370,7 @@ class DiskErrors:
 
 
 def segment_path(directory: Path, read: int) -> Path:
-    """Return the path of the segment that begins after item `read` of the feed."""
+    """Return where the segment is that begins after item `read` of the feed."""
     return directory / f"{read:020d}.segment"
 
 
@@ -437,10 +380,10 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def read_about(directory: Path) -> About | None:
-    """Return the content of a directory's `journal.json`; None: there is no journal.
+    """Return the content of `journal.json`; None: there is no journal.
 
     Raises:
-      JournalError: that is damaged or missing, or of a newer format.
+      JournalError: it is damaged or missing, or of a newer format.
     """
     path = directory / ABOUT
     try:
@@ -475,7 +418,7 @@ def read_files(directory: Path, about: About) -> list[JournalSegment]:
             raise JournalError(f"{path} is of another journal ({segment.header.id}): it doesn't belong here")
         expected, found = about.first, segment.header.read
         if segments:
-            expected, found = segments[-1].read, segment.header.behind
+            expected, found = segments[-1].read, segment.header.after
         if expected != found:
             raise JournalError(
                 f"{path} goes on after item {found:,}, and what is before it ends after item {expected:,}: a file is "
@@ -488,10 +431,7 @@ def read_files(directory: Path, about: About) -> list[JournalSegment]:
 
 
 def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
-    """Cut off a torn tail, and remove all files but these.
-
-    Called once the journal is accepted: one that is refused stays unchanged.
-    """
+    """Cut off a torn tail, and remove all files but these. A journal that is refused stays unchanged."""
     sound = {segment.path for segment in segments}
     for path in files_in(directory):
         if path not in sound:
@@ -505,44 +445,38 @@ def mend_files(directory: Path, segments: Sequence[JournalSegment]) -> None:
                 os.close(descriptor)
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The segments ---------------------------------------------------------------------------------------------------------
 
 MAGIC = b"streamline journal 1\n"
-
-_FRAME = struct.Struct("<III")
-
-_HEAD = struct.Struct("<II")
 
 _SHARD = struct.Struct("<I")
 
 Record: TypeAlias = "tuple[int, EncodedItem]"
 
 
-class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True):
+class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The first frame of a segment.
 
     Attributes:
       id: the feed's.
       read: items that the feed had read before this file.
-      behind: where the file before this one ended; less than `read` where a power cut took what a snapshot has passed.
-      given: for each shard, items that had been handed to its worker.
+      after: items read by the end of the file before this one; less than `read` where a power cut took what a snapshot
+        has passed.
+      given: for each shard, items that its worker had been fed.
       next: the shard whose turn was next.
-      mark: of the last item before this file, see `SavedJournal`; omitted if None.
+      mark: of the last item before this file, see `SavedJournal`; left out if None, for older versions.
     """
 
     id: str
     read: int
-    behind: int
+    after: int = msgspec.field(name="behind")
     given: dict[int, int]
     next: int
     mark: Any = None
 
     def begin(self) -> bytes:
         """Return the file's first bytes."""
-        body = {**msgspec.structs.asdict(self), "given": {str(shard): n for shard, n in self.given.items()}}
-        if self.mark is None:
-            del body["mark"]  # without it, older versions can read the file
-        return MAGIC + frame(json.dumps(body).encode())
+        return MAGIC + frame(json.dumps(msgspec.to_builtins(self, str_keys=True)).encode())
 
 
 class JournalSegment(msgspec.Struct):
@@ -572,12 +506,6 @@ def record(shard: int, written: EncodedItem) -> bytes:
     return frame(_SHARD.pack(shard) + to_bytes(written))
 
 
-def frame(payload: bytes) -> bytes:
-    """Return a payload with its length and checksums."""
-    head = _HEAD.pack(len(payload), crc32(payload))
-    return head + struct.pack("<I", crc32(head)) + payload
-
-
 def read_segment(path: Path, *, last: bool) -> JournalSegment:
     """Read a file.
 
@@ -587,57 +515,26 @@ def read_segment(path: Path, *, last: bool) -> JournalSegment:
     Raises:
       JournalError: it is damaged; the message names the byte.
     """
-    content = read_own(path)
-    start = len(MAGIC)
+    content, start = read_own(path), len(MAGIC)
     if not content.startswith(MAGIC):
         if last and (MAGIC.startswith(content) or not content.strip(b"\0")):
             return JournalSegment(path, None, [], 0, len(content))
         raise JournalError(f"{path} is damaged at byte 0: it doesn't begin as a journal's file does; use a copy of it")
-    header: SegmentHeader | None = None
-    records: list[Record] = []
-    end = start
-    for stop, payload in _frames(content, start, path, last=last):
-        end = stop
-        if header is None:
-            header = _header(payload, path)
-        else:
-            records.append((_SHARD.unpack_from(payload)[0], from_bytes(payload[_SHARD.size :])))
-    if header is None and not last:
+    segment = JournalSegment(path, None, [], 0, len(content))
+    try:
+        for segment.end, payload in frames(content, start, last=last):
+            if segment.header is None:
+                segment.header = _header(payload, path)
+            else:
+                segment.records.append((_SHARD.unpack_from(payload)[0], from_bytes(payload[_SHARD.size :])))
+    except DamagedFrameError as error:
+        raise JournalError(
+            f"{path} is damaged at byte {error.byte:,}: {error.what} is not as it was written. Use a copy of the "
+            "journal; without one, cutting the file off at this byte loses the items after it"
+        ) from None
+    if segment.header is None and not last:
         raise JournalError(f"{path} is damaged at byte {start}: it has no header")
-    return JournalSegment(path, header, records, end if header is not None else 0, len(content))
-
-
-def _frames(content: bytes, start: int, path: Path, *, last: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the payload of each sound frame with the byte at which it ends."""
-    while start < len(content):
-        rest = len(content) - start
-        if rest < _FRAME.size:
-            return _torn(path, start, last=last)
-        length, check, head_check = _FRAME.unpack_from(content, start)
-        if crc32(content[start : start + _HEAD.size]) != head_check:
-            if last and not content[start:].strip(b"\0"):
-                return None
-            raise _damaged(path, start, "the checksum of a frame's length")
-        if rest < _FRAME.size + length:
-            return _torn(path, start, last=last)
-        payload = content[start + _FRAME.size : start + _FRAME.size + length]
-        if crc32(payload) != check:
-            raise _damaged(path, start, "a frame's checksum")
-        start += _FRAME.size + length
-        yield start, payload
-    return None
-
-
-def _torn(path: Path, byte: int, *, last: bool) -> None:
-    if not last:
-        raise _damaged(path, byte, "the file ends within a frame, and it is not the journal's last one: its end")
-
-
-def _damaged(path: Path, byte: int, what: str) -> JournalError:
-    return JournalError(
-        f"{path} is damaged at byte {byte:,}: {what} is not as it was written. Use a copy of the journal; without one, "
-        f"cutting the file off at this byte loses the items after it"
-    )
+    return segment
 
 
 def _header(payload: bytes, path: Path) -> SegmentHeader:

@@ -1,7 +1,6 @@
-"""A source that reads a list of files, split over shards, in some format.
+"""A source that reads a list of files, split over shards, one after the other or several in turn.
 
-A worker reads its files one after the other, or several in turn. `streamline.io.formats` makes items of a file,
-`streamline.io.fetch` fetches its bytes.
+`streamline.io.formats` makes items of a file, `streamline.io.fetch` fetches its bytes.
 """
 
 from __future__ import annotations
@@ -83,12 +82,7 @@ class Files(Source[T]):
         return self.found is None and any(map(is_remote, self.paths))
 
     def resolved(self, traffic: Traffic | None = None) -> Files[T]:
-        """Return this source with its files looked up, once for all workers: a later look may find others.
-
-        Raises:
-          ReadError: as `find`.
-          PlanError: likewise.
-        """
+        """Return this source with its files looked up, once for all workers: a later look may find others."""
         return self if self.found is not None else replace(self, found=find(self.paths, self.access, traffic))
 
     async def aresolved(self, traffic: Traffic | None = None) -> Files[T]:

@@ -1,37 +1,30 @@
 """Iterables that have a state of their own: `state_dict` and `load_state_dict`, or `get_state` and `set_state`.
 
-The first pair is what PyTorch's world has (Hugging Face's IterableDataset, torchdata's StatefulDataLoader and
-nodes.Loader: on the iterable, loaded before it is iterated), the second grain's (on the iterator). By experiment, not
-every state is right, so:
+The first pair is of PyTorch's world (Hugging Face's IterableDataset, torchdata's StatefulDataLoader and nodes.Loader:
+on the iterable, loaded before it is iterated), the second grain's (on the iterator). Not every state is right, so:
 
-- A state is taken after an item, and used only once it differs from the one before and from the next one, some items
-  later: torchdata starts over at a state taken at the end, and some versions of Hugging Face's stop counting after a
-  resume (datasets issue 8308).
+- A state is used only if it differs from the one before and from the next one, some items later: torchdata starts over
+  at a state taken at the end, and some versions of Hugging Face's stop counting after a resume (datasets issue 8308).
 - An object is loaded before any other use (torchdata's Loader forgets what was loaded after a call of `state_dict`),
-  and an object that was loaded isn't reused: its next iteration would begin there.
+  and isn't reused: its next iteration would begin there.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
+from streamline.core.item_codec import state_from_json, state_text
 from streamline.core.state import Json
-from streamline.errors import PlanError, PlanTypeError, printable
+from streamline.errors import PlanError, printable
 
-__all__ = ["Foreign", "Marks", "Renewable", "as_text", "decoded", "encoded", "foreign"]
+__all__ = ["Foreign", "Marks", "Renewable", "foreign"]
 
 SNAPSHOT_EVERY = 16
 """Items between two states; a resume iterates again over up to twice as many."""
 
 PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
-
-BYTES, TUPLE = "__bytes__", "__tuple__"
-"""Keys of an object with one entry that stands for bytes, or for a tuple."""
 
 
 @runtime_checkable
@@ -58,11 +51,11 @@ class Foreign:
         Raises:
           PlanTypeError: an entry isn't JSON; the message names it.
         """
-        return encoded(self._get(), f"{self.kind}'s state")
+        return state_text(self._get(), f"{self.kind}'s state")
 
     def load(self, state: Json) -> None:
         """Load a state that `state` has returned."""
-        self._load(decoded(state))
+        self._load(state_from_json(state))
 
 
 def foreign(candidate: Any) -> Foreign | None:
@@ -126,59 +119,3 @@ class Marks:
                 stacklevel=2,
             )
         self._last, self._moved = (text, count), moved
-
-
-# States as JSON -------------------------------------------------------------------------------------------------------
-
-
-def encoded(state: Any, where: str) -> str:
-    """Return a state as JSON text, bytes and tuples wrapped.
-
-    Raises:
-      PlanTypeError: as `Foreign.state`.
-    """
-    return as_text(_wrapped(state, where))
-
-
-def as_text(state: Json) -> str:
-    """Return the text of a state's JSON; equal states have equal texts."""
-    return json.dumps(state, separators=(",", ":"))
-
-
-def decoded(state: Json) -> Any:
-    """Return the state of its JSON."""
-    if isinstance(state, list):
-        return [decoded(item) for item in state]
-    if not isinstance(state, dict):
-        return state
-    if len(state) == 1:
-        if BYTES in state:
-            return base64.b64decode(state[BYTES])
-        if TUPLE in state:
-            return tuple(decoded(item) for item in state[TUPLE])
-    return {key: decoded(item) for key, item in state.items()}
-
-
-def _wrapped(value: Any, where: str) -> Json:
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    if type(value) is list:
-        return [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]
-    if type(value) is tuple:
-        return {TUPLE: [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]}
-    if isinstance(value, bytes):
-        return {BYTES: base64.b64encode(value).decode()}
-    if isinstance(value, dict) and all(type(key) is str for key in value) and not {BYTES, TUPLE} & set(value):
-        return {key: _wrapped(item, f"{where}[{key!r}]") for key, item in value.items()}
-    raise PlanTypeError(
-        f"{where} is {_named(value)}, which JSON can't hold, and a snapshot is JSON: have the factory return something "
-        "that keeps it elsewhere (shuffle with .shuffle(window=), say), or iter(...) of it: then it has no state, and "
-        "a resume iterates from the start"
-    )
-
-
-def _named(value: Any) -> str:
-    if isinstance(value, dict):
-        keys = [key for key in value if type(key) is not str or key in (BYTES, TUPLE)]
-        return f"a dict with the key {keys[0]!r}"
-    return f"{value!r}" if isinstance(value, float) else f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -1,8 +1,8 @@
 """Cuts an endless response into items: lines, JSON lines, server-sent events or bytes. No I/O.
 
-Each connection has a new framer. Server-sent events: WHATWG HTML, 9.2.5 and 9.2.6 (parsing and interpreting an event
-stream). Own code, since the decoders for Python (aiohttp-sse-client2 0.3, httpx-sse) split lines at other places than
-the standard, or fail at lines of more than 64 KiB, and bring a client of their own.
+Each connection has a new framer. Server-sent events: WHATWG HTML, 9.2.5 and 9.2.6. Own code: the decoders for Python
+(aiohttp-sse-client2 0.3, httpx-sse) split lines elsewhere than the standard, or fail at lines of more than 64 KiB, and
+bring a client of their own.
 """
 
 from __future__ import annotations
@@ -14,19 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from streamline.errors import DataError
 from streamline.io.formats.line_decoding import BOM, Decode, check_lengths, decode_json, decode_text
 
-__all__ = [
-    "FRAMINGS",
-    "MIME_TYPE",
-    "BytesFramer",
-    "EventParser",
-    "Framer",
-    "Framing",
-    "LineFramer",
-    "ServerSentEvent",
-    "SseFramer",
-    "framer_of",
-    "too_long",
-]
+__all__ = ["FRAMINGS", "MIME_TYPE", "Framer", "Framing", "LineFramer", "ServerSentEvent", "SseFramer", "framer_of"]
 
 T = TypeVar("T")
 
@@ -63,8 +51,10 @@ class Framer(ABC, Generic[T]):
 
 
 class LineFramer(Framer[T]):
-    """Lines, decoded as `read_lines` and `read_jsonl` do: a byte order mark at the beginning is no part of them.
-    The last line of a response that was sent whole may lack its end."""
+    """Lines, decoded as by `read_lines` and `read_jsonl`, without a byte order mark at the beginning.
+
+    The last line of a response that was sent whole may lack its end.
+    """
 
     unit = "line"
 
@@ -91,7 +81,7 @@ class LineFramer(Framer[T]):
             self._tail.append(rest)
             self._waiting += len(rest)
         if self._waiting > self._max + (0 if self._begun else len(BOM)):
-            raise too_long("a line", self._max)
+            raise _too_long("a line", self._max)
 
     def finish(self) -> Iterator[T]:
         raw = b"".join(self._tail)
@@ -111,7 +101,7 @@ class LineFramer(Framer[T]):
         if decoded.fault is not None:
             raise DataError(f"line {self._lines + 1:,} of this connection: {decoded.fault.reason}")
         if long is not None:
-            raise too_long("a line", self._max)
+            raise _too_long("a line", self._max)
 
 
 class ServerSentEvent(NamedTuple):
@@ -120,38 +110,12 @@ class ServerSentEvent(NamedTuple):
     Attributes:
       data: its lines of data, joined by a line feed.
       event: its type.
-      id: of the last event that had one, up to this one: what the server is asked to go on after. "": there was none.
+      id: the last one up to this event: the server is asked to go on after it. "": there was none.
     """
 
     data: str
     event: str = "message"
     id: str = ""
-
-
-class SseFramer(Framer[ServerSentEvent]):
-    """Server-sent events. One that the end of a response cuts off is none, as the standard has it."""
-
-    unit = "event"
-
-    def __init__(self, parser: EventParser) -> None:
-        self._parser = parser
-
-    @property
-    def waiting(self) -> int:
-        return self._parser.waiting
-
-    @property
-    def last_id(self) -> str:
-        """Of the last event: what the next connection tells the server."""
-        return self._parser.last_id
-
-    @property
-    def retry_s(self) -> float | None:
-        """How long the server asks to wait before the next connection; None: it hasn't."""
-        return self._parser.retry_s
-
-    def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        return self._parser.feed(data)
 
 
 class BytesFramer(Framer[bytes]):
@@ -170,7 +134,7 @@ class BytesFramer(Framer[bytes]):
 def framer_of(framing: Framing, max_item_bytes: int, last_id: str) -> Framer[Any]:
     """Return the framer of a new connection; `last_id` is the last event's, if there was one."""
     if framing == "sse":
-        return SseFramer(EventParser(max_item_bytes, last_id))
+        return SseFramer(max_item_bytes, last_id)
     if framing == "bytes":
         return BytesFramer()
     return LineFramer(decode_text if framing == "lines" else decode_json, max_item_bytes)
@@ -184,8 +148,8 @@ MAX_RETRY_MS = 24 * 60 * 60 * 1000
 """The longest pause that a `retry` field sets: a day, so that a wrong value doesn't end a feed."""
 
 
-class EventParser:
-    """Makes events of bytes, cut anywhere. Bytes that are no UTF-8 become U+FFFD, as the standard has it.
+class SseFramer(Framer[ServerSentEvent]):
+    """Server-sent events. One that is cut off by the end of a response is none; bytes that are no UTF-8 become U+FFFD.
 
     Args:
       max_event_bytes: of the fields of one event together, and of one line.
@@ -193,9 +157,11 @@ class EventParser:
         whose first events have none; browsers keep it, and so does this: else events would come twice.)
 
     Attributes:
-      last_id: of the last event, or of the last empty one: what a new connection tells the server.
+      last_id: of the last event, or of the last empty one: sent to the server by a new connection.
       retry_s: how long the server asks to wait before a new connection; None if it hasn't.
     """
+
+    unit = "event"
 
     def __init__(self, max_event_bytes: int, last_id: str = "") -> None:
         self.last_id = last_id
@@ -211,11 +177,6 @@ class EventParser:
         self._after_cr = False
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """Yield the events that end in `data`.
-
-        Raises:
-          DataError: one is too long.
-        """
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]  # of a pair that was cut in two
         elif not data:
@@ -224,7 +185,7 @@ class EventParser:
         for line in data.splitlines(keepends=True):  # of bytes: at \n, \r and \r\n only
             self._begun += len(line)
             if self.waiting > self._max:
-                raise too_long("an event", self._max)
+                raise _too_long("an event", self._max)
             if not line.endswith((b"\n", b"\r")):
                 self._line.append(line)
                 return
@@ -239,7 +200,6 @@ class EventParser:
 
     @property
     def waiting(self) -> int:
-        """Bytes of an event whose end has not come yet."""
         return self._fields + self._begun
 
     def _take(self, line: bytes) -> ServerSentEvent | None:
@@ -267,6 +227,6 @@ class EventParser:
         return ServerSentEvent("\n".join(data), kind or "message", self.last_id) if data else None
 
 
-def too_long(what: str, most: int) -> DataError:
+def _too_long(what: str, most: int) -> DataError:
     """Return the error for an item that is longer than allowed."""
     return DataError(f"expected {what} of at most {most:,} bytes, got a longer one: raise max_item_bytes")

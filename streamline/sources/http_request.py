@@ -1,4 +1,4 @@
-"""The options of `stream_http`: apart from the reader, which takes 0.2 s to import."""
+"""The options of `stream_http`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from streamline.sources.framing import FRAMINGS, Framing
 __all__ = ["GIVE_UP_S", "IDLE_TIMEOUT_S", "MAX_ITEM_BYTES", "EndlessRequest"]
 
 IDLE_TIMEOUT_S = 300.0
-"""Seconds of silence after which a connection counts as dropped: servers that mean to keep one open send something
-every 15 to 60 s (WHATWG HTML, 9.2.7, advises a comment every 15 s), and many proxies cut it after 60 s."""
+"""Seconds of silence after which a connection counts as dropped: servers that keep one open send something every 15 to
+60 s (WHATWG HTML, 9.2.7, advises a comment every 15 s), and many proxies cut it after 60 s."""
 
 GIVE_UP_S = 3600.0
-"""Seconds of failures before a feed that has answered once fails: a server's update or a night's work on a network is
-over by then; for longer, a waiting job costs more than one that is restarted and resumes."""
+"""Seconds of failures before a feed that has answered once fails: a server's update is over by then; for longer, a
+waiting job costs more than one that is restarted and resumes."""
 
 MAX_ITEM_BYTES = 16 * 2**20
-"""The longest line or event unless the user says otherwise: more is likely no such stream at all, and would be gathered
-in memory until its end comes, which may be never."""
+"""The longest line or event by default: more is likely no such stream at all, and would be gathered in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +30,6 @@ class EndlessRequest:
     """The request, repeated for each connection.
 
     Attributes:
-      url: http(s).
-      framing: how the response is cut into items.
-      http: how it is asked for.
       idle_timeout_s: seconds of silence after which a connection counts as dropped; `math.inf`: none.
       give_up_s: seconds for which it may fail without an answer, once it has had one; `math.inf`: for ever.
       max_item_bytes: a longer line or event is an error.

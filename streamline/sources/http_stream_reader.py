@@ -1,10 +1,10 @@
 """Reads an endless HTTP response, connection after connection.
 
-Success: bytes are read only when an item is asked for; the rest stays in the socket, and TCP slows the server down.
-After any end of a response it connects again, after a pause that doubles while nothing comes; only a 204 to a request
-for events ends the stream, as its standard says. An item that is cut off is dropped. A request that the server refuses
-(401, 404, ...) fails at once; transient failures are retried: until the server has answered once, as often as for a
-file, so that a wrong URL fails in seconds; then for `give_up_s`.
+Bytes are read only when an item is asked for; the rest stays in the socket, and TCP slows the server down. After any
+end of a response it connects again, after a pause that doubles while nothing comes; only a 204 to a request for events
+ends the stream, as their standard says. An item that is cut off is dropped. A request that the server refuses (401,
+404, ...) fails at once; transient failures are retried: until the server has answered once, as often as for a file, so
+that a wrong URL fails in seconds; then for `give_up_s`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["read"]
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 PAUSE_S = 0.5
-"""The first pause before another connection, unless a `retry` field sets another one; each that brings nothing doubles
-it, and up to a half is added at random, so that the clients of a server that is back don't come all at once."""
+"""The first pause before another connection, unless a `retry` field sets another one; doubled by each connection that
+brings nothing, and up to a half is added at random, so that clients don't come back all at once."""
 
 MAX_PAUSE_S = 30.0
-"""The longest pause that we choose ourselves."""
+"""The longest pause, unless the server asks for a longer one."""
 
 MAX_RETRY_AFTER_S = 3600.0
 """The longest pause that an answer's Retry-After sets."""

@@ -3,8 +3,8 @@
 A shard has up to k *slots*, each of which reads a file. They take turns; a slot whose file has ended takes, at its
 turn, the next unopened file, and is removed when there is none. So the order depends on the files alone.
 
-State: {"slots": [place, ...], "next": path or None}: the slots in the order of their turns, each with its place (after
-the end of a file: `Format.begin(None)`), and the first unopened file.
+State: {"slots": [place, ...], "next": path or None}: the slots' places in the order of turns (after the end of a file:
+`Format.begin(None)`), and the first unopened file.
 """
 
 from __future__ import annotations
@@ -30,29 +30,19 @@ Open = Callable[[Place], Lists[T]]
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """The place of a shard.
-
-    Attributes:
-      slots: the place of each, in the order of their turns.
-      waiting: the places before the first items of the unopened files, in order.
-    """
+    """The place of a shard: its slots' in the order of turns, and those at which unopened files begin."""
 
     slots: tuple[Place, ...]
     waiting: tuple[Place, ...]
 
     def json(self) -> Json:
         """Return this as a source's own part of a state."""
-        return _own([dict(place) for place in self.slots], self.waiting[0]["file"] if self.waiting else None)
+        slots = [dict(place) for place in self.slots]
+        return {"slots": slots, "next": self.waiting[0]["file"] if self.waiting else None}
 
 
 async def in_turn(name: str, turns: ShardPlace, open: Open[T]) -> Lists[T]:
-    """Yield the items of several files in turn, each with the state after it.
-
-    Args:
-      name: of the source; states are kept under it.
-      turns: where to begin.
-      open: opens a file; closed here.
-    """
+    """Yield the items of several files in turn, from `turns` on; `open` opens a file, which is closed here."""
     async with AsyncExitStack() as stack:
         order: deque[_FileSlot[T]] = deque(_FileSlot(name, place) for place in turns.slots)
         for slot in order:
@@ -63,12 +53,8 @@ async def in_turn(name: str, turns: ShardPlace, open: Open[T]) -> Lists[T]:
                 yield _round(name, order, waiting[0]["file"] if waiting else None)
             elif await order[0].fill(open):
                 if not order[0].ready:  # something was skipped
-                    states = [slot.reached for slot in order]
-                    yield Chunk(
-                        (),
-                        (),
-                        _InterleavedState(name, states, waiting[0]["file"] if waiting else None, order[0].reached),
-                    )
+                    states, following = [slot.reached for slot in order], waiting[0]["file"] if waiting else None
+                    yield Chunk((), (), _InterleavedState(name, states, following, order[0].reached))
             elif waiting:
                 order[0].take(waiting.popleft())
             else:
@@ -79,8 +65,7 @@ class _FileSlot(Generic[T]):
     """Reads one file after the other.
 
     Attributes:
-      items: read; those from number `at` on are not delivered yet.
-      states: after each of them.
+      items, states: of the last list; those from number `at` on are not delivered yet.
       reached: the state after what was delivered.
     """
 
@@ -172,7 +157,7 @@ class _SlotStates:
 
 
 class _InterleavedStates:
-    """A column: item i of a list is number i // slots of slot i mod slots.
+    """The states after items of a list: item i is number i // slots of slot i mod slots.
 
     Args:
       columns: of each slot, in the order of turns at the list's first item.
@@ -202,13 +187,7 @@ class _InterleavedStates:
 
 
 class _InterleavedState(State):
-    """The state of a shard after an item.
-
-    Args:
-      slots: the state of each, in the order of their turns.
-      following: the first unopened file.
-      last: the state of the slot that gave the item.
-    """
+    """The state of a shard after an item that the slot at state `last` gave; the first unopened file is `following`."""
 
     __slots__ = ("_following", "_last", "_name", "_slots")
 
@@ -224,14 +203,11 @@ class _InterleavedState(State):
         return _InterleavedState, (self._name, slots, self._following, Reference.to(self._last.get()))
 
     def json(self, until: State | None = None) -> Tree:
-        return {self._name: _own([slot.get().json()[self._name] for slot in self._slots], self._following)}
+        slots = [slot.get().json()[self._name] for slot in self._slots]
+        return {self._name: {"slots": slots, "next": self._following}}
 
     def tally(self, found: Tally) -> None:
         """A source adds nothing."""
 
     def where(self) -> str:
         return self._last.get().where()
-
-
-def _own(slots: list[Place], following: str | None) -> Json:
-    return {"slots": slots, "next": following}

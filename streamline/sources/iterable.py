@@ -1,8 +1,8 @@
 """`from_iterable`: items of a factory of iterables, called anew for each pass.
 
-Most iterables only have a next item: every worker iterates all of it and keeps its stride, and a resume iterates up to
-its place. One with a state of its own (`streamline.sources.foreign_state`) is loaded instead: the state was taken some
-items before, and these are iterated again. What can be read by index is better read with `from_items`.
+Every worker iterates all of an iterable and keeps its stride; a resume iterates up to its place. One with a state of
+its own (`streamline.sources.foreign_state`) is loaded instead: the state was taken some items before, and these are
+iterated again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamline.core.state import At, CountedStates, Json, Shifted, State, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.sources.base import Mode, Part, Source
-from streamline.sources.foreign_state import Foreign, Marks, Renewable, as_text, foreign
+from streamline.sources.foreign_state import Foreign, Marks, Renewable, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
 
@@ -107,11 +107,7 @@ class IterableSource(Source[T]):
 
 
 class _ListReader:
-    """Draws lists from a sync or an async iterator.
-
-    Attributes:
-      count: items that were drawn, of all that there are.
-    """
+    """Draws lists from a sync or an async iterator; `count` items so far."""
 
     def __init__(self, source: IterableSource[Any], demand: Demand, own: Json) -> None:
         self._source = source
@@ -188,7 +184,7 @@ class _ListReader:
             return
         known.load(state)
         self.count = self._own["items"] - self._own["since"]
-        self._marks = Marks(known, as_text(state), self.count)
+        self._marks = Marks(known, json.dumps(state, separators=(",", ":")), self.count)
 
     async def aclose(self) -> None:
         """Close the iterator, if it can be closed."""
@@ -230,7 +226,7 @@ def _each(iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 class _IterableStates:
-    """The states after items of an iterable with a state of its own, taken after `at` items."""
+    """The states after items of an iterable whose own state was taken after `at` items."""
 
     __slots__ = ("_at", "_first", "_mark", "_name")
 

@@ -1,8 +1,7 @@
 """A live source's journal: every item that was read and that a resume may need.
 
-A worker's state says how many of its items need not be fed again; marks of stages that rewind are in it already. So an
-item is kept until the state of the last flow has passed it. In memory, passed items are dropped whenever the journal
-has doubled, so that the cost per item is constant, with or without snapshots.
+A worker's state says how many of its items need not be fed again, so an item is kept until the consumer's state has
+passed it. In memory, passed items are dropped whenever the journal has doubled: the cost per item is constant.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class SavedWorker(msgspec.Struct, forbid_unknown_fields=True):
     """One worker's part of a journal in a snapshot.
 
     Attributes:
-      first: the ordinal, among the items handed to the worker, of the first one here.
-      ended: it has ended by itself (a `.take`, say), and is handed no more items.
+      first: the ordinal, among the worker's items, of the first one here.
+      ended: the worker has ended by itself (a `.take`, say), and is fed no more items.
       items: as `item_codec.to_json` writes them.
     """
 
@@ -65,10 +64,10 @@ class SavedJournal(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Entry(NamedTuple):
-    """An item that was handed to a worker.
+    """An item that was fed to a worker.
 
     Attributes:
-      ordinal: 0-based, among the items handed to this worker since the feed began.
+      ordinal: 0-based, among the items fed to this worker since the feed began.
       next: the shard whose turn was next.
       mark: see `SavedJournal`.
     """
@@ -81,11 +80,10 @@ class Entry(NamedTuple):
 
 
 class Places:
-    """How far the workers are in what they were handed, by their states.
+    """How far the workers are in their items, by their states.
 
     Args:
-      source: the source's name, the key of a worker's own part.
-      merge: the merge's.
+      source, merge: names, the keys of their parts of a state.
       shards: of this rank, one worker each.
     """
 
@@ -132,7 +130,7 @@ class Journal(ABC):
 
     @abstractmethod
     def append(self, entry: Entry) -> None:
-        """Keep an item, before it is handed out; in the reader's task."""
+        """Keep an item, before its worker gets it; in the reader's task."""
 
     @abstractmethod
     def entry(self, state: Tree) -> Json:
@@ -161,8 +159,8 @@ class Journal(ABC):
 class MemoryJournal(Journal):
     """Items in the order in which they were read.
 
-    The reader only appends, in the event loop's thread; the consumer trims and copies, in its own. A copy is a prefix
-    of what was read, even if the reader appends meanwhile.
+    The reader appends, in the event loop's thread; the consumer trims and copies, perhaps in another one. A copy is a
+    prefix of what was read, even if the reader appends meanwhile.
     """
 
     def __init__(self, places: Places, kept: SavedJournal | None, entries: Sequence[Entry]) -> None:
@@ -177,12 +175,11 @@ class MemoryJournal(Journal):
         self._look_at = (LEAST_ITEMS, LEAST_BYTES)
 
     def __len__(self) -> int:
-        """Items in it."""
         return len(self._log)
 
     @property
     def bytes(self) -> int:
-        """Of the items in it, about."""
+        """About how many bytes its items have."""
         return self._bytes - self._cut_bytes
 
     def append(self, entry: Entry) -> None:

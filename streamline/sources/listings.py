@@ -4,8 +4,8 @@ A listing is a list of objects: "path", "size" in bytes or None, and "etag" wher
 "Last-Modified: " and a date instead. A value that one of two listings lacks is no difference. Local files have a size
 only: a time of modification would refuse data that was copied to another machine.
 
-An epoch goes on over the files of its snapshot, in that order, so that each file stays in its shard. Snapshots of such
-a run carry that listing on, with the sizes of today.
+A resumed epoch reads the files of its snapshot, in that order, so that each file stays in its shard; its snapshots keep
+that listing, with today's sizes.
 """
 
 from __future__ import annotations
@@ -48,11 +48,9 @@ def changes(
     """Return the differences between a snapshot's listing and today's.
 
     Args:
-      before: the snapshot's.
-      now: today's.
-      one_split: whether one file is split at byte offsets.
-      unread_gone: whether a file that is gone has not been read to its end.
-      grows: whether a file that has grown can be gone on with.
+      one_split: one file is split at byte offsets.
+      unread_gone: a file that is gone has not been read to its end.
+      grows: whether reading can go on in a file that has grown.
     """
     if paths_of(before) is None:
         then = "a state says nothing about other data: begin anew, without resume="
@@ -89,24 +87,20 @@ def _changed(
     if not paths:
         return None
     lines = _lines(f"file {path} was{_size(old[path])}, is{_size(new[path])}" for path in paths)
-    then, possible = "what was added is read where a shard is not past the file, each from its byte on", True
-    replaced = [path for path in paths if _other_etag(old[path], new[path])]
-    bad = [path for path in paths if not _grew(old[path], new[path])]
-    closed = [path for path in paths if not grows(path)]
-    if replaced:
-        then = (
+    why_not = ""
+    if replaced := [path for path in paths if _other_etag(old[path], new[path])]:
+        why_not = (
             f"{replaced[0]} is another version, and nothing says that it begins as the old one did: put the old one "
             "back, or begin anew"
         )
-        possible = False
-    elif bad:
-        then, possible = f"{bad[0]} has not grown, so it is another one: put the old one back, or begin anew", False
-    elif closed:
-        then, possible = f"{closed[0]} can't grow after what was read of it, as plain lines can: begin anew", False
+    elif bad := [path for path in paths if not _grew(old[path], new[path])]:
+        why_not = f"{bad[0]} has not grown, so it is another one: put the old one back, or begin anew"
+    elif closed := [path for path in paths if not grows(path)]:
+        why_not = f"{closed[0]} can't grow after what was read of it, as plain lines can: begin anew"
     elif one_split:
-        then = "the byte ranges of its shards move with its size: put the old file back, or begin anew"
-        possible = False
-    return Change(what="changed_files", lines=lines, then=then, possible=possible)
+        why_not = "the byte ranges of its shards move with its size: put the old file back, or begin anew"
+    then = why_not or "what was added is read where a shard is not past the file, each from its byte on"
+    return Change(what="changed_files", lines=lines, then=then, possible=not why_not)
 
 
 def _differ(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """`from_stream` as written in a plan: an async iterable that can't be read again.
 
-One reader for all workers of a rank reads it (`streamline.sources.live_reader`); what was read is kept until the
-consumer has passed it (`streamline.sources.journal`). A worker is opened on its queue, a `FedSource`.
+One reader serves all workers of a rank (`streamline.sources.live_reader`); a journal keeps each item until the consumer
+has passed it (`streamline.sources.journal`). A worker is opened on its queue, a `FedSource`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_AHEAD_BYTES = 256 * 2**20
 class MarkedStream(ABC, Generic[T]):
     """A stream whose server can go on after an item's *mark*. Frozen, pickles, does no I/O.
 
-    The journal keeps the mark of the last item that was read, and a resume begins after it.
+    The journal keeps the mark of the last item read; a resume begins after it.
 
     Attributes:
       kind: the public function that makes it: "stream_http".
@@ -67,11 +67,7 @@ class MarkedStream(ABC, Generic[T]):
 
     @abstractmethod
     def after(self, mark: Json, traffic: Traffic) -> AsyncIterator[T]:
-        """Return the items after the one of `mark`; None: from where the server begins.
-
-        Args:
-          traffic: counts requests to the server.
-        """
+        """Return the items after the one of `mark`; None: from where the server begins. `traffic` counts requests."""
 
     @abstractmethod
     def mark(self, item: T) -> Json:
@@ -89,20 +85,13 @@ class CountedStream(ABC, Generic[T]):
     """A stream that a resume begins after the number of items read since the feed began."""
 
     @abstractmethod
-    def behind(self, read: int) -> AsyncIterator[T]:
+    def after(self, read: int) -> AsyncIterator[T]:
         """Return the items after the first `read`."""
-
-
-class _Once:
-    """Whether an iterator was read: it can be read once."""
-
-    def __init__(self) -> None:
-        self.taken = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Live(Source[T]):
-    """Items as they arrive. State of a worker: items consumed of those that it was handed.
+    """Items as they arrive. State of a worker: items consumed of those that it was fed.
 
     Attributes:
       stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
@@ -111,6 +100,7 @@ class Live(Source[T]):
       max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
       partitioned: each rank has a feed of its own.
       journal: a directory; None: what was read is kept in memory.
+      taken: not empty once an opening has read `stream`, an iterator, which can be read once.
     """
 
     modes: ClassVar[tuple[Mode, ...]] = ("shared",)
@@ -123,7 +113,7 @@ class Live(Source[T]):
     max_ahead_bytes: int = MAX_AHEAD_BYTES
     partitioned: bool = False
     journal: str | None = None
-    once: _Once = field(default_factory=_Once, compare=False, repr=False)
+    taken: list[bool] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def kind(self) -> str:  # type: ignore[override]  # its stream's
@@ -153,7 +143,7 @@ class Live(Source[T]):
         return {"partitioned": self.partitioned, "encode": self.codec.encode, "decode": self.codec.decode, **own}
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        """Raise: one reader for all workers hands out the items."""
+        """Raise: one reader for all workers distributes the items."""
         raise TypeError("a live source is read by its feed; workers are opened on the feed's source")
 
     @property
@@ -191,7 +181,7 @@ class Live(Source[T]):
         Raises:
           PlanError: it is an iterator, and was read by an earlier opening.
         """
-        if self.once.taken:
+        if self.taken:
             raise PlanError(
                 f"from_stream was given an iterator ({type(self.stream).__name__}), which an earlier opening of this "
                 "pipeline has read: give it a function that makes a new one: from_stream(lambda: connect())"
@@ -206,8 +196,7 @@ class Live(Source[T]):
         return self.mark(self.codec.read(written)) if isinstance(self.stream, MarkedStream) else None
 
     def begin(self, mark: Json, read: int, traffic: Traffic) -> AsyncIterator[T]:
-        """Return the reader's iterator: of the items after `mark`, or after `read` items, where the stream has marks or
-        numbers. User code.
+        """Return the reader's iterator, after `mark` or `read` items where the stream has marks or numbers. User code.
 
         Raises:
           PlanTypeError: the function returned something else than an async iterable.
@@ -217,7 +206,7 @@ class Live(Source[T]):
         if isinstance(stream, MarkedStream):
             return stream.after(mark, traffic)
         if isinstance(stream, CountedStream):
-            return stream.behind(read)
+            return stream.after(read)
         if not isinstance(stream, AsyncIterable):
             stream = stream()
             if inspect.iscoroutine(stream):
@@ -226,7 +215,7 @@ class Live(Source[T]):
                 raise PlanTypeError(f"expected from_stream's function to return {_wanted(stream)}")
         elif isinstance(stream, AsyncIterator):
             self.check_unread()
-            self.once.taken = True
+            self.taken.append(True)
         check_not_over("from_stream", stream)
         return aiter(stream)
 
@@ -264,6 +253,8 @@ def live_of(
     max_ahead_bytes = check_int(f"{kind}(max_ahead_bytes=)", max_ahead_bytes, 1)
     if not isinstance(partitioned, bool):
         raise PlanTypeError(f"{kind}(partitioned=) is a bool, got {type(partitioned).__name__} {partitioned!r}")
+    if journal is not None and (not isinstance(journal, str | os.PathLike) or not os.fspath(journal)):
+        raise PlanTypeError(f"{kind}(journal=) is a directory, got {type(journal).__name__} {journal!r}")
     return Live(
         name=name,
         stream=stream,
@@ -271,20 +262,11 @@ def live_of(
         max_ahead=max_ahead,
         max_ahead_bytes=max_ahead_bytes,
         partitioned=partitioned,
-        journal=_path(kind, journal),
+        journal=None if journal is None else str(os.fspath(journal)),
     )
 
 
-def _path(kind: str, journal: object) -> str | None:
-    if journal is None:
-        return None
-    if not isinstance(journal, str | os.PathLike) or not os.fspath(journal):
-        raise PlanTypeError(f"{kind}(journal=) is a directory, got {type(journal).__name__} {journal!r}")
-    return str(os.fspath(journal))
-
-
 def _wanted(found: object) -> str:
-    """Return the text: what a feed is, what arrived, the way out."""
     got = f"an async iterable, or a function that returns one, got {type(found).__name__}"
     if inspect.iscoroutine(found) or inspect.iscoroutinefunction(found):
         return f"{got} (async): write an async generator that awaits it: async for x in await connect(): yield x"

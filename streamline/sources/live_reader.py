@@ -1,13 +1,11 @@
 """The reader of a live source: one task for all workers of a rank, which distributes items to their queues in turn.
 
 It waits for room in the next queue, pulls one item from the feed, appends it to the journal
-(`streamline.sources.journal`), and hands it out; nothing waits between the feed's answer and the journal, so no
-cancellation loses an item. End: the queues end. Failure: each worker gets what was read before, then the failure.
-Leaving: the reader is cancelled, and closes the feed's iterator.
+(`streamline.sources.journal`), and puts it into the queue. Nothing waits between the feed's answer and the journal, so
+no cancellation loses an item. Failure: each worker gets what was read before, then the failure.
 
-A full queue may belong to a worker that the merge doesn't wait for, while another one, which drops items, *starves*:
-its queue is empty, its chain waits for an item, and the merge waits for it. Then the others' queues may grow, up to a
-bound.
+A worker that drops items may *starve*: its queue is empty, and it and the merge wait for an item, while the next queue
+is full. Then the others' queues may grow, up to a bound.
 """
 
 from __future__ import annotations
@@ -48,18 +46,12 @@ class LiveReader:
     """Reads a live source for the workers of a rank.
 
     Args:
-      live: the source as written.
-      site: the rank's.
       shards: of this rank, one worker each.
       merge: the name of the merge's entry in a state.
       state: to begin at; None: at the beginning.
-      journal: of the snapshot that it is from.
+      journal: of the state's snapshot.
       capacity: items that wait for each worker, while none starves.
       stages: the worker's, for messages.
-
-    Attributes:
-      journal: what was read and may be needed again.
-      worker_queues: the workers'.
 
     Raises:
       PlanError: the source is an iterator that was read already.
@@ -96,7 +88,7 @@ class LiveReader:
         site.tasks.session.at_leaving(self._stop)
 
     def _opened(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
-        """Return the journal, and the items to be fed before those that the feed gives from now on."""
+        """Return the journal, and its items to be fed before those that the feed gives from now on."""
         places = self._places
         saved: SavedJournal | None = None
         entries: list[Entry] = []
@@ -167,7 +159,7 @@ class LiveReader:
         self.worker_queues.notice()
 
     def _worker_over(self, queue: WorkerQueue, failed: bool) -> None:
-        """Skip a worker that has ended from now on. The last one ends the reader."""
+        """Skip a worker that has ended. The last one ends the reader."""
         queue.over = not failed
         if self.worker_queues.all_over:
             self._stop()
@@ -187,7 +179,8 @@ class LiveReader:
                 await self._read()
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._close_iterator()
+                    if (aclose := getattr(self._iterator, "aclose", None)) is not None:
+                        await aclose()
         except BaseException as failure:
             if cancellation_requested(failure):
                 raise
@@ -196,7 +189,7 @@ class LiveReader:
             self.worker_queues.end(None)
 
     async def _feed_backlog(self) -> None:
-        """Hand out the journal's items, each to its worker."""
+        """Feed each worker its items of the journal."""
         queues, pace = self.worker_queues, Pace()
         waiting = {queue.shard: deque[Entry]() for queue in queues.queues}
         for entry in self._backlog:
@@ -213,7 +206,7 @@ class LiveReader:
                     entry = entries.popleft()
                     stuck = False
                     if not queue.closed:
-                        queues.hand(queue, self._read_again(entry), entry.ordinal, entry.written.size)
+                        queues.put(queue, self._read_again(entry), entry.ordinal, entry.written.size)
                         await pace.breathe(HANDOVER_S)
             if stuck:
                 await queues.wait_news()
@@ -247,10 +240,10 @@ class LiveReader:
                 raise self._blamed(error, f"item {self.journal.read + 1}") from None
             if (kept := self._keep(written, self._live.mark(item))) is None:
                 return  # all workers have ended meanwhile
-            await gate.passage()  # an item that came in a pause is in the journal, and handed out after it
+            await gate.passage()  # an item that came in a pause is in the journal, and reaches its worker after it
             if self._meter is not None:
                 self._meter.count((item,))
-            self.worker_queues.hand(kept[0], item, kept[1], written.size)
+            self.worker_queues.put(kept[0], item, kept[1], written.size)
             del item, written
             await pace.breathe(HANDOVER_S)
 
@@ -266,15 +259,11 @@ class LiveReader:
         return queue, ordinal
 
     def _blamed(self, error: BaseException, at: str) -> BaseException:
-        """Return an error of the user's stream or functions with its place."""
+        """Return an error of the user's stream or functions, with its place."""
         rank = f"rank {self._site.shard} of {self._site.num_shards}, " if self._site.num_shards > 1 else ""
         error = not_an_end(error, self._live.name)
         error.add_note(f"in {self._live.name}, read for all workers ({rank}pid {os.getpid()}), at {at}")
         return error
-
-    async def _close_iterator(self) -> None:
-        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
-            await aclose()
 
     async def _sync(self, journal: DiskJournal) -> None:
         """Make durable what was written, within `SYNC_S`."""
@@ -290,8 +279,7 @@ class LiveReader:
             await self._dirty.wait()
             self._dirty = anyio.Event()
             await anyio.sleep(SYNC_S)
-            failure = await self._site.tasks.threads.run(sync)
-            if failure is not None:
+            if (failure := await self._site.tasks.threads.run(sync)) is not None:
                 self.worker_queues.end(failure)
                 self._stop()
                 return
@@ -307,8 +295,8 @@ class LiveReader:
 
 
 SPARE_ITEMS = 64
-"""Items that may be read after a worker was seen to starve, though it has some by then: else each would cost task
-switches (10,000 drops in a row take a fifth of the time)."""
+"""Items read at once after a worker was seen to starve: one by one, each would cost task switches (10,000 drops in a
+row take a fifth of the time)."""
 
 
 class WorkerQueue:
@@ -316,7 +304,7 @@ class WorkerQueue:
 
     Attributes:
       index: of the worker on its rank.
-      given: items that the worker was handed since the feed began.
+      given: items that the worker was fed since the feed began.
       closed: the worker reads no more: it has ended or failed.
       worker: its output; None: not known yet.
       over: the worker has ended; a failed one has not: a resume after a fix needs its items where they were.
@@ -347,13 +335,10 @@ class WorkerQueue:
 
 
 class WorkerQueues:
-    """The queues of a rank's workers, filled in turn; a worker that has ended is passed over.
+    """The queues of a rank's workers, in index order, filled in turn; a worker that has ended is skipped.
 
     Args:
-      live: the source, for its bounds.
-      queues: in index order.
       turn: the index of the worker that is next.
-      stages: the worker's, for messages.
 
     Attributes:
       peak: the most items that waited for one worker at once.
@@ -416,10 +401,10 @@ class WorkerQueues:
         self._next_index = (queue.index + 1) % len(self.queues)
         return self.queues[self._next_index].shard
 
-    def hand(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
-        """Hand out an item of `size` bytes, the worker's number `ordinal`, whatever the room."""
+    def put(self, queue: WorkerQueue, item: Any, ordinal: int, size: int) -> None:
+        """Put an item of `size` bytes, the worker's number `ordinal`, into a queue, full or not."""
         if queue.closed:
-            return  # it is kept for a resume all the same
+            return  # the journal keeps it for a resume
         queue.channel.admit(item, CountedStates(self._live.name, ordinal + 1), size)
         self.peak = max(self.peak, queue.channel.held)
 

@@ -1,17 +1,12 @@
-"""One running of a mixture in one worker: a list of draws, and the items for them.
+"""A mixture of pipelines: item n comes from the component that is drawn for (seed, n), by weights.
 
-Of each component a list is at hand. They are served in the order of the draws, as far as they go; then another list
-is waited for, of the component that is drawn next. Those whose items are there for the asking are asked before, so
-that lists are long.
+Each component has a buffer. Draws are served in order, as far as the buffers go; then the component that is drawn next
+is awaited. Before, what other components give without waiting is pulled, so that lists are long.
 
-A mixture of pipelines: item n comes from the one that is drawn for (seed, n), by weights.
-
-The draw needs nothing but n, so the state is n, and where each component stands. Weights belong to no state: a resume
-may have others. A stage behind that goes back to an older state must see the same items again, though: there the state
-says, under "drawn", by which weights the items up to where that stage stands were drawn; and under "over", if that is
-the end, which components had ended there; and under "passes", if it stands in a later pass, by what all is drawn.
-
-What is counted of a mixture's components, in one worker: how much each gave, in which pass it is, and its weight.
+State: n, and the state of each component. Weights belong to no state, so a resume may change them. Where a downstream
+stage goes back to an older state and must see the same items again, that state also says by which weights they were
+drawn ("drawn"), which components had ended if it was the mixture's end ("over"), and by what all is drawn if the stage
+was in a later pass ("passes").
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
 from streamline.sources.base import Part
 from streamline.sources.composite import PassOf, Several, SeveralState, grown
-from streamline.sources.mix_state import ComponentBuffer, Ended, MixedStates, MixPass, MixState, MixStateFactory, Picks
+from streamline.sources.mix_state import ComponentBuffer, Ended, MixContext, MixedStates, MixPass, MixState, Picks
 from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
 
 __all__ = ["ComponentMetrics", "Mix", "MixRun", "Stop"]
@@ -43,18 +38,17 @@ NOTHING: Picks = np.empty(0, np.intp)
 
 
 class MixRun:
-    """One running of a mixture.
+    """One run of a mixture in one worker.
 
     Args:
-      draws: from here on; what `own` says of items that will be read again comes first.
-      stop: "first" or "all".
+      draws: from here on; the items that `own` says will be read again come first.
       own: the mixture's part of the state.
       flows: of the components, by name.
-      passes: tells the pass that a component is in, of those that are repeated.
+      passes: the pass of a component, of those that are repeated.
 
     Raises:
-      ResumeError: items will be read again of a component that there is no more, before an end where there would be
-        more, or of an earlier pass by other weights.
+      ResumeError: a downstream stage goes back to items of a component that is gone, to items before an end that is no
+        longer one, or to an earlier pass by other weights.
     """
 
     def __init__(
@@ -70,75 +64,83 @@ class MixRun:
         self._name, self._stop, self._site = name, stop, site
         self._n: int = own["n"]
         self._ended = frozenset(one for one in own["ended"] if one in flows)
-        self._hands = [ComponentBuffer(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
+        self._buffers = [ComponentBuffer(flow, int(own["taken"].get(one, 0))) for one, flow in flows.items()]
         self._number = {one: number for number, one in enumerate(flows)}
         self._spans: tuple[Span, ...] = (*((one["until"], Draws.of(one)) for one in own["drawn"]), (math.inf, draws))
         self._again: int = own["drawn"][-1]["until"] if own["drawn"] else self._n  # items before this one were drawn
         over = own.get("over")
         self._over: Ended | None = None if over is None else tuple(over)
         self._numbers = Numbers(site)
-        for _, before in self._spans[:-1]:
-            gone = sorted({one for one in before.names if one not in flows})
-            if gone:
-                raise ResumeError(
-                    f"a stage behind {name!r} goes back to items of {', '.join(map(repr, gone))}, which is no "
-                    "component any more: keep it, with weight 0, until a snapshot behind them"
-                )
-        self._wheel: _AliasTable | None = None
-        if self._over is not None and self._left(draws, self._again, self._over, stop):
-            raise ResumeError(
-                f"a stage behind {name!r} goes back to items before its end, where there would be more now: keep "
-                "components, stop= and weights of 0 as they were until a snapshot behind them, or begin anew"
-            )
+        self._table: _DrawTable | None = None
         then, drawn_by = own.get("passes"), {**draws.json(), "stop": stop, "of": sorted(flows)}
         self._pass = MixPass(site.epoch, drawn_by, then is not None)
-        if then not in (None, drawn_by):
+        self._check_again(draws, then in (None, drawn_by))
+        self._context = self._made_context()
+        self._metrics = ComponentMetrics(self.state, self._spans, site, passes)
+
+    def _check_again(self, draws: Draws, same_pass: bool) -> None:
+        """Check that what a downstream stage reads again comes again."""
+        after = f"a stage after {self._name!r} goes back to"
+        for _, before in self._spans[:-1]:
+            if gone := sorted(before.names - self._number.keys()):
+                raise ResumeError(
+                    f"{after} items of {', '.join(map(repr, gone))}, which is no component any more: keep it, with "
+                    "weight 0, until a snapshot after them"
+                )
+        if self._over is not None and self._left(draws, self._again, self._over, self._stop):
             raise ResumeError(
-                f"a stage behind {name!r} goes back to an earlier pass of it: keep weights, seed, stop= and components "
-                "as they were until a snapshot behind that pass"
+                f"{after} items before its end, where there would be more now: keep components, stop= and weights of 0 "
+                "as they were until a snapshot after them, or begin anew"
             )
-        self._behind = self._made_behind()
-        self._told = ComponentMetrics(self.state, self._spans, site, passes)
+        if not same_pass:
+            raise ResumeError(
+                f"{after} an earlier pass of it: keep weights, seed, stop= and components as they were until a "
+                "snapshot after that pass"
+            )
 
     @property
     def state(self) -> MixState:
-        """The state behind what was served."""
-        return MixedStates(self._behind, self._n, self._hands, NOTHING).behind(0)
+        """The state after what was served."""
+        return MixedStates(self._context, self._n, self._buffers, NOTHING).after(0)
 
     async def lists(self, demand: Demand) -> Lists[Any]:
-        """Yield items until those that there is weight for have ended; or the first of them."""
+        """Yield items until all components that have a weight have ended; or the first of them."""
         pace = Pace()
-        for hand in self._hands:
-            hand.flow.reader = demand.meter
+        for buffer in self._buffers:
+            buffer.flow.reader = demand.meter
         if demand.meter is not None:
-            demand.meter.tells(self._told.details)
-        while (wheel := self._turned()) is not None:
-            picks, at = self._draw(wheel), 0
+            demand.meter.tells(self._metrics.details)
+        while (table := self._draw_table()) is not None:
+            picks, at = self._draw(table), 0
             while at < len(picks):
                 drawn = picks[at : at + demand.want]
                 counts = self._counts(drawn)
                 if reach := await self._reach(drawn, counts, demand.want):
                     at += reach
-                    chunk = self._serve(drawn, counts) if reach == len(drawn) else self._serve_some(drawn[:reach])
-                    self._told.now = chunk.end_reference
+                    drawn, whole = drawn[:reach], reach == len(drawn)
+                    chunk = self._serve(drawn, counts if whole else self._counts(drawn))
+                    self._metrics.now = chunk.end_reference
                     yield chunk
                     del chunk
                     await pace.breathe()
                     continue
-                name, hand = list(self._number)[drawn[0]], self._hands[drawn[0]]
-                if not await hand.pull(demand.want):
+                name, buffer = list(self._number)[drawn[0]], self._buffers[drawn[0]]
+                if not await buffer.pull(demand.want):
                     self._ended |= {name}
-                    self._wheel = None
-                    self._behind = self._made_behind()
-                    self._told.now = Reference.to(self.state)
-                    yield Chunk((), (), self.state)
+                    self._table = None
+                    self._context = self._made_context()
+                    yield self._progress()
                     break
-                if not hand.items:
-                    yield Chunk((), (), self.state)
+                if not buffer.items:
+                    yield self._progress()
         self._ended |= {name for name in self._over or () if name in self._number}
-        self._behind = self._made_behind(at_end=True)
-        self._told.now = Reference.to(self.state)
-        yield Chunk((), (), self.state)
+        self._context = self._made_context(at_end=True)
+        yield self._progress()
+
+    def _progress(self) -> Chunk[Any]:
+        state = self.state
+        self._metrics.now = Reference.to(state)
+        return Chunk((), (), state)
 
     def _weights(self) -> dict[str, float]:
         """Return the weights of what may be drawn now; none at the end."""
@@ -164,77 +166,70 @@ class MixRun:
         return next(draws for until, draws in self._spans if until > self._n)
 
     def _served(self, n: int) -> int:
-        """Items that all workers have served behind n of this one, as a strict merge takes them in turn."""
+        """Items that all workers have served after n of this one, as a strict merge takes them in turn."""
         return n * self._site.num_shards + self._site.shard
 
-    def _turned(self) -> _AliasTable | None:
-        """Return what is drawn with from here on; None at the end."""
-        wheel = self._wheel
-        if wheel is None or self._n >= wheel.until:
-            wheel = self._wheel = self._made_wheel()
-        return wheel
-
-    def _made_wheel(self) -> _AliasTable | None:
-        weights = self._weights()
-        if not weights:
+    def _draw_table(self) -> _DrawTable | None:
+        """Return what the next items are drawn with; None at the end."""
+        table = self._table
+        if table is not None and self._n < table.until:
+            return table
+        if not (weights := self._weights()):
             return None
         numbers: Picks = np.array([self._number[name] for name in weights], np.intp)
         change = self._now.change(self._served(self._n)) - self._site.shard
         until = min(next(until for until, _ in self._spans if until > self._n), -(-change // self._site.num_shards))
-        return _AliasTable(numbers, np.cumsum(list(weights.values())), self._now.seed, until)
+        self._table = _DrawTable(numbers, np.cumsum(list(weights.values())), self._now.seed, until)
+        return self._table
 
-    def _draw(self, wheel: _AliasTable) -> Picks:
+    def _draw(self, table: _DrawTable) -> Picks:
         """Return for the next items which component each comes from, by number."""
-        count = int(min(BLOCK, wheel.until - self._n))
-        numbers = self._numbers.of(wheel.seed, self._n, count) * wheel.bounds[-1]
-        drawn: Picks = wheel.numbers[wheel.bounds[:-1].searchsorted(numbers, "right")]
+        count = int(min(BLOCK, table.until - self._n))
+        numbers = self._numbers.of(table.seed, self._n, count) * table.bounds[-1]
+        drawn: Picks = table.numbers[table.bounds[:-1].searchsorted(numbers, "right")]
         return drawn
 
     async def _reach(self, drawn: Picks, counts: Sequence[int], most: int) -> int:
-        """Return how many of these draws can be served from what is at hand, and from what is there for the asking.
+        """Return how many of these draws, so many of each component, can be served without waiting.
 
         Args:
-          counts: of each component.
-          most: items of one component to be at hand.
+          most: items of one component to buffer.
         """
         reach = len(drawn)
-        for number, (hand, count) in enumerate(zip(self._hands, counts, strict=True)):
-            if count > len(hand.items) and not await hand.fill(count, most):
-                reach = min(reach, int(np.flatnonzero(drawn == number)[len(hand.items)]))
+        for number, (buffer, count) in enumerate(zip(self._buffers, counts, strict=True)):
+            if count > len(buffer.items) and not await buffer.fill(count, most):
+                reach = min(reach, int(np.flatnonzero(drawn == number)[len(buffer.items)]))
         return reach
 
     def _counts(self, drawn: Picks) -> list[int]:
-        counts: list[int] = np.bincount(drawn, minlength=len(self._hands)).tolist()
+        counts: list[int] = np.bincount(drawn, minlength=len(self._buffers)).tolist()
         return counts
 
-    def _serve_some(self, drawn: Picks) -> Chunk[Any]:
-        return self._serve(drawn, self._counts(drawn))
-
     def _serve(self, drawn: Picks, counts: Sequence[int]) -> Chunk[Any]:
-        """Return items for draws that are all at hand, so many of each component."""
-        column = MixedStates(self._behind, self._n, self._hands, drawn)
-        nexts = [hand.items.pop for hand in self._hands]
+        """Return the buffered items for these draws, so many of each component."""
+        column = MixedStates(self._context, self._n, self._buffers, drawn)
+        nexts = [buffer.items.pop for buffer in self._buffers]
         items = [nexts[pick]() for pick in drawn.tolist()]
-        for hand, count in zip(self._hands, counts, strict=True):
-            hand.gave(count)
+        for buffer, count in zip(self._buffers, counts, strict=True):
+            buffer.gave(count)
         self._n += len(drawn)
         return Chunk(items, column)
 
-    def _made_behind(self, *, at_end: bool = False) -> MixStateFactory:
-        before = {name: self._hands[number].before for name, number in self._number.items()}
+    def _made_context(self, *, at_end: bool = False) -> MixContext:
+        before = {name: self._buffers[number].before for name, number in self._number.items()}
         ended = tuple(sorted(self._ended))
         over, end = (None, ended) if at_end else (self._over, None)
-        return MixStateFactory(self._name, ended, self._spans, before, over, end, self._pass)
+        return MixContext(self._name, ended, self._spans, before, over, end, self._pass)
 
 
-class _AliasTable(NamedTuple):
-    """What is drawn with, as long as weights stay as they are.
+class _DrawTable(NamedTuple):
+    """What items are drawn with while the weights stay the same.
 
     Attributes:
       numbers: of the components that may be drawn.
-      bounds: sums of their weights, from the first one on: a number below a bound, and not below the one before, is
-        that component's. One may have been rounded up to the last bound, and is the last one's.
-      until: the item from which on it is another wheel.
+      bounds: running sums of their weights: a component's numbers are below its bound, and not below the one before.
+        One that was rounded up to the last bound is the last one's.
+      until: the first item that is drawn with another table.
     """
 
     numbers: Picks
@@ -245,33 +240,26 @@ class _AliasTable(NamedTuple):
 
 T = TypeVar("T")
 
-
 Weight: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
-
 
 Stop = Literal["first", "all"]
 
 
-class By(msgspec.Struct):
-    """By what items were drawn, in a saved state: as `Draws.json` writes it."""
+class DrawnUntil(msgspec.Struct):
+    """By what items up to `until` were drawn, in a saved state: as `Draws.json` writes it."""
 
     seed: Unsigned
     weights: Annotated[list[tuple[Count, dict[str, Weight]]], msgspec.Meta(min_length=1)]
-
-
-class ByUntil(By):
-    """Likewise, up to an item."""
-
     until: Count
 
 
 class Mixed(msgspec.Struct):
-    """Its part of a saved state; see above."""
+    """Its part of a saved state."""
 
     n: Count
     ended: list[str]
     taken: dict[str, Count]
-    drawn: list[ByUntil]
+    drawn: list[DrawnUntil]
     over: list[str] | None
     passes: dict[str, Any] | None
     of: dict[str, Tree]
@@ -311,16 +299,12 @@ class Mix(Several[T]):
         return {**found, "ended": [name for name in found["ended"] if name not in more]} if more else found
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        own = (
-            {"n": 0, "ended": [], "taken": {}, "drawn": [], "over": None, "passes": None}
-            if state is None
-            else state[self.name]
-        )
-        flows = self.flows(site, state)
-        demand = self.demand(site, state)
+        begin = {"n": 0, "ended": [], "taken": {}, "drawn": [], "over": None, "passes": None}
+        own = begin if state is None else state[self.name]
+        flows, demand = self.flows(site, state), self.demand(site, state)
         passes = {name: found for name, component in self.components if (found := component.pass_of(site)) is not None}
-        drawing = MixRun(self.name, self.draws, self.stop, site, own, flows, passes)
-        return ListsFlow(drawing.state, drawing.lists(demand), demand, *flows.values())
+        run = MixRun(self.name, self.draws, self.stop, site, own, flows, passes)
+        return ListsFlow(run.state, run.lists(demand), demand, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         found = self.outputs(part, shard, num_shards)
@@ -330,15 +314,9 @@ class Mix(Several[T]):
 
 
 class ComponentMetrics:
-    """Tells the mixture's meter. Once a list, `now` is replaced; all else is done when somebody asks.
+    """What the mixture's meter reports of each component in one worker: items, pass, weight.
 
-    Args:
-      begin: where the mixture was opened.
-      spans: by what items are drawn, and up to which number.
-      passes: tells the pass that a state of a component is in, of those that are repeated.
-
-    Attributes:
-      now: where it stands.
+    `now`, the state, is replaced once a list; all else is computed when the meter is read.
     """
 
     __slots__ = ("_before", "_passes", "_site", "_spans", "now")
@@ -351,7 +329,7 @@ class ComponentMetrics:
         self._passes = passes
 
     def details(self) -> Details:
-        """Tell of each component, by name."""
+        """Return the figures of each component, by name."""
         state: Any = self.now.get()
         n, taken, ended, parts = state.own["n"], state.own["taken"], state.own["ended"], state.parts
         shard, num_shards = self._site

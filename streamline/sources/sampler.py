@@ -19,7 +19,7 @@ from streamline.errors import PlanError, PlanTypeError
 __all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
 
 BLOCK = 1024
-"""Numbers that are drawn together; item n is number n mod this of block n div this."""
+"""Numbers that are drawn together: item n has number n mod BLOCK of block n div BLOCK."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +88,8 @@ def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
       PlanTypeError: weights that are no numbers by name, nor a schedule of these.
       PlanError: an unknown or a missing name; a weight below 0, or all are 0; a schedule that doesn't rise from 0.
     """
-    schedule = (
-        weights
-        if isinstance(weights, list | tuple)
-        else [(0, dict.fromkeys(names, 1.0) if weights is None else weights)]
-    )
+    weights = dict.fromkeys(names, 1.0) if weights is None else weights
+    schedule = weights if isinstance(weights, list | tuple) else [(0, weights)]
     if schedule and all(isinstance(entry, int | float) for entry in schedule):
         pairs = ", ".join(f"{name!r}: {weight}" for name, weight in zip(names, schedule, strict=False))
         raise PlanTypeError(

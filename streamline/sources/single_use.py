@@ -1,9 +1,9 @@
 """Detects that a factory returns the same single-use iterator twice.
 
-A second pass, a second shard or a resume calls the factory again. If it returns the iterator of an earlier call, that
-goes on where it stopped, and items are missing without an error. So each object that was read is recorded, by identity,
-as long as it lives, and looked up when a factory returns it. Also looked up: what `map`, `zip`, `islice`,
-`csv.reader` and generator expressions read. Not seen: what a generator function or an iterator class reads inside.
+A second pass, a second shard or a resume calls the factory again. If it returns the iterator of an earlier call, items
+would be missing without an error. So each object that was read is recorded, by identity, as long as it lives, and
+looked up when a factory returns it; also what `map`, `zip`, `islice`, `csv.reader` and generator expressions read. Not
+seen: what a generator function or an iterator class reads inside.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Use:
 
     Args:
       function: whose factory it is, for a message: "from_iterable".
-      factory: as long as it lives, it may return the same object again.
-      shared: it may do so at any time: its users share the items.
+      shared: the factory may return the same object at any time: its users share the items.
     """
 
     def __init__(self, function: str, factory: object, *, shared: bool = False) -> None:
@@ -99,7 +98,7 @@ class Use:
         )
 
     def _is_taken(self, owner: object, once: bool) -> bool:
-        """Tell whether an object belongs to an earlier use; if it doesn't, it belongs to this one."""
+        """Whether an object belongs to an earlier use; if it doesn't, it belongs to this one."""
         with LOCK:
             earlier = USED.get(id(owner))
             if earlier is self:
@@ -111,7 +110,7 @@ class Use:
             return False
 
     def close(self) -> None:
-        """End the use; the caller holds no reference to the objects by now.
+        """End the use; the caller has dropped its references to the objects.
 
         They stay recorded as long as they live; what can't have a weak reference (`map`, `zip`, a list's iterator) is
         kept as long as the factory lives, if it is referenced elsewhere.
@@ -156,13 +155,13 @@ def _read_by(iterator: object) -> list[object]:
 
 
 def _begins(iterator: object, how: Callable[[Any], bool]) -> bool:
-    """Tell whether its `iter` is Python code, which may set it back, and of a kind."""
+    """Whether its `iter` is Python code, which may set it back, and of a kind."""
     begin = getattr(type(iterator), "__iter__", None) or getattr(type(iterator), "__aiter__", None)
     return isinstance(begin, FunctionType) and how(begin)
 
 
 def _is_read_once(iterator: object) -> bool:
-    """Tell whether `iter` of it can't set it back: it's C code, or `return self`."""
+    """Whether `iter` of it can't set it back: it's C code, or `return self`."""
     return not _begins(iterator, lambda begin: begin.__code__.co_code != RETURN_SELF)
 
 

@@ -1,8 +1,7 @@
 """The rows of other libraries' tables: pandas, polars and pyarrow, none of which is imported here.
 
-A table's own `[i]` is a column, a row by its label, or a table of one row; its iterator gives names or columns. Here a
-row is what is at a position: a dict of Python values by column, as `read_parquet` gives it; of a single column, the
-value. Labels of an index don't matter.
+A row is what is at a position: a dict of Python values by column, as of `read_parquet`; of a single column, the value.
+(A table's own `[i]` is a column, a row by its label, or a table of one row; its iterator gives names or columns.)
 """
 
 from __future__ import annotations
@@ -39,9 +38,15 @@ class TableRows(ABC):
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
-    @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the rows at these positions, in this order."""
+        whole = isinstance(indices, range) and indices.step == 1
+        found: list[Any] = self.rows(slice(indices[0], indices[-1] + 1) if whole and indices else list(indices))
+        return found
+
+    @abstractmethod
+    def rows(self, wanted: Any) -> Any:
+        """Return a list of the rows of a slice, or at these positions."""
 
     def __eq__(self, other: object) -> bool:
         """Of the same table, not of an equal one."""
@@ -57,33 +62,29 @@ class TableRows(ABC):
 class _PandasFrame(TableRows):
     as_list = ".to_dict('records')"
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        rows: list[Any] = self.table.iloc[_selected(indices)].to_dict("records")
-        return rows
+    def rows(self, wanted: Any) -> Any:
+        return self.table.iloc[wanted].to_dict("records")
 
 
 class _PandasColumn(TableRows):
     as_list = ".tolist()"
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        values: list[Any] = self.table.iloc[_selected(indices)].tolist()
-        return values
+    def rows(self, wanted: Any) -> Any:
+        return self.table.iloc[wanted].tolist()
 
 
 class _PolarsFrame(TableRows):
     as_list = ".to_dicts()"
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        rows: list[Any] = self.table[_selected(indices)].to_dicts()
-        return rows
+    def rows(self, wanted: Any) -> Any:
+        return self.table[wanted].to_dicts()
 
 
 class _PolarsColumn(TableRows):
     as_list = ".to_list()"
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        values: list[Any] = self.table[_selected(indices)].to_list()
-        return values
+    def rows(self, wanted: Any) -> Any:
+        return self.table[wanted].to_list()
 
 
 class _ArrowRows(TableRows):
@@ -97,14 +98,14 @@ class _ArrowRows(TableRows):
         self._chunks = cut() if cut is not None else getattr(table, "chunks", [table])
         self._starts = np.cumsum([0, *map(len, self._chunks)])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        positions = np.asarray(indices, np.int64)
+    def rows(self, wanted: Any) -> Any:
+        positions = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else np.asarray(wanted, np.int64)
         places = np.searchsorted(self._starts, positions, side="right") - 1
         rows: list[Any] = [None] * len(positions)
         for place in np.unique(places).tolist():
-            wanted = np.flatnonzero(places == place)
-            found = _of_chunk(self._chunks[place], positions[wanted] - self._starts[place])
-            for at, row in zip(wanted.tolist(), found, strict=True):
+            inside = np.flatnonzero(places == place)
+            found = _of_chunk(self._chunks[place], positions[inside] - self._starts[place])
+            for at, row in zip(inside.tolist(), found, strict=True):
                 rows[at] = row
         return rows
 
@@ -116,13 +117,6 @@ def _of_chunk(chunk: Any, positions: Any) -> list[Any]:
     else:
         found = chunk.take(positions).to_pylist()
     return found
-
-
-def _selected(indices: Sequence[int]) -> Any:
-    """Return what selects these positions: a slice, where they follow one another."""
-    if isinstance(indices, range) and indices.step == 1:
-        return slice(indices.start, indices.stop)
-    return list(indices)
 
 
 KINDS: dict[tuple[str, str], type[TableRows]] = {

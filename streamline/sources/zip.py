@@ -1,4 +1,4 @@
-"""Pipelines side by side: item n is a tuple of their items n. State: where each of them stands."""
+"""Pipelines side by side: item n is a tuple of their items n. State: each component's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Zip(Several[tuple[Any, ...]]):
             if (why := component.misaligned) is not None:
                 raise PlanError(
                     f"sl.zip is split into {num_shards} shards by splitting each part alike, and part {name} can't be: "
-                    f"{why}. Leave .shard out, or zip what is indexed and do the rest behind"
+                    f"{why}. Leave .shard out, or zip what is indexed and do the rest after it"
                 )
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[tuple[Any, ...]]:
@@ -74,11 +74,7 @@ class Zip(Several[tuple[Any, ...]]):
             await pace.breathe()
 
     async def _ended(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
-        """Insist, if it has to be so, that all others have ended with number `at`.
-
-        Raises:
-          DataError: another one goes on.
-        """
+        """If `strict`, raise a DataError unless all other components end with number `at`."""
         if not self.strict:
             return
         for other, (name, flow) in enumerate(flows):
@@ -90,7 +86,7 @@ class Zip(Several[tuple[Any, ...]]):
 
 
 class _ZippedStates:
-    """The states behind some tuples."""
+    """The states after some tuples."""
 
     __slots__ = ("_columns", "_name")
 

@@ -56,7 +56,7 @@ class ReplicaFeed(CountedStream[Any]):
         self._again = again
         self._reading = Lock()
 
-    async def behind(self, read: int) -> AsyncIterator[Any]:
+    async def after(self, read: int) -> AsyncIterator[Any]:
         replica = self._replica
         if not self._reading.acquire(blocking=False):
             raise PlanError(f"replica {replica.number} is being read by another opening of its pipeline: leave that")
@@ -87,7 +87,7 @@ class ReplicaFeed(CountedStream[Any]):
 class RemoteReplica(CountedStream[Any]):
     """Stands for a replica in a process that doesn't have it."""
 
-    def behind(self, read: int) -> AsyncIterator[Any]:
+    def after(self, read: int) -> AsyncIterator[Any]:
         raise PlanError("a replica is read in the process of its StreamReplicator: open its pipeline there")
 
 

@@ -1,6 +1,6 @@
-"""An iterator that several readers draw from, each item for one of them, until it is dropped.
+"""An iterator that several readers share, each item for one of them, until it is dropped.
 
-End: for ever. Failure: the same exception, for ever. Drop: it is closed, after the draw that is under way, if any.
+An end or a failure is final. A drop closes the iterator, after the draw in progress.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import inspect
 import json
 import os
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import anyio.lowlevel
 
@@ -24,22 +23,25 @@ from streamline.sources.table_rows import check_not_table
 
 __all__ = ["SharedAsyncIterator", "SharedIterator", "SharedSyncIterator"]
 
-
 T = TypeVar("T")
 
 
-class SharedIterator(ABC, Generic[T]):
-    """What a factory has made, and how much of it was drawn.
+class SharedIterator(Generic[T]):
+    """What a factory has returned, and how much of it was drawn.
 
     Args:
-      iterable: as the factory returned it, not iterated yet.
+      iterable: not iterated yet.
       worker, of: the items i with i mod `of` = `worker` are given.
-      resume: where it is to begin, as `state_dict` said; None: at the beginning.
+      resume: the state to begin at, of `state_dict`; None: at the beginning.
       use: of what the factory returned; it ends with the drop.
     """
 
+    begin: ClassVar[Callable[[Any], Any]]
+    """`iter` or `aiter`."""
+
     def __init__(self, iterable: Any, worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
         self._use = use
+        self._closed = False
         self._worker = worker
         self._of = of
         self._at = 0
@@ -52,7 +54,7 @@ class SharedIterator(ABC, Generic[T]):
         state = None if resume is None else resume["state"]
         if self._foreign is not None and state is not None:
             self._foreign.load(state)
-        self._iterator = self._iterated(iterable)
+        self._iterator = use.iterated(iterable, type(self).begin)
         if self._foreign is None and (known := foreign(self._iterator)) is not None:
             self._foreign = known
             if state is not None:
@@ -67,19 +69,15 @@ class SharedIterator(ABC, Generic[T]):
             self._at = resume["items"] if state is not None or self._ended else 0
             self._pass_over = resume["items"]
 
-    @abstractmethod
-    def _iterated(self, iterable: Any) -> Any:
-        """Return the iterator."""
-
     def state_dict(self) -> dict[str, Any]:
-        """Return where it stands: `load_state_dict` begins after the last item given."""
-        behind = max(self._at, self._pass_over)
-        if self._foreign is None or self._at < behind or not behind or self._ended:
-            return {"items": behind, "ended": self._ended, "state": None}
-        return {"items": behind, "ended": self._ended, "state": json.loads(self._foreign.state())}
+        """Return the state after the last item given."""
+        items = max(self._at, self._pass_over)
+        own = self._foreign is not None and self._at == items > 0 and not self._ended
+        state = json.loads(self._foreign.state()) if own and self._foreign is not None else None
+        return {"items": items, "ended": self._ended, "state": state}
 
     def _mine(self) -> bool:
-        """Count an item that was drawn; whether it is given."""
+        """Count an item that was drawn; return whether it is given."""
         at = self._at
         self._at = at + 1
         return at % self._of == self._worker and at >= self._pass_over
@@ -95,17 +93,13 @@ class SharedIterator(ABC, Generic[T]):
             raise self._failure.with_traceback(self._trace)
 
     def _end(self) -> None:
-        """It has come to its end.
-
-        Raises:
-          ResumeError: before the place where it was to go on.
-        """
+        """Note the end; raise a ResumeError if it comes before the place to begin at."""
         self._ended = True
         if self._at < self._pass_over:
             raise self._failed(
                 ResumeError(
-                    f"the state is behind {self._pass_over:,} items, and the iterator ends behind {self._at:,}: it "
-                    "isn't the stream that the state was taken of"
+                    f"the state is after {self._pass_over:,} items, and the iterator ends after {self._at:,}: it isn't "
+                    "the stream that the state was taken of"
                 )
             )
 
@@ -120,22 +114,16 @@ class SharedIterator(ABC, Generic[T]):
 
 
 class SharedSyncIterator(SharedIterator[T]):
-    """Out of a sync iterator."""
+    """Over a sync iterator, from any thread."""
+
+    begin = iter
 
     def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
         self._lock = threading.Lock()
-        self._closed = False
         super().__init__(iterable, worker, of, resume, use)
 
-    def _iterated(self, iterable: Any) -> Any:
-        return self._use.iterated(iterable, iter)
-
     def next(self) -> T:
-        """Return the next item that is given.
-
-        Raises:
-          StopIteration: there is none.
-        """
+        """Return the next item that is given; StopIteration: there is none."""
         try:
             with self._lock:
                 item = self._drawn()
@@ -145,13 +133,6 @@ class SharedSyncIterator(SharedIterator[T]):
         finally:
             if self._dropped or self._ended:
                 self._close()
-
-    def next_in_loop(self) -> T:
-        """Likewise, for `async for`."""
-        try:
-            return self.next()
-        except StopIteration:
-            raise StopAsyncIteration from None
 
     def _drawn(self) -> T:
         self._check()
@@ -187,25 +168,20 @@ class SharedSyncIterator(SharedIterator[T]):
 
 
 class SharedAsyncIterator(SharedIterator[T]):
-    """Out of an async iterator, in the event loop in which it was made."""
+    """Over an async iterator, in the event loop in which it was made."""
+
+    begin = aiter
 
     def __init__(
         self, iterable: AsyncIterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use
     ) -> None:
         self._lock = anyio.Lock(fast_acquire=True)
         self._loop = anyio.lowlevel.current_token()
-        self._cut = self._closed = False
+        self._cut = False
         super().__init__(iterable, worker, of, resume, use)
 
-    def _iterated(self, iterable: Any) -> Any:
-        return self._use.iterated(iterable, aiter)
-
     async def next(self) -> T:
-        """Return the next item that is given.
-
-        Raises:
-          StopAsyncIteration: there is none.
-        """
+        """Return the next item that is given; StopAsyncIteration: there is none."""
         if anyio.lowlevel.current_token() != self._loop:
             raise PlanError(
                 "this StreamDataset's async iterator belongs to the event loop in which it was made: read it there, or "
@@ -258,7 +234,7 @@ class SharedAsyncIterator(SharedIterator[T]):
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:
-            return  # who has it looks after it
+            return  # the draw in progress closes it
         try:
             if not self._closed:
                 self._closed = True

@@ -1,7 +1,4 @@
-"""`StreamDataset`: an iterable dataset whose iterator is kept from one iteration to the next, until it is reset.
-
-What the factory makes is drawn from in one place, by one reader at a time (`streamline.training.shared_iterator`).
-"""
+"""`StreamDataset`: an iterable dataset whose iterator is kept from one iteration to the next, until it is reset."""
 
 from __future__ import annotations
 
@@ -24,18 +21,15 @@ from streamline.training.shared_iterator import SharedAsyncIterator, SharedItera
 
 __all__ = ["StreamDataset"]
 
-
 T = TypeVar("T")
 
-
 Factory = Callable[[], Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T] | AsyncIterable[T]]]
-
 
 STRATEGIES = ("replicated", "shared")
 
 
 class Drew(msgspec.Struct):
-    """What `StreamDataset.state_dict` returns: items drawn, whether they were all, and the iterator's own state."""
+    """What `state_dict` returns: items drawn, whether they were all, and the iterator's own state."""
 
     items: Count
     ended: bool
@@ -43,31 +37,31 @@ class Drew(msgspec.Struct):
 
 
 class StreamDataset(Generic[T]):
-    """Iterates what `factory` makes, once: `iter()` again goes on where the last iteration stood, until `reset()`.
+    """Iterates what `factory` returns, once: `iter()` again goes on where the last iteration ended, until `reset()`.
 
-    So after the end, iterating again gives nothing, and after a failure the same exception again; a failure of
-    `factory` itself is not kept: the next item that is asked for calls it again. It is called when the first item is
-    asked for. Any number of threads, or of tasks of one event loop, may iterate: each item goes to exactly one of them.
+    So after the end, iterating again gives nothing, and after a failure the same exception again. `factory` is called
+    for the first item; a failure of its own is not kept: the next item calls it again. Any number of threads, or of
+    tasks of one event loop, may iterate: each item goes to exactly one of them.
 
     A sync iterator serves `for` and `async for`, which then iterates it in the event loop. An async one serves
     `async for`, in the event loop in which it was made. A pull that is cancelled inside an async generator ends that: a
     `ClosedError` says so, it is no end.
 
-    Ctrl-C between drawing an item and handing it to a loop loses that item: the iterator has moved, and the state says
-    so. A pipeline over the factory, `sl.from_iterable(factory)`, loses none.
+    Ctrl-C between drawing an item and its arrival in the loop loses that item: the iterator has moved, and the state
+    says so. A pipeline over the factory, `sl.from_iterable(factory)`, loses none.
 
     Several workers (processes, say) each have a StreamDataset of their own, with a number of its own.
 
-    In a pipeline: `sl.from_iterable(dataset)` calls the factory anew per pass, worker and resume, so that resumes are
-    exact, and leaves what is kept here alone; `sl.from_stream(dataset)` goes on where it stands, and journals.
+    In a pipeline, `sl.from_iterable(dataset)` calls the factory anew per pass, worker and resume, so that resumes are
+    exact, and doesn't move this iterator; `sl.from_stream(dataset)` goes on with this one, and journals.
 
     Args:
       factory: returns an iterable, sync or async, or is a coroutine function that does.
       worker_id: 0-based among `num_workers`; both or none. By default those of torch's DataLoader, in whose worker this
         is iterated, else 0 of 1.
       strategy: "replicated": the factory gives each worker the whole stream, and the worker keeps the items i with
-        i mod num_workers = worker_id. "shared": it gives each worker what no other one gets (a queue, a partition),
-        and the worker keeps it all.
+        i mod num_workers = worker_id. "shared": it gives each worker items of its own (a queue, a partition), and the
+        worker keeps them all.
 
     Raises:
       PlanTypeError: no function, or numbers that are no integers.
@@ -98,7 +92,7 @@ class StreamDataset(Generic[T]):
         self.factory = factory
         self.strategy = strategy
         self._given = (worker_id, num_workers)
-        self._lock = threading.RLock()  # of making and dropping; what is drawn has one of its own
+        self._lock = threading.RLock()  # of making and dropping; the shared iterator has one of its own
         self._pass = 0
         self._drawn: SharedIterator[T] | None = None
         self._resume: dict[str, Any] | None = None
@@ -107,17 +101,17 @@ class StreamDataset(Generic[T]):
 
     @property
     def worker(self) -> tuple[int, int]:
-        """This worker's number, and how many there are, as they are here and now."""
+        """This worker's number, and how many there are, in this process."""
         worker_id, num_workers = self._given
         if worker_id is not None and num_workers is not None:
             return worker_id, num_workers
-        data = sys.modules.get("torch.utils.data")  # where nobody has imported it, this is no worker of it
+        data = sys.modules.get("torch.utils.data")  # if it isn't imported, this is no worker of it
         info = None if data is None else data.get_worker_info()
         return (0, 1) if info is None else (info.id, info.num_workers)
 
     @property
     def stride(self) -> tuple[int, int]:
-        """Which items of the factory's stream are this worker's: those i with i mod the second = the first."""
+        """Which items i of the factory's stream are this worker's: those with i mod the second = the first."""
         return self.worker if self.strategy == "replicated" else (0, 1)
 
     def __iter__(self) -> Iterator[T]:
@@ -127,9 +121,9 @@ class StreamDataset(Generic[T]):
         return _DatasetPass(self, self._pass)
 
     def reset(self) -> None:
-        """Close the iterator; the next iteration makes a new one. Loops that are at work get a `ClosedError`.
+        """Close the iterator; the next iteration makes a new one. Loops in progress get a `ClosedError`.
 
-        From any thread, also while another one waits for an item: then it is closed by that one.
+        From any thread; while another one waits for an item, that one closes it.
 
         Raises:
           PlanError: the iterator is async, so that its close has to be awaited.
@@ -140,7 +134,7 @@ class StreamDataset(Generic[T]):
             cast("SharedSyncIterator[T]", drawn).drop()
 
     async def areset(self) -> None:
-        """As `reset`, of any iterator."""
+        """As `reset`, for any iterator."""
         drawn = self._forget()
         if isinstance(drawn, SharedAsyncIterator):
             await drawn.drop()
@@ -160,15 +154,14 @@ class StreamDataset(Generic[T]):
     # Resume ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration stands: after the last item that anybody took.
+        """Return the state after the last item that any loop took.
 
         It holds the iterator's own state, if that has `state_dict` and `load_state_dict` (or `get_state` and
-        `set_state`). Between two items: not while another thread is waiting for one.
+        `set_state`). To be called between two items: not while another thread waits for one.
         """
-        drawn = self._drawn
-        if drawn is None:
-            return _sealed(self._resume or {"items": 0, "ended": False, "state": None})
-        return _sealed(drawn.state_dict())
+        if self._drawn is not None:
+            return _sealed(self._drawn.state_dict())
+        return _sealed(self._resume or {"items": 0, "ended": False, "state": None})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state_dict` said.
@@ -177,8 +170,8 @@ class StreamDataset(Generic[T]):
 
         Raises:
           PlanError: it is being iterated: reset it first.
-          ResumeError, SnapshotError: it is no such state. When the first item is asked for: the iterator can't load it,
-            or ends before.
+          ResumeError, SnapshotError: it is no such state. With the first item: the iterator can't load it, or ends
+            before.
         """
         if not isinstance(state, dict) or state.keys() - {"sha256"} != {"items", "ended", "state"}:
             raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {given(state)}")
@@ -195,9 +188,9 @@ class StreamDataset(Generic[T]):
     # The iterator ----------------------------------------------------------------------------------------------------
 
     def anew(self) -> Iterable[T] | AsyncIterable[T]:
-        """Return the items of this worker from the stream's start, apart from what is kept here: for `from_iterable`.
+        """Return the items of this worker from the stream's start, over a new iterator: for `from_iterable`.
 
-        The factory's own iterable, where this worker keeps all of it: that may have a state of its own.
+        It is the factory's own iterable, which may have a state, where this worker keeps all items.
         """
         made, use = self.factory(), self._use()
         worker, of = self.stride
@@ -227,10 +220,13 @@ class StreamDataset(Generic[T]):
         drawn = self._drawn or await self._amade(number)
         if isinstance(drawn, SharedAsyncIterator):
             return cast(T, await drawn.next())
-        return cast("SharedSyncIterator[T]", drawn).next_in_loop()
+        try:
+            return cast("SharedSyncIterator[T]", drawn).next()
+        except StopIteration:
+            raise StopAsyncIteration from None
 
     async def _amade(self, number: int) -> SharedIterator[T]:
-        """Call the factory, unless somebody has meanwhile: one that is awaited holds up who else wants an item."""
+        """Call the factory, unless another task has: while it is awaited, other tasks wait."""
         with self._lock:
             making = self._making = self._making or anyio.Lock()
         async with making:
@@ -247,7 +243,7 @@ class StreamDataset(Generic[T]):
                 return self._made(found, in_loop=True)
 
     def _made(self, made: object, *, in_loop: bool) -> SharedIterator[T]:
-        """Begin with what the factory has returned."""
+        """Begin to share what the factory has returned."""
         drawn: SharedIterator[T]
         if isinstance(made, AsyncIterable) and in_loop:
             drawn = SharedAsyncIterator(made, *self.stride, self._resume, self._use())
@@ -268,11 +264,7 @@ class StreamDataset(Generic[T]):
         return drawn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle what was written, for a worker in another process, not the iterator.
-
-        Raises:
-          PlanError: it is being iterated, and a copy would begin anew.
-        """
+        """Pickle the options, for a worker in another process; a PlanError while it is being iterated."""
         if self._drawn is not None:
             raise PlanError("a StreamDataset that is being iterated can't be copied into another process: reset() it")
         return {**self.__dict__, "_lock": None, "_making": None, "_finalize": None}
@@ -296,7 +288,7 @@ def _not_sync(why: str) -> PlanTypeError:
 
 
 class _DatasetPass(Generic[T]):
-    """One iteration of a dataset: all of them draw from the same iterator."""
+    """One iteration of a dataset: all share its iterator."""
 
     __slots__ = ("_dataset", "_number")
 

@@ -1,11 +1,11 @@
 """Serves a pass from the files of `.cache(path=)`; draws, and writes to files, the items that aren't in them yet.
 
-A block is written, synced and named before an item after it is handed out. So a state refers to blocks that exist: the
-last one, the items up to its end, the upstream's state after it (a mark); and to the block that is being drawn, by its
+A block is written and synced before a later item leaves the stage. So a state refers to blocks that exist: the last
+one, the items up to its end, the upstream's state after it (a mark); and to the block that is being drawn, by its
 future id. A resume finds that block, or draws it again from the mark.
 
 A file that is damaged or gone is drawn again, with all later blocks, and the log says so. Where that can't be exact (in
-the middle of a block, downstream of a stage that chooses an order), it is an error that names the file.
+the middle of a block, downstream of a stage that chooses an order), a ResumeError names the folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 BLOCK_BYTES = 8 * 2**20
-"""Size of a block's items: large beside a sync to disk (some milliseconds); one block is in memory."""
+"""Size of a block's items: large compared to a sync to disk (some milliseconds); one block is in memory."""
 
 BLOCK_ITEMS = 16384
 """The most items of a block: packing takes a microsecond each, so some 20 ms in a thread."""
@@ -55,7 +55,7 @@ class DiskCacheSpec:
     Attributes:
       stage: as messages call it.
       of: digest of the stages upstream.
-      chosen: whether one of them chooses an order that another run would choose differently.
+      chosen: one of them chooses an order that another run would choose differently.
     """
 
     stage: str
@@ -96,7 +96,7 @@ class _DiskPass(Generic[T]):
     """One pass.
 
     Attributes:
-      served: items handed out.
+      served: items delivered.
       place: what the states have in common.
       flow: the upstream, opened after the blocks found, at `mark`.
     """
@@ -114,10 +114,8 @@ class _DiskPass(Generic[T]):
         self.mark: State = self.flow.state
         self._spec, self._history, self._upstream = spec, history, upstream
         self._open_at: str | None = None  # the id of the block after which the flow is open
-        self._files = CacheFiles(
-            spec.path, spec.stage, spec.name, spec.of, run.site.shard, run.site.num_shards,
-            spec.max_bytes,
-        )  # fmt: skip
+        site = run.site
+        self._files = CacheFiles(spec.path, spec.stage, spec.name, spec.of, site.shard, site.num_shards, spec.max_bytes)
         self._keeps = True
         self._chain: list[CacheBlock] = []
         self._read: tuple[CacheBlock, BlockInfo] | None = None

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamline.core.atomic_file import write_parts
-from streamline.core.item_codec import Buffer, Read, pack, unpack_all
-from streamline.core.record_file import DamagedError, json_list, packed, read_packed, size_of, whose, write_packed
+from streamline.core.item_codec import Read, unpack_all
+from streamline.core.record_file import DamagedError, packed, read_packed, size_of, whose, write_packed
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
 
@@ -165,12 +165,10 @@ class CacheFiles:
                     newest = max(newest, drawing)
                     if match["id"] is not None:
                         with suppress(FileNotFoundError):  # another run has just removed it
-                            size, end = entry.stat().st_size, match["end"] is not None
-                            path, stop = self._folder / entry.name, int(match["stop"])
-                            chosen = match["chosen"] is not None
-                            blocks.append(
-                                CacheBlock(path, drawing, stop, match["before"], match["id"], end, size, chosen)
-                            )
+                            path, stop, size = Path(entry.path), int(match["stop"]), entry.stat().st_size
+                            end, chosen = match["end"] is not None, match["chosen"] is not None
+                            block = CacheBlock(path, drawing, stop, match["before"], match["id"], end, size, chosen)
+                            blocks.append(block)
         except FileNotFoundError:
             return FoundBlocks((), 0)
         except OSError as error:
@@ -189,20 +187,18 @@ class CacheFiles:
           ReadError: it can't be written.
           DataError: an item can't be serialized.
         """
-        buffers: list[Buffer] = []
-        items = json_list(pack(item, buffers, WRITER) for item in held.items)
         path = self._folder / (
             f"{self._whose}.drawing-{block.drawing}.{block.stop:012}.{block.before}-{block.id}"
             f"{'.end' if block.end else ''}{'.chosen' if block.chosen else ''}.cache"
         )
-        parts = packed(MAGIC, items, {"name": path.name, "epoch": held.epoch, "state": held.state}, buffers)
+        body = {"name": path.name, "epoch": held.epoch, "state": held.state}
+        parts = packed(MAGIC, WRITER, held.items, body)
         size = size_of(parts)
         if self._max_bytes is not None and before_bytes + size > self._max_bytes:
             raise CacheFull(
                 f"{self._stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
                 f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self._max_bytes:,}. Raise it, "
-                "put "
-                ".cache before what makes items large, or leave it out: each pass is read anew then"
+                "put .cache before what makes items large, or leave it out: each pass is read anew then"
             )
         try:
             write_packed(path, parts, self._whose)

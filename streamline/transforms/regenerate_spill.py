@@ -1,11 +1,11 @@
 """The files of `.regenerate(spill=)`: one cycle each, written atomically, with a checksum.
 
-A cycle is written, synced and named before the first of its items is handed out, so the file that a state refers to is
-there whenever the process dies. Its name is random in part: a run that goes back to an older snapshot, and draws other
-items, overwrites nothing that another snapshot refers to.
+A cycle is written and synced before the first of its items leaves the stage, so the file that a state refers to exists
+whenever the process dies. Its name is random in part: a run that goes back to an older snapshot, and draws other items,
+overwrites nothing that another snapshot refers to.
 
-Which files may go, only saved snapshots tell: `Snapshot.save` (or `saved`) removes those of cycles before the one where
-it stands, except what the snapshot saved before it refers to. A run that never saves a snapshot keeps all.
+`Snapshot.save` (or `saved`) removes the files of cycles before its own, except those that the snapshot saved before it
+refers to. A run that never saves a snapshot keeps all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamline.core.flow import Site
-from streamline.core.item_codec import Buffer, Read, pack, unpack, unpack_all
-from streamline.core.record_file import DamagedError, json_list, packed, read_packed, whose, write_packed
+from streamline.core.item_codec import Read, unpack, unpack_all
+from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
 from streamline.core.state import Json, Tree
 from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import ReadError, ResumeError
@@ -83,12 +83,10 @@ class Spill:
 
 
 def _write(path: Path, kept: SpilledCycle, family: str) -> None:
-    buffers: list[Buffer] = []
-    items = json_list(pack(item, buffers, WRITER) for item in kept.items)
-    rest = pack(kept.rest, buffers, WRITER)
-    body = {"rest": rest, "of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
+    body = {"of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
+    parts = packed(MAGIC, WRITER, kept.items, body, rest=kept.rest)
     try:
-        write_packed(path, packed(MAGIC, items, body, buffers), family)
+        write_packed(path, parts, family)
     except OSError as error:
         raise ReadError(
             f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it can "
@@ -115,7 +113,7 @@ def _read(path: Path) -> SpilledCycle:
 
 
 class SpillKeeper:
-    """Removes the cycles that no saved snapshot needs any more, whenever one has been saved: in the consumer's process.
+    """Removes, whenever a snapshot was saved, the cycles that none needs any more. In the consumer's process.
 
     Args:
       folders: of the stages that keep their cycles, by name.
@@ -133,10 +131,10 @@ class SpillKeeper:
         self._before: set[str] = set()
 
     def storing(self) -> None:
-        """The files are durable already."""
+        """Nothing to do: the files are durable already."""
 
     def stored(self, state: Tree, where: str) -> None:
-        """The snapshot of this state is stored: remove the cycles before it, but those of the one before."""
+        """Remove the cycles before the state of a stored snapshot, except those of the snapshot before it."""
         workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
         needed: set[str] = set()
         for (shard, of), tree in (*workers, (self._of_rank, state)):
@@ -149,7 +147,7 @@ class SpillKeeper:
 
 
 def _tidy(folder: str, mine: str, own: Json, keep: Collection[str]) -> None:
-    """Remove the files of cycles before the one where `own` stands. What can't be removed is tried again next time."""
+    """Remove the files of cycles before that of `own`. What can't be removed is tried again next time."""
     stands, needed = (own["epoch"], own["cycle"]), {*own["files"], *keep}
     with suppress(OSError):
         for path in list(Path(folder).iterdir()):

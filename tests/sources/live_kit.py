@@ -52,7 +52,7 @@ class Tape:
 
 
 async def some(pipe: Pipe, count: int, snapshot: sl.Snapshot | None = None) -> tuple[list[Any], sl.Snapshot]:
-    """Return the next items, at most `count`, and the snapshot behind the closed stream, through its JSON."""
+    """Return the next items, at most `count`, and the snapshot after the closed stream, through its JSON."""
     seen: list[Any] = []
     async with pipe.open(resume=snapshot) as stream:
         while len(seen) < count:

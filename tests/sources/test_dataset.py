@@ -459,7 +459,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     dataset.reset()
     dataset.load_state_dict({"items": 7, "ended": False, "state": None})
     for _ in range(2):
-        with pytest.raises(ResumeError, match="behind 7 items, and the iterator ends behind 3"):
+        with pytest.raises(ResumeError, match="after 7 items, and the iterator ends after 3"):
             list(dataset)
     dataset.reset()
     dataset.load_state_dict({"items": 2, "ended": False, "state": {"at": 2}})

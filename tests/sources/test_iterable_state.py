@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import streamline as sl
+from streamline.core.item_codec import state_from_json, state_text
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
-from streamline.sources.foreign_state import decoded, encoded
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.subjects import LOOPS
 
@@ -334,7 +334,7 @@ def test_what_json_has_no_word_for_is_wrapped() -> None:
         "d": {},
         "rng": random.Random(1).getstate(),
     }
-    assert decoded(json.loads(encoded(state, "it"))) == state
+    assert state_from_json(json.loads(state_text(state, "it"))) == state
 
 
 # Objects that hold their state --------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.atomic_file import write_all
 from streamline.core.item_codec import EncodedItem
 from streamline.snapshot.inspection import report
 from streamline.sources import disk_journal as directory_module
-from streamline.sources import disk_journal as segments_module
-from streamline.sources.disk_journal import MAGIC, DiskJournal, read_segment, record
+from streamline.sources.disk_journal import MAGIC, DiskJournal, SegmentHeader, read_segment, record
 from streamline.sources.journal import Places, kept_of
 
 from .live_kit import Pipe, Tape, rest, some
@@ -231,7 +231,7 @@ async def test_a_kill_while_a_journal_is_begun_is_no_harm(tmp_path: Path, monkey
             os.write(descriptor, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(directory_module, "_write", failing)
+            patch.setattr(directory_module, "write_all", failing)
             with pytest.raises(KeyboardInterrupt):
                 await some(pipe_over(tape, path), 0, snapshot)
         assert (await crash_after(pipe_over(tape, path), 3, snapshot)) == [7, 8, 9]
@@ -259,7 +259,7 @@ async def test_ranks_have_directories_of_their_own(tmp_path: Path) -> None:
 async def test_a_full_disk_is_a_failure_of_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tape = Tape(100)
     written = 0
-    write = directory_module._write
+    write = write_all
 
     def full(descriptor: int, content: bytes) -> None:
         nonlocal written
@@ -272,7 +272,7 @@ async def test_a_full_disk_is_a_failure_of_the_stream(tmp_path: Path, monkeypatc
     pipe = pipe_over(tape, tmp_path)
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(directory_module, "_write", full)
+        patch.setattr(directory_module, "write_all", full)
         with pytest.raises(sl.errors.JournalError, match=r"can't write to the journal in .*No space left"):  # noqa: PT012
             async with pipe.open() as stream:
                 async for x in stream:
@@ -564,4 +564,4 @@ async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(sl.errors.JournalError, match="can't open the journal"):
         await rest(pipe_over(Tape(3), tmp_path / "file"), None)
-    assert MAGIC in segments_module.SegmentHeader("x", 0, 0, {0: 0}, 0).begin()
+    assert MAGIC in SegmentHeader("x", 0, 0, {0: 0}, 0).begin()

@@ -67,7 +67,7 @@ def mixtures(draw: st.DrawFn) -> Composition:
 @pytest.mark.timeout(600)
 @examples(15)
 @given(mixtures(), st.integers(0, 99))
-def test_random_mixtures_are_the_oracles_and_resume_exactly_behind_each_item(made: Composition, seed: int) -> None:
+def test_random_mixtures_are_the_oracles_and_resume_exactly_after_each_item(made: Composition, seed: int) -> None:
     DICE.seed(seed)
     check_resume(made.pipeline, seed=seed, generations=3)
 
@@ -146,7 +146,7 @@ def test_passes_of_a_component_are_its_own() -> None:
     assert rows["b/items"] == 6
 
 
-def test_a_take_before_the_shard_counts_for_all_workers_of_an_index_or_one_stream() -> None:
+def test_a_take_before_the_shard_counts_for_all_workers() -> None:
     parts = {"a": numbers(50).take(10), "b": sl.from_iterable(lambda: range(1000, 1050)).take(10)}
     assert Counter(map(where, sl.mix(parts).shard(4))) == {"a": 10, "b": 10}
 
@@ -154,11 +154,11 @@ def test_a_take_before_the_shard_counts_for_all_workers_of_an_index_or_one_strea
 # What a resume may change -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("behind", [0, 1, 7, 18])
-def test_weights_seed_and_stop_change_at_a_resume_and_nothing_is_lost(behind: int) -> None:
+@pytest.mark.parametrize("served", [0, 1, 7, 18])
+def test_weights_seed_and_stop_change_at_a_resume_and_nothing_is_lost(served: int) -> None:
     lengths = {"a": 30, "b": 30}
     with mixture(lengths, weights={"a": 9, "b": 1}).shard(2).open() as stream:
-        first = [next(stream) for _ in range(behind)]
+        first = [next(stream) for _ in range(served)]
         snapshot = stream.snapshot()
     other = mixture(lengths, weights={"a": 0.001, "b": 1}, seed=3).shard(2)
     rest = list(other.open(resume=snapshot).sync_stream())
@@ -166,8 +166,8 @@ def test_weights_seed_and_stop_change_at_a_resume_and_nothing_is_lost(behind: in
     assert Counter(map(where, rest[:15]))["b"] >= 14
 
 
-@pytest.mark.parametrize("behind", range(0, 30, 3))
-def test_other_weights_behind_a_stage_that_reads_again_leave_what_it_reads_as_it_was(behind: int) -> None:
+@pytest.mark.parametrize("served", range(0, 30, 3))
+def test_other_weights_leave_what_a_later_stage_reads_again_as_it_was(served: int) -> None:
     """Five times in a row, each time with other weights; the shuffle is in the middle of a window nearly always."""
     parts = {"a": numbers(40), "b": numbers(40, 1000)}
     found: list[int] = []
@@ -179,7 +179,7 @@ def test_other_weights_behind_a_stage_that_reads_again_leave_what_it_reads_as_it
             if generation == 4:
                 found += list(stream)
                 break
-            found += [next(stream) for _ in range(behind % 8 + generation)]
+            found += [next(stream) for _ in range(served % 8 + generation)]
             snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
     assert sorted(found) == [*range(40), *range(1000, 1040)]
 
@@ -286,7 +286,7 @@ async def test_no_item_waits_for_one_of_another_component_that_comes_later() -> 
         assert [item async for item in stream] == whole[before:]
 
 
-async def test_a_list_goes_beyond_the_end_of_a_components_list_where_more_is_there() -> None:
+async def test_a_list_goes_beyond_the_end_of_a_components_list() -> None:
     pipe = sl.mix({str(at): numbers(5000, at * 5000) for at in range(8)})
     async with anyio.create_task_group() as group:
         flow = pipe.plan.source.open(Site(Tasks(group)), Part(mode="custom"))

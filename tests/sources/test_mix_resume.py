@@ -19,7 +19,7 @@ def parts(**lengths: int) -> dict[str, Pipeline[int]]:
 
 
 def taken(pipe: Pipeline[int], count: int, resume: sl.Snapshot | None = None, **options: Any) -> tuple[list[int], Any]:
-    """Return so many items, or all if there are fewer, and a snapshot behind them that has been JSON."""
+    """Return so many items, or all if there are fewer, and a snapshot after them that has been JSON."""
     with pipe.open(resume=resume, **options) as stream:
         found = [item for _, item in zip(range(count), stream, strict=False)]
         return found, sl.Snapshot.from_json(stream.snapshot().to_json())
@@ -106,13 +106,13 @@ def one_zipped(pipe: Pipeline[Any]) -> Pipeline[Any]:
     return sl.zip(pipe)
 
 
-@pytest.mark.parametrize("behind", REWINDING)
+@pytest.mark.parametrize("later", REWINDING)
 @pytest.mark.parametrize("seed", range(2))
-def test_stop_first_after_all_ends_behind_what_is_read_again(behind: Any, seed: int) -> None:
+def test_stop_first_after_all_ends_after_what_is_read_again(later: Any, seed: int) -> None:
     components = parts(a=5, b=10)
     for count in range(0, 15, 2):
-        first, snapshot = taken(behind(sl.mix(components, seed=seed)), count)
-        rest = list(behind(sl.mix(components, seed=seed, stop="first")).open(resume=snapshot).sync_stream())
+        first, snapshot = taken(later(sl.mix(components, seed=seed)), count)
+        rest = list(later(sl.mix(components, seed=seed, stop="first")).open(resume=snapshot).sync_stream())
         check_whole(first + rest)
 
 
@@ -130,16 +130,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("behind", REWINDING)
+@pytest.mark.parametrize("later", REWINDING)
 @pytest.mark.parametrize(("seed", "what"), list(enumerate(CHANGES)))
-def test_an_end_that_a_stage_behind_has_come_to_is_the_end(behind: Any, what: str, seed: int) -> None:
+def test_an_end_that_a_later_stage_has_reached_is_the_end(later: Any, what: str, seed: int) -> None:
     """What is read again ends as it did, or is refused: a window, a rest, that was delivered in part stays what it was.
 
     Several times in a row: where nothing is read again, more may come, and nothing comes twice.
     """
     components, changed = parts(a=5, b=10), {"seed": seed, **CHANGES[what]}
-    before = behind(sl.mix(components, seed=seed, stop="first"))
-    after = behind(sl.mix(components, **changed))
+    before = later(sl.mix(components, seed=seed, stop="first"))
+    after = later(sl.mix(components, **changed))
     whole = list(before)
     for count in range(len(whole)):
         found, snapshot = taken(before, count)
@@ -157,20 +157,20 @@ def test_an_end_that_a_stage_behind_has_come_to_is_the_end(behind: Any, what: st
             assert len(found) == 15
 
 
-def test_a_component_that_comes_when_a_stage_behind_has_read_to_the_end_is_refused() -> None:
+def test_a_component_that_comes_when_a_later_stage_has_read_to_the_end_is_refused() -> None:
     pipe = sl.mix(parts(a=4, b=4)).shuffle(window=6)
     _, snapshot = taken(pipe, 7)
     with pytest.raises(ResumeError, match="keep components"):
         list(sl.mix(parts(a=4, b=4, c=3)).shuffle(window=6).open(resume=snapshot).sync_stream())
     assert list(pipe.open(resume=snapshot).sync_stream()) == list(pipe)[7:]
-    _, behind = taken(pipe, 8)
-    more = list(sl.mix(parts(a=4, b=4, c=3)).shuffle(window=6).open(resume=behind).sync_stream())
+    _, snapshot = taken(pipe, 8)
+    more = list(sl.mix(parts(a=4, b=4, c=3)).shuffle(window=6).open(resume=snapshot).sync_stream())
     assert sorted(more) == [2000, 2001, 2002]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("changed", [{"weights": {"a": 1, "b": 9}}, {"seed": 4}])
-def test_passes_that_a_stage_behind_goes_back_over_are_drawn_as_they_were(shards: int, changed: dict[str, Any]) -> None:
+def test_passes_that_a_later_stage_goes_back_over_are_drawn_as_they_were(shards: int, changed: dict[str, Any]) -> None:
     """Or the resume is refused: of an earlier pass, the state doesn't say where it was when it ended."""
 
     def passes(**options: Any) -> Pipeline[int]:

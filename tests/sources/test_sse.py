@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
-from streamline.sources.framing import EventParser, LineFramer, ServerSentEvent, framer_of
+from streamline.sources.framing import LineFramer, ServerSentEvent, SseFramer, framer_of
 from tests.laws.profile import examples
 
 E = ServerSentEvent
@@ -41,13 +41,13 @@ def test_events_are_those_of_the_standard_wherever_the_bytes_are_cut(name: str) 
     content, events = TABLE[name]
     for first in range(len(content) + 1):
         for second in range(first, len(content) + 1):
-            parser = EventParser(1000)
+            parser = SseFramer(1000)
             pieces = (content[:first], content[first:second], content[second:])
             assert [event for piece in pieces for event in parser.feed(piece)] == events
 
 
 def test_the_id_of_an_event_that_is_cut_off_is_not_that_of_the_last_event() -> None:
-    parser = EventParser(1000, "5")
+    parser = SseFramer(1000, "5")
     assert list(parser.feed(b"data: a\n\nid: 6\ndata: b\n")) == [E("a", id="5")]
     assert parser.last_id == "5"
     assert parser.waiting == len(b"id: 6\ndata: b\n")
@@ -58,18 +58,18 @@ def test_the_id_of_an_event_that_is_cut_off_is_not_that_of_the_last_event() -> N
     [("1500", 1.5), ("0", 0.0), ("1.5", None), ("-1", None), ("", None), ("²", None), ("9" * 400, 86_400.0)],
 )
 def test_retry_is_a_number_of_milliseconds_or_nothing(value: str, retry_s: float | None) -> None:
-    parser = EventParser(1000)
+    parser = SseFramer(1000)
     assert list(parser.feed(f"retry: {value}\n\n".encode())) == []
     assert parser.retry_s == retry_s
 
 
 def test_an_event_that_is_too_long_is_an_error_and_comments_without_end_are_not() -> None:
-    parser = EventParser(50)
+    parser = SseFramer(50)
     for _ in range(100):
         assert list(parser.feed(b": still here\r\n")) == []
     with pytest.raises(DataError, match=r"event of at most 50 bytes.*max_item_bytes"):
         list(parser.feed(b"data: 0123456789\n" * 4))
-    parser = EventParser(50)
+    parser = SseFramer(50)
     for _ in range(50):
         assert list(parser.feed(b"x")) == []
     with pytest.raises(DataError, match="at most 50 bytes"):
@@ -79,7 +79,7 @@ def test_an_event_that_is_too_long_is_an_error_and_comments_without_end_are_not(
 @examples(50)
 @given(st.lists(st.sampled_from([b"data", b"id", b"event", b"retry", b":", b" ", b"\n", b"\r", b"\r\n", b"1", b"\0"])))
 def test_where_bytes_are_cut_never_matters(tokens: list[bytes]) -> None:
-    whole, parts = EventParser(1000), EventParser(1000)
+    whole, parts = SseFramer(1000), SseFramer(1000)
     events = list(whole.feed(b"".join(tokens)))
     assert [event for token in tokens for i in range(len(token)) for event in parts.feed(token[i : i + 1])] == events
     assert (parts.last_id, parts.retry_s) == (whole.last_id, whole.retry_s)

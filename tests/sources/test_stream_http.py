@@ -1,4 +1,4 @@
-"""Endless HTTP responses: connected again behind every end, nothing lost or doubled where the server goes on."""
+"""Endless HTTP responses: connected again after every end, nothing lost or doubled where the server goes on."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def answer(
 
 
 def served(count: int, at_most: int = 1000) -> Behaviour:
-    """Return a behaviour: the events behind the one that the client names, `at_most`; 204 behind the last one."""
+    """Return a behaviour: the events after the one that the client names, `at_most`; 204 after the last one."""
 
     async def behave(server: Server, request: Request, writer: asyncio.StreamWriter) -> None:
         first = int(request.headers.get("last-event-id", -1)) + 1
@@ -94,7 +94,7 @@ async def gather(pipe: Pipeline[Any], into: list[Any]) -> None:
 
 
 def always(server: Server, behaviour: Behaviour) -> None:
-    """Let every request behind the script be answered so."""
+    """Let every request after the script be answered so."""
     server.serve = behaviour  # type: ignore[method-assign,assignment]
 
 
@@ -133,7 +133,7 @@ async def test_the_last_line_of_a_whole_answer_may_lack_its_end(server: Server) 
 
 
 @pytest.mark.parametrize(("framing", "first", "second"), [("lines", "1", "\ufeff2"), ("jsonl", 1, 2)])
-async def test_a_byte_order_mark_at_the_start_of_an_answer_is_no_part_of_its_first_line(
+async def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
     server: Server, framing: Any, first: Any, second: Any
 ) -> None:
     body = BOM + b"1\n" + (BOM if framing == "lines" else b"") + b"2\n"

@@ -103,7 +103,7 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
       answer: answers questions to the consumer; None: `stdio_relay.asker` does.
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
-    session.duplicate_check.tell = link.send
+    session.duplicate_check.report = link.send
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
     reporter = MetricsReporter(link, session) if spec.metered and link.copies else None
     try:

@@ -1,4 +1,4 @@
-"""What `stats()` tells of a mixture's components: counts, passes, ends and weights; in any backend, behind a resume."""
+"""What `stats()` says of a mixture's components: counts, passes, ends and weights; in any backend, after a resume."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_after_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: in
         before = [next(stream) for _ in range(at)]
         snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
     with PIPE.open(resume=snapshot) as stream:
-        behind = list(stream)
+        after = list(stream)
         found = told(mixed(stream))
-    given = {name: sum(item // 100 == number for item in behind) for number, name in enumerate("abc")}
+    given = {name: sum(item // 100 == number for item in after) for number, name in enumerate("abc")}
     assert {name: each[0] for name, each in found.items()} == given
     assert {name: each[1:] for name, each in found.items()} == {name: each[1:] for name, each in WHOLE.items()}
-    assert len(before) + len(behind) == 28
+    assert len(before) + len(after) == 28
 
 
 def test_after_the_death_of_a_host_what_was_taken_counts_once() -> None:
@@ -91,7 +91,7 @@ def test_after_the_death_of_a_host_what_was_taken_counts_once() -> None:
     assert {name: each[1:] for name, each in found.items()} == {name: each[1:] for name, each in WHOLE.items()}
 
 
-def test_a_component_that_is_gone_is_not_told_of_and_a_new_one_is() -> None:
+def test_a_component_that_is_gone_has_no_metrics_and_a_new_one_has() -> None:
     schedule: list[tuple[int, dict[str, float]]] = [(0, {"a": 1, "b": 0}), (4, {"a": 0.25, "b": 3})]
     pipe = sl.mix({"a": numbers(4), "b": numbers(4, 100)}, schedule).prefetch(1)
     with pipe.open() as stream:
@@ -153,7 +153,7 @@ COMPONENTS: dict[str, tuple[AnyPipeline, int, int]] = {
     "stages in passes": (numbers(5).map(identity).repeat(2).map(identity).repeat(2), 20, 5),
     "a filter": (numbers(10).map(identity).repeat(4).filter(odd), 20, 5),
 }
-"""With how many items it has, and over how many of them the shards share the work: what repeats behind that has its
+"""With how many items it has, and over how many of them the shards share the work: what repeats after that has its
 shard's items again."""
 
 
@@ -184,7 +184,7 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
     assert seen == items
 
 
-def test_of_what_is_not_repeated_nobody_has_to_ask() -> None:
+def test_a_component_that_is_not_repeated_has_no_pass() -> None:
     for component in (numbers(5), iterated(5).map(identity), numbers(5).shuffle(seed=1).take(3)):
         ((_, part),) = sl.mix({"c": component}).plan.source.components  # type: ignore[attr-defined]
         assert part.pass_of(Site(None)) is None  # type: ignore[arg-type]
