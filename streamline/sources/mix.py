@@ -111,7 +111,7 @@ class MixRun:
         for hand in self._hands:
             hand.flow.reader = demand.meter
         if demand.meter is not None:
-            demand.meter.tells(self._told.details)
+            demand.meter.details_from(self._told.details)
         while (wheel := self._turned()) is not None:
             picks, at = self._draw(wheel), 0
             while at < len(picks):
