@@ -378,6 +378,11 @@ class Inbox(Flow[T]):
             self._receive.close()
         return self._channel.finished
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What the sender failed with, as far as it has arrived."""
+        return self._packet.failure
+
     async def wait(self) -> None:
         """Wait until there is something to take, or it is over, and items may move."""
         self._waiting = True

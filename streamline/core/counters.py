@@ -4,8 +4,8 @@ Each counter has one writer, the event loop's thread, and may be read in any thr
 is being counted. Times are those of `time.perf_counter`.
 
 Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
-stage registers a function for them (`StageMeter.tells`), called only when figures are read. They travel from worker
-processes with the other counts, are aggregated over workers here, and are shown by name.
+stage registers a function that reads them (`StageMeter.details_from`), called only when figures are read. They travel
+from worker processes with the other counts, are aggregated over workers here, and are shown by name.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
     "How",
     "LoopMeter",
     "Observer",
+    "ReadDetails",
     "StageCounts",
     "StageMeter",
-    "Tells",
     "TimedCall",
     "Working",
     "host_label",
@@ -83,8 +83,8 @@ class Detail:
 Details: TypeAlias = tuple[Detail, ...]
 
 
-Tells: TypeAlias = Callable[[], Details]
-"""Called in any thread; holds on to no items, for it stays as long as the meter."""
+ReadDetails: TypeAlias = Callable[[], Details]
+"""Called in any thread; keeps no items alive, for it stays as long as the meter."""
 
 
 def later(before: Details, now: Details) -> Details:
@@ -128,9 +128,9 @@ class HostMeter:
     """One host of one run. Its writer is the run's event loop.
 
     Args:
-      pid: tells the process; None: there is none yet.
-      resident: tells how many bytes of memory it holds; 0: that can't be told.
-      stacks: tells what its threads are at, for a person; "": that can't be told.
+      pid: returns that of its process; None: there is none yet.
+      resident: returns how many bytes of memory it holds; 0: unknown.
+      stacks: returns what its threads are at, for a person; "": unknown.
 
     Attributes:
       shards: of its workers.
@@ -259,6 +259,10 @@ class StageCounts(NamedTuple):
     details: Details = ()
 
 
+SUMMED = {"items", "bytes", "worked_s", "held_s", "wait_input_s", "wait_output_s"}
+"""Of `StageCounts`: what adds up where a stage is opened again in another process."""
+
+
 class StageMeter:
     """One stage in one worker.
 
@@ -300,7 +304,7 @@ class StageMeter:
         self.begun: float | None = None
         self.host: HostMeter | None = None
         self._waits: dict[int, tuple[Doing, float]] = {}
-        self._details: tuple[Details, Tells] = (), tuple
+        self._details: tuple[Details, ReadDetails] = (), tuple
         self._lists = 0
         self._sample_at = 1
         self._samples: list[int] = []
@@ -340,9 +344,9 @@ class StageMeter:
         self.held_s += spent
         self.loop.held_s += spent
         if self.observer is not None or spent >= HOLD_S:
-            self._tell_held(began, ended)
+            self._report_held(began, ended)
 
-    def _tell_held(self, began: float, ended: float) -> None:
+    def _report_held(self, began: float, ended: float) -> None:
         if self.observer is not None:
             self.observer(self, "work", began, ended)
         if ended - began >= HOLD_S and self.on_hold is not None:
@@ -358,7 +362,7 @@ class StageMeter:
             self.observer(self, doing, began, ended)
 
     def wait_begins(self, doing: Doing, slot: int = 0) -> None:
-        """Take note of a wait, so that it is seen while it lasts; of several at once, each has a slot."""
+        """Record a wait that begins, so that it is seen while it lasts; of several at once, each has a slot."""
         self._waits[slot] = doing, perf_counter()
 
     def wait_ends(self, slot: int = 0) -> None:
@@ -386,15 +390,15 @@ class StageMeter:
         self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
         self._item_bytes = sum(self._samples) / len(self._samples)
 
-    def tells(self, details: Tells) -> None:
-        """Ask `details` for what only this kind of stage counts; what it has told before goes on. At its first pull."""
-        self._details = self.details, details
+    def details_from(self, read: ReadDetails) -> None:
+        """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
+        self._details = self.details, read
 
     @property
     def details(self) -> Details:
         """What only this kind of stage counts. From any thread."""
-        before, tells = self._details
-        return later(before, tells())
+        before, read = self._details
+        return later(before, read())
 
     def held_until(self, now: float) -> float:
         """Return how long the stage held the event loop up to `now`, with what is going on."""
@@ -423,22 +427,15 @@ class StageMeter:
         """Show what a meter elsewhere has counted, and what goes on there, in place of what was here.
 
         Args:
-          more: had been counted before it began; what went on then doesn't any more.
+          more: had been counted before that meter began; nothing of it is in progress any more.
         """
-        self.executor, self.ordered = counted.executor, counted.ordered
-        self.items, self._sampled_items = counted.items, counted.items
-        self._sampled_bytes = counted.bytes
-        self.worked_s, self.held_s = counted.worked_s, counted.held_s
-        self.wait_input_s, self.wait_output_s = counted.wait_input_s, counted.wait_output_s
-        self._details = later(() if more is None else more.details, counted.details), tuple
         if more is not None:
-            self.items += more.items
-            self._sampled_items = self.items
-            self._sampled_bytes += more.bytes
-            self.worked_s += more.worked_s
-            self.held_s += more.held_s
-            self.wait_input_s += more.wait_input_s
-            self.wait_output_s += more.wait_output_s
+            summed = {name: getattr(counted, name) + getattr(more, name) for name in SUMMED}
+            counted = counted._replace(**summed, details=later(more.details, counted.details))
+        for name in SUMMED - {"bytes"}:
+            setattr(self, name, getattr(counted, name))
+        self._sampled_items, self._sampled_bytes = counted.items, counted.bytes
+        self.executor, self.ordered, self._details = counted.executor, counted.ordered, (counted.details, tuple)
         self.begun, self.slots, self._waits = counted.begun, list(counted.slots), dict(counted.waits)
 
     def stopped(self, now: float) -> StageCounts:

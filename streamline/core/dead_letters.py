@@ -1,10 +1,10 @@
-"""Dead letters: a JSONL file that says of each skipped item what happened.
+"""Dead letters: a JSONL file with a line for each skipped item.
 
-A line is written when its item counts as consumed, and says which one it is: the n-th that the stage skipped in the
-shard and epoch. So at a resume the lines beyond the snapshot's counts are dropped, since those items come again, and no
-item is there twice.
+A line is written when its item counts as consumed, and has its number: the n-th that the stage skipped in the shard and
+epoch. So a resume drops the lines beyond the snapshot's counts, since those items come again, and no item is there
+twice.
 
-Lines are handed to the operating system before the consumer gets its next list, so a kill loses none of them; they are
+Lines are passed to the operating system before the consumer gets its next list, so a kill loses none of them; they are
 not synced, so a power cut may.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file, write_all
-from streamline.core.error_policy import Failure, Letter
+from streamline.core.error_policy import DeadLetter, Failure
 from streamline.core.text import clean, cut, said
 from streamline.errors import DeadLetterError, printable
 
@@ -67,8 +67,8 @@ class DeadLetters:
         except OSError as error:
             raise _failed(self.path, error) from error
 
-    def written(self, failure: Failure, epoch: tuple[int, ...]) -> Letter:
-        """Return the line of a failure, but for its number; the item is looked at now."""
+    def written(self, failure: Failure, epoch: tuple[int, ...]) -> DeadLetter:
+        """Return the line of a failure, except its number; the item is read now."""
         return {
             "dead_letter": 1,
             "epoch": epoch[0],
@@ -87,7 +87,7 @@ class DeadLetters:
             "traceback": clean(failure.traceback),
         }
 
-    def append(self, letters: Iterable[Letter]) -> None:
+    def append(self, letters: Iterable[DeadLetter]) -> None:
         """Write lines after those that are there.
 
         Raises:
@@ -98,7 +98,7 @@ class DeadLetters:
         except OSError as error:
             raise _failed(self.path, error) from error
 
-    def _append(self, letters: Iterable[Letter]) -> None:
+    def _append(self, letters: Iterable[DeadLetter]) -> None:
         lines = b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -107,9 +107,9 @@ class DeadLetters:
             os.close(descriptor)
 
     def _begin(self, counts: Mapping[tuple[int, str], int]) -> None:
-        """Keep the lines of what the state has counted, and of earlier epochs."""
+        """Keep the lines of what the state counts, and of earlier epochs."""
         if not self.path.exists():
-            self._append(())  # so that a place where nothing can be written is found out now
+            self._append(())  # so that a path that can't be written fails now
             self._warn_of_missing(counts, [])
             return
         with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
@@ -121,7 +121,7 @@ class DeadLetters:
         else:
             self._append(())
 
-    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], letters: Iterable[Letter]) -> None:
+    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], letters: Iterable[DeadLetter]) -> None:
         """Log which items the state counts as skipped that have no line after the last one of their stage and shard."""
         there: dict[tuple[int, str], int] = {}
         for letter in letters:
@@ -136,8 +136,8 @@ class DeadLetters:
                     printable(str(self.path)), stage, count, shard, there.get((shard, stage), 0),
                 )  # fmt: skip
 
-    def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Letter | None]]:
-        """Yield each line with what it says; None for a last one that a kill has cut off."""
+    def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, DeadLetter | None]]:
+        """Yield each line with its fields; None for a last one that a kill has cut off."""
         for number, line in enumerate(lines, 1):
             whole = line.endswith(b"\n")
             if not line.startswith(PREFIX) and (whole or not PREFIX.startswith(line)):
@@ -150,14 +150,14 @@ class DeadLetters:
             except msgspec.MsgspecError as error:
                 raise DeadLetterError(f"{self.path} line {number} is damaged: {error}; move the file away") from error
 
-    def _keeps(self, letter: Letter, counts: Mapping[tuple[int, str], int]) -> bool:
+    def _keeps(self, letter: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
         if letter["epoch"] != self._epoch:
             return bool(letter["epoch"] < self._epoch)
         return bool(letter["n"] <= counts.get((letter["shard"], letter["stage"]), 0))
 
 
 class _LetterKey(msgspec.Struct):
-    """What a line must have for its place in a run to be known."""
+    """The fields that say where in a run a line belongs."""
 
     epoch: int
     shard: int
@@ -165,7 +165,7 @@ class _LetterKey(msgspec.Struct):
     n: int
 
 
-def _letter(line: bytes) -> Letter:
+def _letter(line: bytes) -> DeadLetter:
     return msgspec.structs.asdict(msgspec.json.decode(line, type=_LetterKey))
 
 

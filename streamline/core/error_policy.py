@@ -1,6 +1,6 @@
 """The error policy: which failed items are skipped, decided in the stage and counted at consumption.
 
-A stage that skips an item adds one to its count, which its states carry from there on, and records the failure in the
+A stage that skips an item adds one to its count, which its states carry from then on, and records the failure in the
 run's `Errors`. When the consumer asks for another list, the count in its state says which failures are consumed: those
 are written as dead letters, reported, and compared with `max_errors`. So a resume continues the count of its snapshot,
 and items that are read again are counted again.
@@ -39,12 +39,12 @@ from streamline.errors import (
 
 __all__ = [
     "MAX_ERRORS",
+    "DeadLetter",
     "DeadLetterSink",
     "Decision",
     "ErrorReport",
     "Errors",
     "Failure",
-    "Letter",
     "OnError",
     "Policy",
     "Skips",
@@ -56,15 +56,15 @@ __all__ = [
 
 
 MAX_ERRORS = 0.01
-"""Skipped items that a run bears unless it says otherwise: one in a hundred."""
+"""The default limit: one skipped item in a hundred."""
 
 
 FREE_ERRORS = 10
-"""Errors that a rate allows in any case: of fewer, no rate can be told."""
+"""The first errors are always tolerated: so few say nothing about a rate."""
 
 
 RATE_ITEMS = 1000
-"""A rate is of at least so many items: of the first ones, many may be held by stages when the first errors count."""
+"""A rate is of at least so many items: at the start, stages may hold many items when the first errors count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Failure:
       shard: where it ran; downstream of the merge, the rank.
       position: of the item in the source, for a person; "" where it isn't known.
       item: what the stage was given: of a batch the list, of `from_items` the index, of a line file the line's bytes.
-      error: what was raised. Behind the handler it has no `__traceback__`: frames hold on to items.
+      error: what was raised. Once the handler returns it has no `__traceback__`: frames keep items alive.
       items: how many items it counts as: of a batch, all that are in it.
     """
 
@@ -96,8 +96,8 @@ class Failure:
         return "".join(self.trace.format())
 
 
-Letter: TypeAlias = dict[str, Any]
-"""The line of a dead letter, of which `Letters` knows what stands in it."""
+DeadLetter: TypeAlias = dict[str, Any]
+"""One line of the file; `DeadLetters` knows its fields."""
 
 
 Decision: TypeAlias = Literal["skip", "raise"]
@@ -108,13 +108,13 @@ OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Failure], Decision]
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorReport:
-    """The items that a stream has left out so far, as far as they are consumed.
+    """The items that a stream has skipped, up to the last item consumed.
 
     Attributes:
       total: items.
       stages: items by stage.
-      last: the last few, oldest first; of the run at hand, not of what it resumed.
-      dead_letters: the file that says of each what happened; None: there is none.
+      last: the last few of this run, oldest first; those before a resume aren't included.
+      dead_letters: the file that describes each; None: there is none.
     """
 
     total: int = 0
@@ -139,7 +139,7 @@ class Policy:
     Attributes:
       on_error: "raise", "skip", or a function that decides.
       max_errors: an int is a count, a float a rate; None: no limit.
-      dead_letters: where skipped items are written down; None: nowhere.
+      dead_letters: where skipped items are written; None: nowhere.
 
     Raises:
       PlanError: an option out of range, or one that has no meaning without another.
@@ -167,11 +167,11 @@ class Policy:
 
     @property
     def skips(self) -> bool:
-        """Whether items may be left out at all."""
+        """Whether any item may be skipped."""
         return self.on_error != "raise"
 
     def too_many(self, errors: int, consumed: int) -> bool:
-        """Whether `errors` skipped items beside `consumed` others are more than the run bears."""
+        """Whether `errors` skipped items beside `consumed` others exceed the limit."""
         if self.max_errors is None:
             return False
         if isinstance(self.max_errors, int):
@@ -230,16 +230,16 @@ Key = tuple[int, str]
 
 
 class DeadLetterSink(Protocol):
-    """Where skipped items are written down: `Letters`, of which a host that is a process needs nothing."""
+    """Where skipped items are written: `DeadLetters`, which a host process doesn't need to import."""
 
     @property
     def path(self) -> Path:
         """The file."""
 
-    def written(self, failure: Failure, epoch: tuple[int, ...], /) -> Letter:
-        """Return the line of a failure, but for its number; the item is looked at now."""
+    def written(self, failure: Failure, epoch: tuple[int, ...], /) -> DeadLetter:
+        """Return the line of a failure, except its number; the item is read now."""
 
-    def append(self, letters: Iterable[Letter], /) -> None:
+    def append(self, letters: Iterable[DeadLetter], /) -> None:
         """Write lines after those that are there.
 
         Raises:
@@ -253,9 +253,10 @@ class Errors:
     Args:
       policy: what may be skipped.
       before: of the state that the run begins at: skipped items by (shard, stage).
-      letters: where they are written down.
+      dead_letters: where they are written; None: nowhere.
       size: items of the source in one that the merge takes: more than one where workers make batches.
       meters: count every item that is skipped; None: not counted.
+      cached: states may count items that an earlier run skipped (a cache on disk), so every state is compared.
 
     Attributes:
       goes_on: items were skipped before the state that the run begins at.
@@ -265,14 +266,14 @@ class Errors:
         self,
         policy: Policy | None = None,
         before: Mapping[Key, int] | None = None,
-        letters: DeadLetterSink | None = None,
+        dead_letters: DeadLetterSink | None = None,
         size: int = 1,
         meters: Meters | None = None,
         *,
-        told: bool = False,
+        cached: bool = False,
     ) -> None:
         self.policy = policy or Policy()
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._size = size
         self._meters = meters
         self._totals: dict[Key, int] = dict(before or {})
@@ -281,31 +282,31 @@ class Errors:
         self._happened = 0  # written by the event loop's thread only
         self._counted = 0  # written by the consumer's only
         self.goes_on = bool(self._totals)
-        self._unjudged = self.goes_on or told
-        self._told = told
+        self._unjudged = self.goes_on or cached
+        self._cached = cached
         self._last: deque[Failure] = deque(maxlen=LAST)
         self._failure: StreamlineError | None = None
         self._reported = False
         self._deciding = threading.RLock()
 
     def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
-        """Take note of an item that was skipped, before the state that counts it is handed on.
+        """Record a skipped item, before the state that counts it is passed on.
 
         Args:
           number: items that the stage has skipped so far in this shard, with this one.
         """
-        letter = None
-        if self._letters is not None:
-            letter = {**self._letters.written(failure, epoch), "n": number}
+        line = None
+        if self._dead_letters is not None:
+            line = {**self._dead_letters.written(failure, epoch), "n": number}
         waiting = self._waiting.setdefault(key, deque())
         more = failure.items - _forget(waiting, number)
         self._happened += more
-        waiting.append(_PendingSkip(number, failure, letter))
+        waiting.append(_PendingSkip(number, failure, line))
         if self._meters is not None:
             self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
 
     def decide(self, failure: Failure) -> object:
-        """Return what is to be done: "skip" or "raise"; or what else a handler answers. One call at a time.
+        """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time.
 
         Raises:
           What the handler raises.
@@ -317,17 +318,17 @@ class Errors:
             return on_error(failure)
 
     def count(self, state: State) -> None:
-        """Count what was skipped up to `state`, which the consumer has reached, and write it down.
+        """Count and write what was skipped up to `state`, which the consumer has reached.
 
         Raises:
-          DeadLetterError: it can't be written down.
+          DeadLetterError: it can't be written.
         """
         if self._happened == self._counted and not self._unjudged:
             return
         self._count(state)
 
     def judge(self, state: Reference) -> None:
-        """Count, and fail the run if it was too much: then for ever.
+        """Count, and fail the run if the limit is exceeded: from then on, each call raises.
 
         Raises:
           TooManyErrors: as `max_errors` says.
@@ -339,7 +340,7 @@ class Errors:
             return
         try:
             tally = self._count(state.get())
-            self._unjudged = self._told
+            self._unjudged = self._cached
             if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
                 raise self._too_many()
         except StreamlineError as failure:
@@ -359,13 +360,13 @@ class Errors:
         return tally
 
     def _take(self, totals: Mapping[Key, int]) -> None:
-        """Write down what is counted now, and only then take it away: an interrupt between loses nothing."""
+        """Write what is counted now, and only then remove it: an interrupt in between loses nothing."""
         counts = {key: self._counted_in(key, total) for key, total in totals.items()}
         counted = [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
         unwritten: DeadLetterError | None = None
-        if self._letters is not None and counted:
+        if self._dead_letters is not None and counted:
             try:
-                self._letters.append(left.letter for left in counted if left.letter is not None)
+                self._dead_letters.append(left.line for left in counted if left.line is not None)
             except DeadLetterError as error:
                 unwritten = error
         for key, count in counts.items():
@@ -377,7 +378,7 @@ class Errors:
             raise unwritten
 
     def _counted_in(self, key: Key, total: int) -> int:
-        """Return how many of those that wait `total` counts."""
+        """Return how many of the pending skips `total` includes."""
         count = 0
         waiting = self._waiting.get(key, ())
         while count < len(waiting) and waiting[count].number <= total:
@@ -385,21 +386,21 @@ class Errors:
         return count
 
     def report(self) -> ErrorReport:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         stages: dict[str, int] = {}
         for (_, stage), count in self._totals.items():
             stages[stage] = stages.get(stage, 0) + count
         most_first = dict(sorted(stages.items(), key=lambda entry: -entry[1]))
-        path = None if self._letters is None else self._letters.path
+        path = None if self._dead_letters is None else self._dead_letters.path
         return ErrorReport(
             total=sum(stages.values()), stages=MappingProxyType(most_first), last=tuple(self._last), dead_letters=path
         )
 
     def close(self, state: State | None) -> None:
-        """The run is over: count for the last time, and say in the log what was skipped. Idempotent, never raises.
+        """End the run: count for the last time, and log what was skipped. Idempotent, never raises.
 
         Args:
-          state: right after the last item that the consumer got; None: it is gone.
+          state: right after the last item that the consumer got; None: there is none any more.
         """
         if self._reported or not self.policy.skips:
             return
@@ -429,18 +430,18 @@ class Errors:
 
 
 class _PendingSkip(NamedTuple):
-    """An item that was left out, and waits to be consumed; `number` is what its stage had skipped by then."""
+    """A skipped item that isn't consumed yet; `number` is what its stage had skipped by then, with this one."""
 
     number: int
     failure: Failure
-    letter: Letter | None
+    line: DeadLetter | None
 
 
 def _forget(waiting: deque[_PendingSkip], number: int) -> int:
-    """Drop what waits from `number` on, and return how many items that are.
+    """Drop the pending skips from `number` on, and return how many items that are.
 
-    A stage that is at `number` again has been opened anew, in another pass of a repeat: what an earlier one skipped
-    ahead of the last item that was taken of it is never consumed.
+    A stage that is at `number` again has been opened anew, in another pass of a repeat: what the earlier pass skipped
+    beyond its last consumed item is never consumed.
     """
     items = 0
     while True:
@@ -454,15 +455,13 @@ def _forget(waiting: deque[_PendingSkip], number: int) -> int:
 
 
 class Skips:
-    """What one stage's run in one shard leaves out.
+    """The items that one stage skips in one shard.
 
     Args:
-      name: the stage's.
-      kind: likewise.
       count: of the state that it was opened at.
 
     Attributes:
-      count: items that it has skipped so far.
+      count: items skipped so far.
     """
 
     __slots__ = ("_epoch", "_errors", "_kind", "count", "name", "shard")
@@ -481,11 +480,11 @@ class Skips:
         return self._errors.policy.skips
 
     def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
-        """Return a failure that is to be left out, or what the stream is to fail with.
+        """Return the failure to skip, or the exception that fails the stream.
 
         Args:
-          error: as it would reach the consumer. If its item is left out, its traceback becomes text: frames hold on to
-            items.
+          error: as it would reach the consumer. If its item is skipped, its traceback becomes text: frames keep items
+            alive.
           position: the state right after the item.
           items: how many it counts as.
         """
@@ -509,12 +508,12 @@ class Skips:
         return refusal
 
     def add(self, failure: Failure) -> None:
-        """Count a failure; states that are handed on from now on must include it."""
+        """Count a failure; states passed on from now on must include it."""
         self.count += failure.items
         self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
 
     def _decided(self, failure: Failure) -> BaseException | None:
-        """Ask the handler; return what the stream is to fail with, or None."""
+        """Ask the handler; return the exception that fails the stream, or None."""
         try:
             decision = self._errors.decide(failure)
         except BaseException as error:

@@ -8,6 +8,7 @@ any thread: it is exact but for the list that is being counted. Times are those 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -35,17 +36,8 @@ class ConsumerMeter:
     """
 
     __slots__ = (
-        "_body",
-        "_quick",
-        "_unseen",
-        "closed_at",
-        "held_s",
-        "items",
-        "loop",
-        "opened_at",
-        "wait_s",
-        "waiting_since",
-    )
+        "_body", "_quick", "_unseen", "closed_at", "held_s", "items", "loop", "opened_at", "wait_s", "waiting_since",
+    )  # fmt: skip
 
     def __init__(self, opened_at: float, loop: LoopMeter | None = None) -> None:
         self.opened_at = opened_at
@@ -146,8 +138,8 @@ class Meters:
         self.observer = observer
         for meter in list(self.stages.values()):
             meter.observer = observer
-        for told in list(self.on_observed):
-            told()
+        for notify in list(self.on_observed):
+            notify()
 
     def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
         """Return the meter of a stage in a worker."""
@@ -182,44 +174,30 @@ class Meters:
         self.consumer.items += items
 
 
+@dataclass(slots=True)
 class Traffic:
     """What one source has asked of servers, in one event loop, its only writer. May be read in any thread.
 
     Attributes:
-      requests: that were sent, tries again and redirects among them.
-      retries: tries again, each after a failure.
+      requests: that were sent, retries and redirects among them.
+      retries: further tries, each after a failure.
       bytes: that arrived of objects; what arrived twice counts twice.
       hits: objects, or ranges of one, that were read from the cache on disk.
       misses: those that weren't there.
       kept_bytes: that were read from it.
     """
 
-    __slots__ = ("bytes", "hits", "kept_bytes", "misses", "requests", "retries")
-
-    def __init__(
-        self,
-        requests: int = 0,
-        retries: int = 0,
-        bytes: int = 0,
-        hits: int = 0,
-        misses: int = 0,
-        kept_bytes: int = 0,
-    ) -> None:
-        self.requests = requests
-        self.retries = retries
-        self.bytes = bytes
-        self.hits = hits
-        self.misses = misses
-        self.kept_bytes = kept_bytes
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    kept_bytes: int = 0
 
     def add(self, other: Traffic) -> None:
-        """Count what another has counted, too."""
-        self.requests += other.requests
-        self.retries += other.retries
-        self.bytes += other.bytes
-        self.hits += other.hits
-        self.misses += other.misses
-        self.kept_bytes += other.kept_bytes
+        """Add the counts of another."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
         """Return requests, retries and bytes; hits, misses and bytes of the cache."""

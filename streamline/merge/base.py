@@ -139,22 +139,22 @@ class MergeFlow(Flow[T]):
         picks = taking.picks
         self._left = {}
         repeating = bool(self._replay)
-        try:
-            while len(picks) < limit and self._active and repeating == bool(self._replay):
+        while len(picks) < limit and self._active and repeating == bool(self._replay):
+            try:
                 worker = self._choose(taking)
-                if worker is None or (
-                    self.held is not None and taking.progressed
-                ):  # which the states of this list lack
-                    break
-                picks.append(worker)
-                self._left[worker] -= 1
-                self._produced[worker] += 1
-                self._next_worker = (worker + 1) % len(self._inboxes)
-                if repeating:
-                    self._replay.pop()
-        except BaseException:
-            if not picks and not taking.progressed:
-                raise  # else it is raised again, after them
+            except BaseException as error:
+                again = isinstance(error, Exception) or any(inbox.failure is error for inbox in self._inboxes)
+                if again and (picks or taking.progressed):
+                    break  # it is raised again, after them
+                raise
+            if worker is None or (self.held is not None and taking.progressed):  # which the states of this list lack
+                break
+            picks.append(worker)
+            self._left[worker] -= 1
+            self._produced[worker] += 1
+            self._next_worker = (worker + 1) % len(self._inboxes)
+            if repeating:
+                self._replay.pop()
         items = self._take_picked(taking)
         if not items:
             for worker in self._active:

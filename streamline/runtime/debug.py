@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -188,8 +189,7 @@ class _Runner(Generic[T]):
         self._closed = True
         if loop is not None and not loop.is_closed():
             cut, self._cut = self._cut, True
-            with _no_other_loop():
-                _end(loop, self.stream, EXIT_S if cut else None)
+            _OuterLoop().run(partial(_end, loop, self.stream, EXIT_S if cut else None))
             loop.set_task_factory(None)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
@@ -213,8 +213,8 @@ class _Runner(Generic[T]):
             )
         self._cut = True  # unless it comes to its end
         try:
-            with _no_other_loop(), _closed_unless_begun(work()) as begun:
-                result: R = self._loop.run_until_complete(begun)
+            with _closed_unless_begun(work()) as begun:
+                result: R = _OuterLoop().run(partial(self._loop.run_until_complete, begun))
         except BaseException as failure:
             if self._interrupt is not None or _wraps_interrupt(failure):
                 raise (self._interrupt or KeyboardInterrupt()) from None
@@ -308,30 +308,44 @@ class _InlineCalls(ThreadShare):
         return fn()
 
 
-@contextmanager
-def _no_other_loop() -> Iterator[None]:
-    """Let an event loop run inside another one's callback or task: a notebook's, or a main program's.
+class _OuterLoop:
+    """The event loop within whose callback or task another one is to run: a notebook's, or a main program's.
 
-    The other one, asyncio's or trio's, stands still meanwhile, as it does in any sync function. What says which loop
-    runs in this thread is put aside, as nest_asyncio does it.
+    It stands still meanwhile, be it asyncio's or trio's, as it does in any sync function. What says which loop runs in
+    this thread is put aside, as nest_asyncio does it.
     """
-    outer = asyncio._get_running_loop()
-    task = None if outer is None else asyncio.current_task(outer)
-    library: Any = getattr(sys.modules.get("sniffio"), "thread_local", None)
-    name = getattr(library, "name", None)
-    if outer is not None and task is not None:
-        asyncio.tasks._leave_task(outer, task)
-    asyncio._set_running_loop(None)
-    if library is not None:
-        library.name = "asyncio"
-    try:
-        yield
-    finally:
-        if library is not None:
-            library.name = name
-        asyncio._set_running_loop(outer)
-        if outer is not None and task is not None:
-            asyncio.tasks._enter_task(outer, task)
+
+    def __init__(self) -> None:
+        self._loop = asyncio._get_running_loop()
+        self._task = None if self._loop is None else asyncio.current_task(self._loop)
+        self._library: Any = getattr(sys.modules.get("sniffio"), "thread_local", None)
+        self._name = getattr(self._library, "name", None)
+
+    def run(self, work: Callable[[], R]) -> R:
+        """Call `work`, which runs another loop. Ctrl-C leaves this one as it was, too, wherever it strikes."""
+        try:
+            self._leave()
+            return work()
+        finally:
+            try:
+                self._enter()
+            finally:
+                self._enter()  # Ctrl-C may have cut the first one off
+
+    def _leave(self) -> None:
+        if self._loop is not None and self._task is not None:
+            asyncio.tasks._leave_task(self._loop, self._task)
+        asyncio._set_running_loop(None)
+        if self._library is not None:
+            self._library.name = "asyncio"
+
+    def _enter(self) -> None:
+        """Make it the running one again. Idempotent."""
+        if self._library is not None:
+            self._library.name = self._name
+        asyncio._set_running_loop(self._loop)
+        if self._loop is not None and self._task is not None and asyncio.current_task(self._loop) is None:
+            asyncio.tasks._enter_task(self._loop, self._task)
 
 
 def _one_call_at_a_time(plan: Plan) -> Plan:

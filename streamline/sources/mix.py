@@ -109,7 +109,7 @@ class MixRun:
         for buffer in self._buffers:
             buffer.flow.reader = demand.meter
         if demand.meter is not None:
-            demand.meter.tells(self._metrics.details)
+            demand.meter.details_from(self._metrics.details)
         while (table := self._draw_table()) is not None:
             picks, at = self._draw(table), 0
             while at < len(picks):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from streamline.core.counters import Detail, Details, Tells
+from streamline.core.counters import Detail, Details, ReadDetails
 
 __all__ = ["Copies", "HostMemory", "Mover", "Target"]
 
@@ -51,7 +51,7 @@ class Mover(ABC):
     """
 
     hands_over = False
-    tells: Tells | None = None
+    tells: ReadDetails | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:

@@ -72,7 +72,7 @@ class Transfer(Stage[Any, Any]):
         if run.meter is not None:
             run.meter.executor = "thread"
         if run.meter is not None and mover.tells is not None:
-            run.meter.tells(mover.tells)
+            run.meter.details_from(mover.tells)
         moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)
         return _OneByOne(behind_channel(moved, site, str(self), self.depth))
 
@@ -83,7 +83,7 @@ class Transfer(Stage[Any, Any]):
         """Convert batches in place: no task, no channel."""
         mover = self._mover()
         if run.meter is not None and mover.tells is not None:
-            run.meter.tells(mover.tells)
+            run.meter.details_from(mover.tells)
         async with aclosing(results(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
                 yield Chunk(moved, chunk.states, chunk.after)

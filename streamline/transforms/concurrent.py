@@ -361,6 +361,8 @@ class ThreadedPool(CallPool[In, Out]):
             if self._site.tasks.gate.holding:
                 await self._site.tasks.gate.passage()
             if error is not None:
+                if start >= stop:
+                    raise error  # Ctrl-C after the last call: no item's failure
                 self._fail(part, start, error)
                 if self._failed_at is not None:
                     self._stops_at(*self._failed_at)

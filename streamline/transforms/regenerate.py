@@ -391,7 +391,7 @@ class Regenerate(Stage[T, T]):
     async def _serve(self, run: Run[Cycle], drawing: CycleFlow) -> Lists[T]:
         served, counts, pace = drawing.served, drawing.counts, Pace()
         if run.meter is not None:
-            run.meter.tells(counts.details)
+            run.meter.details_from(counts.details)
         most = 2**31 if self.block is None else max(1, TOGETHER_ROWS // self.block)
         while (chunk := await self._cycle(run, counts)) is not None:
             (cycle,) = chunk.items

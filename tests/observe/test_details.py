@@ -39,23 +39,23 @@ def test_details_are_computed_on_demand_and_summed_over_openings() -> None:
     meter = StageMeter("regenerate", "regenerate", 0)
     assert meter.details == ()
     told = [three(1, 1, 0)]
-    meter.tells(lambda: told[0])
+    meter.details_from(lambda: told[0])
     told[0] = three(2, 2, 0)
     assert meter.details == meter.counted().details == three(2, 2, 0)
-    meter.tells(lambda: three(10, 1, 1))
+    meter.details_from(lambda: three(10, 1, 1))
     told[0] = three(100, 100, 100)  # the opening before is over
     assert meter.details == three(12, 1, 1)
 
 
 def test_details_of_a_host_are_shown_and_those_of_one_that_died_stay() -> None:
     there, here = StageMeter("mix", "mix", 0), StageMeter("mix", "mix", 0)
-    there.tells(lambda: three(5, 50, 2))
+    there.details_from(lambda: three(5, 50, 2))
     here.shows(there.counted())
     assert here.details == three(5, 50, 2)
     before = here.stopped(0.0)
     assert here.details == three(5, 50, 2)
     successor = StageMeter("mix", "mix", 0)
-    successor.tells(lambda: three(1, 48, 1))
+    successor.details_from(lambda: three(1, 48, 1))
     here.shows(successor.counted(), before)
     assert here.details == three(6, 48, 1)
 
@@ -63,7 +63,7 @@ def test_details_of_a_host_are_shown_and_those_of_one_that_died_stay() -> None:
 def stats_with(*workers: Details, name: str = "mix", kind: str = "mix") -> Stats:
     meters = Meters(0.0)
     for shard, details in enumerate(workers):
-        meters.stage(name, kind, shard).tells(lambda details=details: details)  # type: ignore[misc]
+        meters.stage(name, kind, shard).details_from(lambda details=details: details)  # type: ignore[misc]
     return stats_of(meters)
 
 

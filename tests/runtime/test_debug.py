@@ -297,8 +297,10 @@ def inspect(item):
 
 {more}
 
-for item in {pipe}.debug():
-    print("got", item, flush=True)
+for pipe in [{pipes}]:
+    print("== next", flush=True)
+    for item in pipe.debug():
+        print("got", item, flush=True)
 """
 
 PLACES = {
@@ -322,22 +324,24 @@ async def custom(items):
 """
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_pdb_stops_in_user_code_and_goes_on(place: str, start_python: StartPython) -> None:
-    with start_python(PDB.format(pipe=PLACES[place], more=MORE), stdin=subprocess.PIPE) as process:
-        output, errors = process.communicate("p item + 40\nu\np item\nw\nc\n", timeout=200)
+def test_pdb_stops_in_user_code_of_every_kind_and_goes_on(start_python: StartPython) -> None:
+    script = PDB.format(pipes=", ".join(PLACES.values()), more=MORE)
+    with start_python(script, stdin=subprocess.PIPE) as process:
+        output, errors = process.communicate("p item + 40\nu\np item\nw\nc\n" * len(PLACES), timeout=200)
     assert errors == ""
     assert process.returncode == 0
-    before, _, behind = output.partition("(Pdb) ")
-    assert behind.startswith("42\n")
-    assert before.count("got") == 2
-    assert re.search(r"script[.]py\(\d\)inspect\(\)", behind)  # its line: breakpoint() since 3.13, the next one before
-    assert "for item in" in behind  # the loop at the bottom of the stack is seen
-    assert behind.count("got") == 2
+    for place, printed in zip(PLACES, output.split("== next\n")[1:], strict=True):
+        before, _, after = printed.partition("(Pdb) ")
+        assert after.startswith("42\n"), place
+        assert before.count("got") == 2, place
+        # Its line: breakpoint() since 3.13, the next one before.
+        assert re.search(r"script[.]py\(\d\)inspect\(\)", after), place
+        assert "for item in" in after, place  # the loop at the bottom of the stack is seen
+        assert after.count("got") == 2, place
 
 
 def test_quitting_pdb_ends_the_script_without_noise_of_tasks(start_python: StartPython) -> None:
-    with start_python(PDB.format(pipe=PLACES["async map"], more=MORE), stdin=subprocess.PIPE) as process:
+    with start_python(PDB.format(pipes=PLACES["async map"], more=MORE), stdin=subprocess.PIPE) as process:
         errors = process.communicate("q\n", timeout=200)[1]
     assert process.returncode == 1
     assert errors.rstrip().splitlines()[-2].startswith("bdb.BdbQuit")
@@ -370,33 +374,37 @@ async def custom(items):
     finally:
         print("closed", flush=True)
 
-stream = sl.from_items(range(9)).shard(2).through(custom).merge().{stage}.debug()
-try:
-    for item in stream:
-        print("got", item, flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-try:
-    next(stream)
-except KeyboardInterrupt:
-    print("for ever", flush=True)
-gc.collect()
+pipe = sl.from_items(range(9)).shard(2).through(custom).merge()
+for stuck in [pipe.map(spin), pipe.map(wait), pipe.map(spin, executor="thread", concurrency=2)]:
+    stream = stuck.debug()
+    try:
+        for item in stream:
+            print("got", item, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    try:
+        next(stream)
+    except KeyboardInterrupt:
+        print("for ever", flush=True)
+    gc.collect()
+    print("next", flush=True)
 """
 
 
-@pytest.mark.parametrize("stage", ["map(spin)", "map(wait)", "map(spin, executor='thread', concurrency=2)"])
-def test_ctrl_c_comes_out_where_the_items_are_asked_for(stage: str, start_python: StartPython) -> None:
-    with start_python(STUCK.format(stage=stage), "-W", "error") as process:
+def test_ctrl_c_comes_out_where_the_items_are_asked_for(start_python: StartPython) -> None:
+    with start_python(STUCK, "-W", "error") as process:
         assert process.stdout is not None
-        printed = ""
-        while "stuck" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
-        process.send_signal(signal.SIGINT)
+        for stage in ("a loop", "a wait", "a call for a thread"):
+            printed = list[str]()
+            while printed[-1:] != ["next"]:
+                line = process.stdout.readline()
+                assert line, (stage, printed)
+                printed.append(line.rstrip("\n"))
+                if line == "stuck\n":
+                    process.send_signal(signal.SIGINT)
+            assert printed[-5:] == ["closed", "closed", "interrupted", "for ever", "next"], stage
         output, errors = process.communicate(timeout=200)
-    assert (errors, process.returncode) == ("", 0)
-    assert (printed + output).split("\n")[-5:] == ["closed", "closed", "interrupted", "for ever", ""]
+    assert (output, errors, process.returncode) == ("", "", 0)
 
 
 # first ----------------------------------------------------------------------------------------------------------------

@@ -305,6 +305,33 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
     assert strikes.struck >= set(MACHINERY)
 
 
+async def test_a_debug_stream_within_a_running_loop_leaves_it_as_it_was_and_loses_nothing(tmp_path: Path) -> None:
+    """A notebook's cell, say. A merge that has chosen items passes the interrupt on, and so does a call in a thread."""
+    for part in range(2):
+        (tmp_path / f"{part}.jsonl").write_text("".join(f"{10 * part + row}\n" for row in range(3)))
+    lines = sl.read_jsonl(f"{tmp_path}/*.jsonl").shard(2).map(nothing, concurrency=2).prefetch(2).merge()
+    pipe = lines.map(abs, executor="thread").batch(2, collate=None)
+    with pipe.open() as opened:
+        whole = list(opened)
+    strikes = Strikes("_leave", "_enter", "_steps", "_look", "_take_picked", "_pick", "call_all", times=1)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    got, before = list[Any](), -1
+    snapshot: sl.Snapshot | None = None
+    while before != strikes.count:
+        before = strikes.count
+        stream = pipe.debug(resume=snapshot)
+        with strikes.armed(), stream, strikes.armed():
+            for batch in stream:
+                got.append(batch)
+        snapshot = stream.snapshot()
+        stream.close()
+        assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
+        assert got == whole[: len(got)]
+    assert got == whole
+    assert strikes.struck >= {"_leave", "_enter", "_steps", "_look", "call_all"}
+    await asyncio.sleep(0)
+
+
 def test_a_debug_stream_is_closed_while_an_interrupt_of_the_loop_is_handled() -> None:
     closed = []
 
