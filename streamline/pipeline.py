@@ -429,10 +429,10 @@ class Pipeline(Openable[T]):
     ) -> Pipeline[T]:
         """Keep one pass of what is before it, and serve it in the passes behind: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order; `loader.reset_cache()` lets later epochs draw anew: shuffle after
-        it. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too) draws anew,
-        and a resume draws again what was served of its pass. On disk it lasts: streams that are opened later, and
-        resumes, read on in its files. See docs/regenerating.md.
+        All passes have the same items in the same order: shuffle after it. In memory it lasts as long as the stream:
+        one that is opened anew (an epoch of a loader, too) draws anew, and a resume draws again what was served of its
+        pass. On disk it lasts: streams that are opened later, and resumes, read on in its files, until
+        `loader.reset_cache()`. See docs/regenerating.md.
 
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its

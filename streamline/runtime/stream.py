@@ -9,7 +9,6 @@ Snapshot: the state of the last flow, at any time, also after the end.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import perf_counter
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import anyio
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow
 from streamline.core.options import check_ago
@@ -59,7 +59,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._settled = settled
         self._failure: Exception | None = None  # of settling
         self._session.meters.on_hold = HoldHint()
-        weakref.finalize(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
+        Cleanup(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
         self._gave_way_at = 0
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
@@ -82,7 +82,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         if self._closed:
             raise ClosedError("the stream is closed")
         self._supervisor = _Supervisor(self._session)
-        weakref.finalize(self, self._supervisor.abandon).atexit = False
+        Cleanup(self, self._supervisor.abandon).not_at_exit()
         tasks = self._tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")

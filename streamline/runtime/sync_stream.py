@@ -11,12 +11,12 @@ Leaving the `with` block, or dropping the iterator, ends the engine.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.flow import Chunk
 from streamline.core.gate import Event, Gate
@@ -47,8 +47,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
         self._engine = LoopThread[T](opening, self._session)
-        # Two: out of a finalizer, Python drops Ctrl-C.
-        self._finalizers = [weakref.finalize(self, _end, self._engine, self._session) for _ in range(2)]
+        self._cleanup = Cleanup(self, _end, self._engine, self._session)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
@@ -191,10 +190,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         return False
 
     def _end(self) -> None:
-        if self._finalizers[0].alive:
-            _end(self._engine, self._session)
-            for finalizer in reversed(self._finalizers):  # not before: Ctrl-C may have come in the middle of that
-                finalizer.detach()
+        self._cleanup()
         with self._lock:
             self._gate.on(Event.CLOSE)
 

@@ -10,7 +10,6 @@ Which epoch comes next is decided in `streamline.training.epochs`; here it is do
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from itertools import islice
 from typing import Any, Generic, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
+from streamline.core.cleanup import Cleanup
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
@@ -111,7 +111,7 @@ class Loader(Reports[T]):
     ) -> None:
         epoch, steps_per_epoch = check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
         self._passes = passes
-        weakref.finalize(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
+        Cleanup(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
         at = None if resume is not None and steps_per_epoch else epoch
         self._opening = passes.open_at(resume=resume, epoch=at).opening
         self._loaded = _part(resume, self._opening)
@@ -193,7 +193,7 @@ class Loader(Reports[T]):
         token = self._token = object()
         part = run.stream.part if self._now.epochs.steps is None else partial(self._part_of_steps, token)
         iteration = Iteration(part, partial(self._over, token), partial(self._insist_on, token))
-        weakref.finalize(iteration, self._dropped, token).atexit = False
+        Cleanup(iteration, self._dropped, token).not_at_exit()
         epochs = self._now.epochs.begin()
         self._now = Now(epochs, run)
         self._passes.expect(epochs.behind.epoch, run)
@@ -271,8 +271,8 @@ class Loader(Reports[T]):
         self._now = Now(replace(epochs, begun=True).end() if over else epochs.leave(run.taken), stopped)
 
     def _dropped(self, token: object) -> None:
-        """Nobody holds the iteration with this token any more."""
-        if token is self._token:
+        """The iteration with this token is gone."""
+        if self._token in (token, None):  # None: Ctrl-C has come in the middle of leaving it
             self._leave()
 
     # Streams --------------------------------------------------------------------------------------------------------

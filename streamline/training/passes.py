@@ -19,7 +19,8 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
 from streamline.core.options import check_int, given
-from streamline.errors import ClosedError, PlanError, PlanTypeError
+from streamline.core.threads import start_thread
+from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.open import Opened, RunOptions
 from streamline.runtime.run import ResolvedRun
@@ -180,11 +181,8 @@ class _Next(Generic[T]):
         thread = threading.Thread(target=self._open, name="streamline ahead", daemon=True)
         self._thread: threading.Thread | None = thread
         try:
-            thread.start()
-        except (
-            RuntimeError,
-            MemoryError,
-        ):  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
+            start_thread(thread)
+        except HostError:  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
             self._thread = None
 
     def wait(self) -> LoaderRun[T] | None:

@@ -158,21 +158,21 @@ class Dispatcher:
         self._news.ring()
 
     def lose(self, share: ReplicaShare, why: str, cause: BaseException | None = None) -> None:
-        """A replica's reader is gone: the others are told, unless it had everything. From a finalizer, perhaps."""
+        """A replica's reader is gone: the others fail, unless it had everything. From a finalizer, perhaps twice."""
         if not share.open:
             return
         unread = self.shares.given(share) - share.taken
-        share.leave("lost")
-        if self.end is not None and (not isinstance(self.end, ReplicasEnd) or not unread):
-            return
-        error = ReplicaStalled(
-            f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody can "
-            "have its share any more: where its share is to be dropped, close it (`async with`, `with`, aclose, close)",
-            replica=share.replica,
-        )
-        error.__cause__ = cause
-        self._finish(error, soon=True)
+        if self.end is None or (unread and isinstance(self.end, ReplicasEnd)):
+            error = ReplicaStalled(
+                f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody "
+                "can have its share any more: where its share is to be dropped, close it (`async with`, `with`, "
+                "aclose, close)",
+                replica=share.replica,
+            )
+            error.__cause__ = cause
+            self._finish(error, soon=True)
         self.stop()
+        share.leave("lost")
 
     def stop(self) -> None:
         """Read no more; doesn't wait. From any thread."""

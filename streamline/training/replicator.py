@@ -7,17 +7,16 @@ Each reader holds a `Replica`, for `async for` and for `for`; `ReplicaFeed` is o
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from threading import Lock
 from types import TracebackType
 from typing import Annotated, Any, Generic, Self, TypeVar, Unpack
-from weakref import finalize
 
 import msgspec
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.options import check_int, check_seconds
 from streamline.core.pace import Pace
 from streamline.core.state_types import Count
@@ -119,8 +118,7 @@ class Replica(Generic[T]):
         self._over: BaseException | None = None
         self._trace: TracebackType | None = None
         self._pace = Pace()
-        self._finalize = weakref.finalize(self, dispatcher.lose, share, "was dropped by its reader")
-        self._finalize.atexit = False
+        self._cleanup = Cleanup(self, dispatcher.lose, share, "was dropped by its reader").not_at_exit()
 
     @property
     def number(self) -> int:
@@ -187,7 +185,7 @@ class Replica(Generic[T]):
             else:
                 hide_frames(end)
                 self._over, self._trace = end, end.__traceback__
-            self._finalize.detach()
+            self._cleanup.detach()
         return self._over
 
     def _check_alone(self) -> None:
@@ -201,7 +199,7 @@ class Replica(Generic[T]):
 
     def close(self) -> None:
         """Drop the rest of its share, on purpose: the others go on. Idempotent; doesn't wait."""
-        self._finalize.detach()
+        self._cleanup.detach()
         if self._share.open and (self._over is None):
             self._dispatcher.leave(self._share)
 
@@ -229,7 +227,7 @@ class Replica(Generic[T]):
         if error is None or self._over is not None:
             self.close()
         else:
-            self._finalize.detach()
+            self._cleanup.detach()
             self._dispatcher.lose(self._share, f"was left by its reader with {type(error).__name__}", error)
 
     def __repr__(self) -> str:
@@ -288,8 +286,7 @@ class Replicator(Generic[T]):
             shares.all[replica].leave("closed")
         open_source: Callable[[], ReplicaSource] = partial(source_of, self._source, self._options, resume, at)
         self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
-        self._finalize = finalize(self, _orphaned, self._dispatcher)
-        self._finalize.atexit = False
+        self._cleanup = Cleanup(self, _orphaned, self._dispatcher).not_at_exit()
 
     @property
     def num_replicas(self) -> int:
@@ -390,7 +387,7 @@ class Replicator(Generic[T]):
             )
         if any(share.standing != "unasked" for share in self._dispatcher.shares.all):
             raise PlanError("load_state_dict comes before the first replica(...) or pipeline(...) of a replicator")
-        self._finalize.detach()
+        self._cleanup.detach()
         resume = Snapshot.from_json(found.snapshot) if found.snapshot else None
         self._begin(list(found.taken), found.closed, found.behind, resume)
 

@@ -430,3 +430,15 @@ def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: 
     program = [sys.executable, "-W", "error", "-c", EXIT.format(backend=backend)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=2 * WAIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_ctrl_c_while_the_thread_that_opens_ahead_starts_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("cannot notify on un-acquired lock")  # as `Thread.start` does, which waits
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        _Next(PIPE.open, 1)
