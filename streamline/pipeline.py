@@ -42,7 +42,7 @@ from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare, unsettled
+from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
@@ -598,9 +598,8 @@ class Pipeline(Openable[T]):
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
-        run: dict[str, Any] = {"backend": backend, "progress": progress, "stall_s": stall_s, "memory": memory}
-        return Opened(unsettled(self.plan, begin, policy=policy, **run))
+        begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
+        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory))
 
     def loader(
         self,
@@ -672,9 +671,9 @@ class Pipeline(Openable[T]):
         Raises:
           PlanError, ResumeError, ReadError: as in `open`.
         """
-        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        return DebugStream(prepare(self.plan, begin, backend=INLINE, policy=policy))
+        options = OpenOptions(INLINE, policy, resume, accept, new_files, rank, world_size, mesh, epoch)
+        return DebugStream(prepare(self.plan, options))
 
     def first(self, count: int) -> list[T]:
         """Return the first items, at most `count`; nothing is opened for 0.

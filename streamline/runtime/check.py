@@ -211,7 +211,7 @@ def _checked(
     plan = replace(plan, source=source)
     report = replace(report, source=str(source), mode=plan.mode)
     try:
-        prepare(plan, OpenOptions(rank=rank, world_size=world_size), backend=backend or Inline())
+        prepare(plan, OpenOptions(backend or Inline(), rank=rank, world_size=world_size))
         ranks = find_rank(rank, world_size)
     except Exception as error:
         findings.problem("plan", [_problem_line(error)])
@@ -555,7 +555,7 @@ def _run(plan: Plan, records: list[Any]) -> tuple[int, str | None]:
     source = Items(name=plan.source.name, items=records)
     worker, after = (tuple(map(_unkept, section)) for section in (plan.worker, plan.after))
     alone = replace(plan, source=source, before=(), shard=Shard(), sharded=True, worker=worker, after=after)
-    opening = prepare(alone, OpenOptions(rank=0, world_size=1), backend=Inline())
+    opening = prepare(alone, OpenOptions(Inline(), rank=0, world_size=1))
     outputs = 0
     with closing(DebugStream[Any](opening)) as stream:
         try:

@@ -58,7 +58,8 @@ class ResolvedRun:
       progress: whether to show how it gets on.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
-      ending: how it ends together with the other ranks; None: by itself.
+      ending: how it ends together with the other ranks.
+      accepted: what may have changed since the snapshot.
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
@@ -72,7 +73,8 @@ class ResolvedRun:
     progress: bool = False
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
-    ending: Agreement | None = None
+    ending: Agreement
+    accepted: frozenset[str] = frozenset()
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
     @cached_property
@@ -107,7 +109,7 @@ class ResolvedRun:
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:
         """Return the opener of what this rank gives, so that all ranks end together."""
         agreement = self.ending
-        if agreement is None or not agreement.active:
+        if not agreement.active:
             return opener
         return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
@@ -130,7 +132,7 @@ class ResolvedRun:
     @property
     def begun_at(self) -> Snapshot | None:
         """This rank's part of the state to begin at, with how many items are left."""
-        return self.resume if self.resume is None or self.ending is None else begun_at(self.ending, self.resume)
+        return None if self.resume is None else begun_at(self.ending, self.resume)
 
     @property
     def _skipped(self) -> dict[tuple[int, str], int]:

@@ -42,23 +42,23 @@ class SyncStream(BaseStream[T], PartIterator[T]):
       ahead: its consumer comes later, and then it is to be told so: `begin`.
     """
 
-    def __init__(self, opening: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
-        super().__init__(opening, session)
+    def __init__(self, resolved: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
+        super().__init__(resolved, session)
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
-        self._engine = LoopThread[T](opening, self._session)
+        self._engine = LoopThread[T](resolved, self._session)
         self._cleanup = Cleanup(self, _end, self._engine, self._session)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
         self._begin_at(self._engine.start())
         if not ahead:
-            opening.show(self._session)
+            resolved.show(self._session)
 
     def begin(self) -> None:
         """Begin to show and to time a stream that was opened ahead: its consumer has come."""
         self._session.meters.consumer.opened_at = perf_counter()
-        self._opening.show(self._session)
+        self._resolved.show(self._session)
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
@@ -97,7 +97,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         """
         if self._failure is None and not self._ended:
             raise PlanError(RESET_WITHIN)
-        reset_caches(self._opening)
+        reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

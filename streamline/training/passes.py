@@ -116,7 +116,7 @@ class Passes(Generic[T]):
             coming, self._next = self._next, None
         if coming is not None:
             ready = coming.wait()
-            if ready is not None and begin is None and _same(coming.opening, opened.opening):
+            if ready is not None and begin is None and _same(coming.resolved, opened.resolved):
                 self._current = weakref.ref(ready.stream)
                 ready.stream.begin()
                 return ready
@@ -124,7 +124,7 @@ class Passes(Generic[T]):
         spent = Spent()
         stream = opened.sync_stream(spent=spent.tell)
         self._current = weakref.ref(stream)
-        return LoaderRun(stream, begin, opened.opening.epoch, spent)
+        return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
     def expect(self, epoch: int, behind: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
@@ -169,11 +169,11 @@ class _Next(Generic[T]):
     """A pass that is being opened, in a thread: looking at files may take a while.
 
     Attributes:
-      opening: what was settled; None: it isn't open, or couldn't be opened.
+      resolved: the run; None: it isn't open, or couldn't be opened.
     """
 
     def __init__(self, open_at: OpenAt[T], epoch: int) -> None:
-        self.opening: ResolvedRun | None = None
+        self.resolved: ResolvedRun | None = None
         self._open_at = open_at
         self._epoch = epoch
         self._dropped = False
@@ -204,19 +204,19 @@ class _Next(Generic[T]):
         spent = Spent()
         try:
             opened = self._open_at(resume=None, epoch=self._epoch)
-            if (ending := opened.opening.ending) is not None and ending.store is not None:
+            if opened.resolved.ending.store is not None:
                 return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
             stream = opened.sync_stream(spent=spent.tell, ahead=True)
         except Exception:
             return
-        self.opening = opened.opening
-        self._run = LoaderRun(stream, None, opened.opening.epoch, spent)
+        self.resolved = opened.resolved
+        self._run = LoaderRun(stream, None, opened.resolved.epoch, spent)
         if self._dropped:
             stream.close()
 
 
 def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
-    """Whether two openings of one pipeline, with the same options, give the same items, in the same place."""
+    """Whether two runs of one pipeline, with the same options, give the same items, in the same place."""
     if one is None:
         return False
     mine = one.epoch, one.rank, one.listing, one.plan.after
