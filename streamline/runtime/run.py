@@ -147,13 +147,13 @@ class ResolvedRun:
         return found
 
     @property
-    def behind(self) -> frozenset[str]:
+    def merged(self) -> frozenset[str]:
         """The names of the merge and the stages after it."""
         return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
 
     def watched(self, session: Session) -> Watched:
         """Return what a watchdog needs to know of this run."""
-        return Watched(session, self.plan.source.name, self.behind, shared=self.plan.mode == "shared")
+        return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
         """Show the progress of the run, if that is wanted."""
@@ -166,7 +166,7 @@ class ResolvedRun:
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
         """Begin to write a trace of the run; it ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
-        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.behind | one)
+        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.merged | one)
         session.at_close(trace.stop)
         return trace
 

@@ -161,7 +161,7 @@ class Loader(Reports[T]):
             self._drop(after)
         else:
             self._now = Now(after, run)
-            self._passes.expect(after.behind.epoch)
+            self._passes.expect(after.following.epoch)
 
     def __len__(self) -> int:
         """Return the items in an epoch, on this rank.
@@ -195,7 +195,7 @@ class Loader(Reports[T]):
         Cleanup(iteration, self._dropped, token).not_at_exit()
         epochs = self._now.epochs.begin()
         self._now = Now(epochs, run)
-        self._passes.expect(epochs.behind.epoch, run)
+        self._passes.expect(epochs.following.epoch, run)
         return iteration
 
     def close(self) -> None:
@@ -384,7 +384,7 @@ class Loader(Reports[T]):
         if epochs.phase is not LoaderPhase.WAITING and run is not None:
             more = run.stream.peek()
             if more is False:
-                return epochs.behind, "begin"
+                return epochs.following, "begin"
             known = more is not None
         return place, "inside" if known else "unknown"
 

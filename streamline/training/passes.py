@@ -126,15 +126,15 @@ class Passes(Generic[T]):
         self._current = weakref.ref(stream)
         return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
-    def expect(self, epoch: int, behind: LoaderRun[T] | None = None) -> None:
+    def expect(self, epoch: int, current: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
 
         Args:
-          behind: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
+          current: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
         """
         self._epoch = epoch
-        if self.ahead and behind is not None:
-            behind.spent.then(self._begin_next)
+        if self.ahead and current is not None:
+            current.spent.then(self._begin_next)
 
     def close(self) -> None:
         """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""

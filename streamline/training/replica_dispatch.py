@@ -16,7 +16,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable
 from time import perf_counter
 from typing import Any
 
@@ -39,13 +39,11 @@ from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaSh
 from streamline.transfer.stage import Transfer
 
 __all__ = [
-    "AsyncReplicaSource",
     "Dispatcher",
     "Passed",
     "PlanReplicaSource",
     "ReplicaSource",
     "ReplicasEnd",
-    "SyncReplicaSource",
     "check_source",
     "source_of",
 ]
@@ -349,24 +347,24 @@ class ReplicaSource(ABC):
         """Close what was opened; idempotent, if it wasn't opened nothing happens."""
 
 
-class SyncReplicaSource(ReplicaSource):
-    """A sync iterable. It may wait for its next item, so it is read in a thread of its own."""
+class IterableReplicaSource(ReplicaSource):
+    """An iterable. A sync one may wait for its next item, so it is read in a thread of its own."""
 
-    is_async = False
-
-    def __init__(self, source: Iterable[Any]) -> None:
+    def __init__(self, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         self._source = source
-        self._iterator: Iterator[Any] | None = None
+        self.is_async = isinstance(source, AsyncIterable)
+        self._iterator: Any = None
 
     async def draw(self, room: int, shares: ReplicaShares) -> bool:
         if self._iterator is None:
-            self._iterator = iter(self._source)
-        iterator, give = self._iterator, shares.give
+            self._iterator = aiter(self._source) if isinstance(self._source, AsyncIterable) else iter(self._source)
+        iterator, give, is_async = self._iterator, shares.give, self.is_async
+        ends = StopAsyncIteration if is_async else StopIteration
         stop = perf_counter() + SLICE_S
         for _ in range(room):
             try:
-                item = next(iterator)
-            except StopIteration:
+                item = await anext(iterator) if is_async else next(iterator)
+            except ends:
                 return True
             self.drawn += 1
             give(item)  # at once: the next one may be long in coming
@@ -375,36 +373,10 @@ class SyncReplicaSource(ReplicaSource):
         return False
 
     async def aclose(self) -> None:
-        if (close := getattr(self._iterator, "close", None)) is not None:
-            close()
-
-
-class AsyncReplicaSource(ReplicaSource):
-    """An async iterable."""
-
-    def __init__(self, source: AsyncIterable[Any]) -> None:
-        self._source = source
-        self._iterator: AsyncIterator[Any] | None = None
-
-    async def draw(self, room: int, shares: ReplicaShares) -> bool:
-        if self._iterator is None:
-            self._iterator = aiter(self._source)
-        iterator, give = self._iterator, shares.give
-        stop = perf_counter() + SLICE_S
-        for _ in range(room):
-            try:
-                item = await anext(iterator)
-            except StopAsyncIteration:
-                return True
-            self.drawn += 1
-            give(item)
-            if perf_counter() > stop:
-                break
-        return False
-
-    async def aclose(self) -> None:
-        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
-            await aclose()
+        if (close := getattr(self._iterator, "aclose" if self.is_async else "close", None)) is not None:
+            closed = close()
+            if self.is_async:
+                await closed
 
 
 class PlanReplicaSource(ReplicaSource):
@@ -467,10 +439,10 @@ class PlanReplicaSource(ReplicaSource):
         now = self._now
         if self._stream is None or now is None:
             return None
-        behind = [found for found in tuple(self._marks) if found[0] <= oldest]
-        if not behind:
+        reachable = [found for found in tuple(self._marks) if found[0] <= oldest]
+        if not reachable:
             raise Passed
-        at, mark = behind[-1]
+        at, mark = reachable[-1]
         return at, self._stream.snapshot_since(Since(mark.get(), now.get()), Gate())
 
     async def aclose(self) -> None:
@@ -507,4 +479,4 @@ def source_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int
     """Return what reads `source`; of a pipeline, opened with these options, after `resume` and `at` items."""
     if isinstance(source, Openable):
         return PlanReplicaSource(source, options, resume, at)
-    return AsyncReplicaSource(source) if isinstance(source, AsyncIterable) else SyncReplicaSource(source)
+    return IterableReplicaSource(source)

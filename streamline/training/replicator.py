@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Annotated, Any, Generic, Self, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -21,11 +21,11 @@ from streamline.core.options import check_int, check_seconds
 from streamline.core.pace import Pace
 from streamline.core.state_types import Count
 from streamline.core.tracebacks import hide_frames
-from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
+from streamline.errors import ClosedError, PlanError, ResumeError
 from streamline.runtime.open import Openable, RunOptions
-from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import CountedStream, Live
+from streamline.training.loader_state import SealedState
 from streamline.training.replica_dispatch import (
     Dispatcher,
     Passed,
@@ -461,63 +461,26 @@ def _repeated_chooser(pipe: Openable[Any]) -> str | None:
     return None
 
 
-VERSION = 2
-"""2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ReplicatorState:
-    """Where the replicas of a pipeline stand.
+class ReplicatorState(SealedState):
+    """Where the replicas of a pipeline stand. Its snapshot has what was chosen since; "": the beginning.
 
     Attributes:
       taken: items that each replica's reader has taken.
       closed: the replicas that were closed on purpose.
-      behind: items of the stream before the snapshot; none of those behind it was dropped from reach.
-      snapshot: `Snapshot.to_json()` of the pipeline there, with what was chosen since; "": its beginning. In the dict,
-        with a checksum of it and of what is beside it.
-      version: of this format.
+      behind: items of the stream before the snapshot; all those after it can be had again.
     """
 
+    of: ClassVar[str] = "replicator"
     taken: Annotated[list[Count], msgspec.Meta(min_length=1)]
     closed: list[Count]
     behind: Count
-    snapshot: str
-    version: int = VERSION
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as a dict."""
-        snapshot = self.snapshot and sealed(self.snapshot, self._beside)
-        return asdict(replace(self, snapshot=snapshot, version=VERSION))
-
-    @property
-    def _beside(self) -> list[Any]:
-        """What the checksum in the snapshot's text is also of."""
-        return [self.taken, self.closed, self.behind]
-
-    @classmethod
-    def from_dict(cls, found: object) -> ReplicatorState:
-        """Return the state that `to_dict` wrote.
-
-        Raises:
-          SnapshotError: it is anything else; the message says which entry.
-        """
-        version = found.get("version") if isinstance(found, dict) else None
-        if type(version) is int and version > VERSION:
-            raise SnapshotError(
-                f"the replicator's state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
-            )
-        try:
-            state = msgspec.convert(found, cls)
-        except msgspec.ValidationError as error:
-            raise SnapshotError(f"expected what StreamReplicator.state_dict() returned: {error}") from None
-        if state.version not in (1, VERSION):
-            raise SnapshotError(f"not a replicator's state: its version is {state.version}, expected {VERSION}")
-        if state.version == VERSION and state.snapshot:
-            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, "the replicator's state"))
-        count = len(state.taken)
-        needed = [share * count + at for at, share in enumerate(state.taken) if at not in state.closed]
-        if state.behind > min(needed, default=state.behind) or any(at >= count for at in state.closed):
-            raise SnapshotError("not a replicator's state: its entries contradict each other; it was edited")
-        if (state.behind or any(state.taken)) and not state.snapshot:
-            raise SnapshotError("not a replicator's state: it says where the stream stands, and has no snapshot")
-        return state
+    def _contradiction(self) -> str | None:
+        count = len(self.taken)
+        needed = [share * count + at for at, share in enumerate(self.taken) if at not in self.closed]
+        if self.behind > min(needed, default=self.behind) or any(at >= count for at in self.closed):
+            return "its entries contradict each other; it was edited"
+        if (self.behind or any(self.taken)) and not self.snapshot:
+            return "it says where the stream stands, and has no snapshot"
+        return None
