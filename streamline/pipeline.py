@@ -42,7 +42,7 @@ from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare, unsettled
+from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
@@ -436,10 +436,10 @@ class Pipeline(Openable[T]):
     ) -> Pipeline[T]:
         """Keep one pass of what is upstream, and serve it in the passes after: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order, so shuffle downstream of it; `loader.reset_cache()` lets later
-        epochs draw anew. In memory it lasts as long as the stream: one that is opened anew (an epoch of a loader, too)
-        draws anew, and a resume draws again what was served of its pass. On disk it lasts: streams that are opened
-        later, and resumes, read on in its files. See docs/regenerating.md.
+        All passes have the same items in the same order: shuffle after it. In memory it lasts as long as the stream:
+        one that is opened anew (an epoch of a loader, too) draws anew, and a resume draws again what was served of its
+        pass. On disk it lasts: streams that are opened later, and resumes, read on in its files, until
+        `loader.reset_cache()`. See docs/regenerating.md.
 
         Args:
           path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
@@ -606,9 +606,8 @@ class Pipeline(Openable[T]):
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch, ends)
-        run: dict[str, Any] = {"backend": backend, "progress": progress, "stall_s": stall_s, "memory": memory}
-        return Opened(unsettled(self.plan, begin, policy=policy, **run))
+        begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
+        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory))
 
     def loader(
         self,
@@ -680,9 +679,9 @@ class Pipeline(Openable[T]):
         Raises:
           PlanError, ResumeError, ReadError: as in `open`.
         """
-        begin = OpenOptions(resume, accept, new_files, rank, world_size, mesh, epoch)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        return DebugStream(prepare(self.plan, begin, backend=INLINE, policy=policy))
+        options = OpenOptions(INLINE, policy, resume, accept, new_files, rank, world_size, mesh, epoch)
+        return DebugStream(prepare(self.plan, options))
 
     def first(self, count: int) -> list[T]:
         """Return the first items, at most `count`; nothing is opened for 0.

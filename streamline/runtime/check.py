@@ -30,7 +30,7 @@ from streamline.errors import PlanError
 from streamline.io.storage.base import FoundObject
 from streamline.plan.plan import Plan, Shard
 from streamline.runtime.check_report import DEADLINE_S, Load, Problem, Report, known
-from streamline.runtime.open import Opened, OpenOptions, prepare, unsettled
+from streamline.runtime.open import Opened, OpenOptions, prepare
 from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
 from streamline.sources.items import Items
@@ -106,7 +106,7 @@ def _checked(
     plan = replace(plan, source=source)
     report = replace(report, source=str(source), mode=plan.mode)
     try:
-        prepare(plan, OpenOptions(rank=rank, world_size=world_size), backend=backend or Inline())
+        prepare(plan, OpenOptions(backend or Inline(), rank=rank, world_size=world_size))
         ranks = find_rank(rank, world_size)
     except Exception as error:
         findings.problem("plan", [_problem_line(error)])
@@ -170,7 +170,7 @@ def _first(plan: Plan, most: int, take: Callable[[Any], object], until: float) -
       _OutOfTimeError: an item came after `until`.
       As `open`, and what the plan fails with.
     """
-    opened = Opened[Any](unsettled(plan, OpenOptions(rank=0, world_size=1), backend=Inline()))
+    opened = Opened[Any](plan, OpenOptions(Inline(), rank=0, world_size=1))
     with closing(opened.sync_stream(most_ahead=HEADS)) as stream:
         stream.leave_at_exit()
         for item in islice(stream, most):

@@ -53,8 +53,8 @@ T = TypeVar("T")
 class DebugStream(PartIterator[T]):
     """An iterator over a plan that runs in the calling thread. Made by `pipe.debug()`; begins at the first item."""
 
-    def __init__(self, opening: ResolvedRun) -> None:
-        self._runner = _Runner[T](replace(opening, plan=_one_call_at_a_time(opening.plan)))
+    def __init__(self, resolved: ResolvedRun) -> None:
+        self._runner = _Runner[T](replace(resolved, plan=_one_call_at_a_time(resolved.plan)))
         self._finalize = weakref.finalize(self, self._runner.close)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
@@ -133,10 +133,10 @@ class _Runner(Generic[T]):
       stream: in that loop.
     """
 
-    def __init__(self, opening: ResolvedRun) -> None:
-        self._opening = opening
+    def __init__(self, resolved: ResolvedRun) -> None:
+        self._resolved = resolved
         self._session = Session(most_ahead=1, threads=_CallingThread())
-        self.stream = _Stepped[T](opening, self._session)
+        self.stream = _Stepped[T](resolved, self._session)
         self._session.meters.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -164,7 +164,7 @@ class _Runner(Generic[T]):
         if self.stream.begun:
             return self.stream.snapshot()
         if self._closed or self._cut:
-            with closing(_Runner[T](self._opening)) as other:
+            with closing(_Runner[T](self._resolved)) as other:
                 return other.snapshot()
         return self._run(self._begun_snapshot)
 

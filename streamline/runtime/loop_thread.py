@@ -41,14 +41,14 @@ EXIT_S = 1.0
 class LoopThread(Generic[T]):
     """The thread, its event loop, and the border that lists cross."""
 
-    def __init__(self, opening: ResolvedRun, session: Session) -> None:
-        plan = opening.plan
-        self.opening = opening
+    def __init__(self, resolved: ResolvedRun, session: Session) -> None:
+        plan = resolved.plan
+        self.resolved = resolved
         self._session = session
         self.far = RemoteGate(session.gate)
         self._border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
-        stall_s = opening.stall_s
-        self._patience = None if stall_s is None else Patience(opening.watched(session), stall_s)
+        stall_s = resolved.stall_s
+        self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
         self._stop: anyio.Event | None = None
         self._stopped = False
@@ -132,7 +132,7 @@ class LoopThread(Generic[T]):
     def _begin(self, tasks: Tasks) -> None:
         """Open the plan, and let its lists cross."""
         try:
-            flow: Flow[T] = self.opening.flow(tasks)
+            flow: Flow[T] = self.resolved.flow(tasks)
         except Exception as failure:  # out of the task group's reach, which would wrap it
             self._begun.put(failure)
             if self._stop is not None:

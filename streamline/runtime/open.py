@@ -1,4 +1,4 @@
-"""Opening a pipeline: what is resolved before it runs, and the two ways to run it.
+"""Opening a pipeline: from the options as the user gave them to the run that they are resolved to.
 
 All is resolved at once, unless servers or stores have to be asked inside asyncio's loop, which must not block. Then
 `async with`, or the first item, awaits the answers; a plain stream waits for them when it is made.
@@ -11,7 +11,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack
 
 from streamline.backends.base import Backend
@@ -30,7 +30,7 @@ from streamline.runtime.rank_ends import Resumed, agreed
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
-from streamline.sharding.ends import Ends, EndsPolicy, checked_ends
+from streamline.sharding.ends import Agreement, Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
 from streamline.snapshot.reshard import resharded
@@ -38,7 +38,7 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
 
-__all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "Unsettled", "part_of", "prepare", "unsettled"]
+__all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "part_of", "prepare"]
 
 
 T = TypeVar("T")
@@ -49,8 +49,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Where a run begins, as the user says it: see `Pipeline.open`."""
+    """The options of a run as the user gave them: see `Pipeline.open`."""
 
+    backend: Backend
+    policy: Policy = field(default_factory=Policy)
     resume: Snapshot | None = None
     accept: Collection[str] = ()
     new_files: NewFiles = "refuse"
@@ -59,123 +61,86 @@ class OpenOptions:
     mesh: Mesh | None = None
     epoch: int | None = None
     ends: EndsPolicy | Ends = "allow"
+    progress: bool = False
+    stall_s: float | None = None
+    memory: int = MEMORY_BYTES
 
-
-@dataclass(frozen=True)
-class Unsettled:
-    """An opening without what it takes to know the data: the source's files, and what a snapshot means for them.
-
-    Attributes:
-      opening: all the rest of it; its plan and snapshot as they were given.
-      accepted: what may have changed since the snapshot.
-      ends: how the ranks end together.
-    """
-
-    opening: ResolvedRun
-    accepted: frozenset[str]
-    ends: Ends
-
-    @property
-    def waits(self) -> bool:
-        """Whether settling it would hold up an event loop that runs, asyncio's, while servers or stores are asked."""
-        return self.opening.plan.source.is_remote and asyncio._get_running_loop() is not None
-
-    def settled(self) -> ResolvedRun:
-        """Look at the source, and at the snapshot. May block.
+    def check(self, plan: Plan) -> ResolvedRun:
+        """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it.
 
         Raises:
-          ResumeError: the snapshot is of another plan or of other data.
-          ReadError: a file of the source is missing.
-          PlanError: the source, as it was found, can't be split as the plan says; ranks that are to end together have
-            nothing over which to agree.
-        Warns: CodeChangedWarning.
+          As `prepare`, but for ResumeError and ReadError.
         """
-        traffic = Traffic()
-        return self._with(self.opening.plan.source.resolved(traffic), traffic)
-
-    async def asettled(self) -> ResolvedRun:
-        """As `settled`, where `waits`: the event loop goes on. Cancellation: nothing is left, and nothing settled."""
-        traffic = Traffic()
-        return self._with(await self.opening.plan.source.aresolved(traffic), traffic)
-
-    def _with(self, source: Source[Any], traffic: Traffic) -> ResolvedRun:
-        plan, resume = replace(self.opening.plan, source=source), self.opening.resume
-        listing = source.listing()
-        epoch, resumed = self.opening.epoch, None
-        if resume is not None:
-            check_stages(resume)
-            fit = fitted(plan, part_of(resume, self.opening.rank), listing, self.accepted)
-            if fit.open:
-                raise ResumeError(refusal(fit))
-            if fit.changed_code:
-                warnings.warn(_code_changed(fit), CodeChangedWarning, stacklevel=users_level())
-            resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
-            plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
-            epoch = resume.epoch
-        plan.source.check_split(plan.mode, plan.shard.num_shards)
-        plan = bound(plan, listing)
-        skips = self.opening.policy.skips
-        ending = agreed(plan, self.ends, self.opening.rank, epoch, resumed, skips=skips)
-        return replace(
-            self.opening, plan=plan, epoch=epoch, resume=resume, listing=listing, asked=traffic, ending=ending
+        hold_descriptors()
+        plan = plan.settled
+        _check_types(self.backend, self.resume, self.progress)
+        accepted = checked(self.accept, plan) | accepting(self.new_files, plan)
+        epoch = None if self.epoch is None else check_int(".open(epoch=)", self.epoch, 0)
+        if epoch is not None and self.resume is not None and self.resume.epoch != epoch:
+            raise PlanError(
+                f"the snapshot is of epoch {self.resume.epoch}: leave epoch={epoch} out, or resume without it"
+            )
+        check_stall(self.stall_s)
+        memory = check_int(".open(memory=)", self.memory, 1)
+        ends = checked_ends(self.ends)
+        rank = find_rank(self.rank, self.world_size, self.mesh)
+        plan.source.check_run(epoch or 0, rank.world_size)
+        _check_ranks(plan, rank)
+        if isinstance(self.backend, HostingBackend | HostPool):
+            self.backend.check(plan)
+        return ResolvedRun(
+            plan=plan,
+            backend=self.backend,
+            rank=rank,
+            epoch=epoch or 0,
+            resume=self.resume,
+            listing=None,
+            policy=self.policy,
+            progress=self.progress,
+            stall_s=self.stall_s,
+            memory=memory,
+            ending=Agreement(ends=ends, rank=rank),
+            accepted=accepted,
         )
 
 
-def prepare(plan: Plan, begin: OpenOptions, *, backend: Backend, policy: Policy | None = None) -> ResolvedRun:
-    """Settle where and from which state a plan runs: ranks, files, whether the snapshot belongs to it. May block.
-
-    Raises:
-      As `unsettled` and `Unsettled.settled`.
-    """
-    return unsettled(plan, begin, backend=backend, policy=policy).settled()
-
-
-def unsettled(
-    plan: Plan,
-    begin: OpenOptions,
-    *,
-    backend: Backend,
-    policy: Policy | None = None,
-    progress: bool = False,
-    stall_s: float | None = None,
-    memory: int = MEMORY_BYTES,
-) -> Unsettled:
-    """Check what can be checked of an opening without looking at files.
+def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
+    """Resolve where and from which state a plan runs: ranks, files, whether the snapshot belongs to it. May block.
 
     Raises:
       PlanError: an unsharded pipeline in several hosts, or it or a live source on several ranks; fewer shards than
-        ranks; what chooses an order where processes share a rank; `accept` names what isn't there.
+        ranks; what chooses an order where processes share a rank; `accept` names what isn't there; the source, as it
+        was found, can't be split as the plan says; ranks that are to end together have nothing over which to agree.
+      ResumeError: the snapshot is of another plan or of other data.
+      ReadError: a file of the source is missing.
+    Warns: CodeChangedWarning.
     """
-    hold_descriptors()
-    resume, epoch = begin.resume, begin.epoch
-    plan = plan.settled
-    _check_types(backend, resume, progress)
-    accepted = checked(begin.accept, plan) | accepting(begin.new_files, plan)
-    if epoch is not None:
-        epoch = check_int(".open(epoch=)", epoch, 0)
-        if resume is not None and resume.epoch != epoch:
-            raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
-    check_stall(stall_s)
-    memory = check_int(".open(memory=)", memory, 1)
-    ends = checked_ends(begin.ends)
-    found = find_rank(begin.rank, begin.world_size, begin.mesh)
-    plan.source.check_run(epoch or 0, found.world_size)
-    _check_ranks(plan, found)
-    if isinstance(backend, HostingBackend | HostPool):
-        backend.check(plan)
-    opening = ResolvedRun(
-        plan=plan,
-        backend=backend,
-        rank=found,
-        epoch=epoch or 0,
-        resume=resume,
-        listing=None,
-        policy=policy or Policy(),
-        progress=progress,
-        stall_s=stall_s,
-        memory=memory,
-    )
-    return Unsettled(opening, accepted, ends)
+    run, traffic = options.check(plan), Traffic()
+    return _resolved(run, run.plan.source.resolved(traffic), traffic)
+
+
+def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
+    """Return a run that was checked, over its source as it was found.
+
+    Raises:
+      As `prepare`.
+    """
+    plan, resume, epoch = replace(run.plan, source=source), run.resume, run.epoch
+    listing, resumed = source.listing(), None
+    if resume is not None:
+        check_stages(resume)
+        fit = fitted(plan, part_of(resume, run.rank), listing, run.accepted)
+        if fit.open:
+            raise ResumeError(refusal(fit))
+        if fit.changed_code:
+            warnings.warn(_code_changed(fit), CodeChangedWarning, stacklevel=users_level())
+        resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
+        plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
+        epoch = resume.epoch
+    plan.source.check_split(plan.mode, plan.shard.num_shards)
+    plan = bound(plan, listing)
+    ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=run.policy.skips)
+    return replace(run, plan=plan, epoch=epoch, resume=resume, listing=listing, asked=traffic, ending=ending)
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
@@ -268,27 +233,42 @@ class RunOptions(TypedDict, total=False):
 
 
 class Opened(Generic[T]):
-    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`."""
+    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`.
 
-    def __init__(self, unsettled: Unsettled) -> None:
-        self._unsettled = unsettled
+    Raises:
+      As `prepare`; where servers or stores have to be asked inside asyncio's loop, some of it only by `async with`.
+    """
+
+    def __init__(self, plan: Plan, options: OpenOptions) -> None:
+        self._checked = checked = options.check(plan)
+        waits = checked.plan.source.is_remote and asyncio._get_running_loop() is not None  # it would hold up the loop
+        self._resolved: ResolvedRun | None = None
         with TrimmedTraceback():
-            self._opening = None if unsettled.waits else unsettled.settled()
+            if not waits:
+                self._resolved = self.resolved
         self._stream: Stream[T] | None = None
         self._sync: SyncStream[T] | None = None
 
     @property
-    def opening(self) -> ResolvedRun:
-        """What was settled; if it isn't yet, this does it, and blocks."""
-        if self._opening is None:
-            self._opening = self._unsettled.settled()
-        return self._opening
+    def resolved(self) -> ResolvedRun:
+        """The run; if it isn't resolved yet, this does it, and blocks."""
+        if self._resolved is None:
+            traffic = Traffic()
+            self._resolved = _resolved(self._checked, self._checked.plan.source.resolved(traffic), traffic)
+        return self._resolved
+
+    async def _aresolved(self) -> ResolvedRun:
+        """As `resolved`, while the event loop goes on. Cancellation: nothing is left, and nothing resolved."""
+        if self._resolved is None:
+            traffic = Traffic()
+            self._resolved = _resolved(self._checked, await self._checked.plan.source.aresolved(traffic), traffic)
+        return self._resolved
 
     def stream(self) -> Stream[T]:
         """Return an async iterator that begins when it is first asked for an item."""
-        if self._opening is None and self._unsettled.opening.resume is None:
-            return Stream(self._unsettled.opening, settled=self._unsettled.asettled)
-        return Stream(self.opening)
+        if self._resolved is None and self._checked.resume is None:
+            return Stream(self._checked, resolve=self._aresolved)
+        return Stream(self.resolved)
 
     def sync_stream(
         self, most_ahead: int | None = None, *, spent: Callable[[], None] | None = None, ahead: bool = False
@@ -300,9 +280,9 @@ class Opened(Generic[T]):
           spent: as in `Session`.
           ahead: as in `SyncStream`.
         """
-        session = Session(most_ahead=most_ahead, memory=self.opening.memory)
+        session = Session(most_ahead=most_ahead, memory=self.resolved.memory)
         session.spent = spent
-        return SyncStream(self.opening, session, ahead=ahead)
+        return SyncStream(self.resolved, session, ahead=ahead)
 
     if not TYPE_CHECKING:  # who checks types is told sooner
 
@@ -319,8 +299,7 @@ class Opened(Generic[T]):
 
     async def __aenter__(self) -> Stream[T]:
         with TrimmedTraceback():
-            if self._opening is None:
-                self._opening = await self._unsettled.asettled()
+            await self._aresolved()
             self._stream = self.stream()
             await self._stream.start()
         return self._stream

@@ -15,8 +15,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from weakref import finalize
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.forks import belongs_elsewhere
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.tasks import Job, Tasks
@@ -71,7 +71,7 @@ class SyncPause:
         self._lock = lock
         self._far = far
         self._within_s = quiesce_timeout
-        self._finalize: finalize[..., SyncPause] | None = None
+        self._cleanup: Cleanup | None = None
 
     def __enter__(self) -> tuple[str, ...]:
         with self._lock:
@@ -79,8 +79,7 @@ class SyncPause:
             if self._gate.phase is Phase.CLOSED:
                 return ()
         request = _PauseRequest()
-        self._finalize = finalize(self, _leave, self._gate, self._lock, self._far, request)
-        self._finalize.atexit = False
+        self._cleanup = Cleanup(self, _leave, self._gate, self._lock, self._far, request).not_at_exit()
         try:
             self._far.request = request
             with self._lock:
@@ -99,9 +98,8 @@ class SyncPause:
 
     def _left(self) -> None:
         """Let the stream go on. If Ctrl-C comes in the middle of this, the finalizer does it."""
-        if self._finalize is not None and (entered := self._finalize.peek()) is not None:
-            _leave(*entered[2])
-            self._finalize.detach()
+        if self._cleanup is not None:
+            self._cleanup()
 
 
 def _leave(gate: Gate, lock: threading.RLock, far: RemoteGate, request: _PauseRequest) -> None:

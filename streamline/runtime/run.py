@@ -57,7 +57,8 @@ class ResolvedRun:
       progress: whether to show how it gets on.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
-      ending: how it ends together with the other ranks; None: by itself.
+      ending: how it ends together with the other ranks.
+      accepted: what may have changed since the snapshot.
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
@@ -71,7 +72,8 @@ class ResolvedRun:
     progress: bool = False
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
-    ending: Agreement | None = None
+    ending: Agreement
+    accepted: frozenset[str] = frozenset()
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
     @cached_property
@@ -106,7 +108,7 @@ class ResolvedRun:
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:
         """Return the opener of what this rank gives, so that all ranks end together."""
         agreement = self.ending
-        if agreement is None or not agreement.active:
+        if not agreement.active:
             return opener
         return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
@@ -129,7 +131,7 @@ class ResolvedRun:
     @property
     def begun_at(self) -> Snapshot | None:
         """This rank's part of the state to begin at, with how many items are left."""
-        return self.resume if self.resume is None or self.ending is None else begun_at(self.ending, self.resume)
+        return None if self.resume is None else begun_at(self.ending, self.resume)
 
     @property
     def _skipped(self) -> dict[tuple[int, str], int]:
@@ -144,13 +146,13 @@ class ResolvedRun:
         return found
 
     @property
-    def behind(self) -> frozenset[str]:
+    def merged(self) -> frozenset[str]:
         """The names of the merge and the stages after it."""
         return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
 
     def watched(self, session: Session) -> Watched:
         """Return what a watchdog needs to know of this run."""
-        return Watched(session, self.plan.source.name, self.behind, shared=self.plan.mode == "shared")
+        return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
         """Show the progress of the run, if that is wanted."""
@@ -163,7 +165,7 @@ class ResolvedRun:
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
         """Begin to write a trace of the run; it ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
-        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.behind | one)
+        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.merged | one)
         session.at_close(trace.stop)
         return trace
 

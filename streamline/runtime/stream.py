@@ -9,7 +9,6 @@ Snapshot: the state of the last flow, at any time, also after the end.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import perf_counter
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import anyio
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow
 from streamline.core.options import check_ago
@@ -45,21 +45,21 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`.
 
     Args:
-      settled: returns the opening with what it takes to ask servers and stores for; None: it has that already.
+      resolve: returns the run with what servers and stores have to be asked for; None: it has that already.
     """
 
     def __init__(
         self,
-        opening: ResolvedRun,
+        resolved: ResolvedRun,
         session: Session | None = None,
         *,
-        settled: Callable[[], Awaitable[ResolvedRun]] | None = None,
+        resolve: Callable[[], Awaitable[ResolvedRun]] | None = None,
     ) -> None:
-        super().__init__(opening, session)
-        self._settled = settled
-        self._failure: Exception | None = None  # of settling
+        super().__init__(resolved, session)
+        self._resolve = resolve
+        self._failure: Exception | None = None  # of resolving
         self._session.meters.on_hold = HoldHint()
-        weakref.finalize(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
+        Cleanup(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
         self._gave_way_at = 0
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
@@ -72,28 +72,28 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._failure is not None:
             raise self._failure
-        if self._settled is not None and not self._closed:
+        if self._resolve is not None and not self._closed:
             try:
-                self._opening = await self._settled()
+                self._resolved = await self._resolve()
             except Exception as failure:
                 self._failure = failure
                 raise
-            self._settled = None
+            self._resolve = None
         if self._closed:
             raise ClosedError("the stream is closed")
         self._supervisor = _Supervisor(self._session)
-        weakref.finalize(self, self._supervisor.abandon).atexit = False
+        Cleanup(self, self._supervisor.abandon).not_at_exit()
         tasks = self._tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
         self._call_soon = _call_soon()
         try:
-            flow = self._opening.flow(tasks)
+            flow = self._resolved.flow(tasks)
             self._begin_at(flow.state)
             self._flow = flow
-            if (stall_s := self._opening.stall_s) is not None:
-                tasks.start(partial(watch, self._opening.watched(self._session), stall_s), "watchdog", lambda: None)
-            self._opening.show(self._session)
+            if (stall_s := self._resolved.stall_s) is not None:
+                tasks.start(partial(watch, self._resolved.watched(self._session), stall_s), "watchdog", lambda: None)
+            self._resolved.show(self._session)
         except BaseException:
             await self.aclose()
             raise
@@ -159,9 +159,9 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         """
         if not self._closed:
             raise PlanError(RESET_WITHIN)
-        if self._settled is not None:
-            self._opening = await self._settled()
-        reset_caches(self._opening)
+        if self._resolve is not None:
+            self._resolved = await self._resolve()
+        reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
         """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.

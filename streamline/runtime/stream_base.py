@@ -33,12 +33,12 @@ class BaseStream(Cursor[T]):
       session: of this run; None: a new one.
     """
 
-    def __init__(self, opening: ResolvedRun, session: Session | None = None) -> None:
+    def __init__(self, resolved: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
-        self._opening = opening
-        self._session = session or Session(memory=opening.memory)
+        self._resolved = resolved
+        self._session = session or Session(memory=resolved.memory)
         self._session.meters.on_first_list = collect
-        self._session.leave_out(opening.errors(self._session.meters))
+        self._session.leave_out(resolved.errors(self._session.meters))
         disowned_in_copies(self)
 
     def disown(self) -> None:
@@ -48,7 +48,7 @@ class BaseStream(Cursor[T]):
     @property
     def plan(self) -> Plan:
         """What runs."""
-        return self._opening.plan
+        return self._resolved.plan
 
     @property
     def errors(self) -> ErrorReport:
@@ -73,9 +73,9 @@ class BaseStream(Cursor[T]):
     @property
     def ends(self) -> EndsReport:
         """How this rank's stream ends together with those of the others, and what that cost."""
-        ending, state = self._opening.ending, self.state
-        if ending is None or not ending.active:
-            return EndsReport(policy="allow" if ending is None else ending.ends.policy, agreed="alone")
+        ending, state = self._resolved.ending, self.state
+        if not ending.active:
+            return EndsReport(policy=ending.ends.policy, agreed="alone")
         padded = padded_in(state)
         if ending.left is not None:
             return EndsReport(
@@ -97,7 +97,7 @@ class BaseStream(Cursor[T]):
           PlanError: another trace of this stream is being written, or a `max_bytes` that is too small.
           OSError: the file can't be made. Later ones, a full disk say, end the trace with a warning.
         """
-        return self._opening.trace(self._session, path, max_bytes)
+        return self._resolved.trace(self._session, path, max_bytes)
 
     def _prepare_last(self, hand: CurrentChunk[T]) -> None:
         """What goes to a device comes in lists of one."""
@@ -113,11 +113,11 @@ class BaseStream(Cursor[T]):
         """
         state = self.state_before.get() if items_ago else self.state
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
-        return self._opening.snapshots.take(state, gate, self._session.journal)
+        return self._resolved.snapshots.take(state, gate, self._session.journal)
 
     def snapshot_since(self, since: State, gate: Gate) -> Snapshot:
         """Return a snapshot of an earlier state of this flow, plus the choices made since; `gate` is the caller's.
 
         From any thread. Not of a live source: its journal releases what this stream's consumer has passed.
         """
-        return self._opening.snapshots.take(since, gate)
+        return self._resolved.snapshots.take(since, gate)

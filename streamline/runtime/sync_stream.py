@@ -11,12 +11,12 @@ Leaving the `with` block, or dropping the iterator, ends the engine.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.flow import Chunk
 from streamline.core.gate import Event, Gate
@@ -42,24 +42,23 @@ class SyncStream(BaseStream[T], PartIterator[T]):
       ahead: its consumer comes later, and then it is to be told so: `begin`.
     """
 
-    def __init__(self, opening: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
-        super().__init__(opening, session)
+    def __init__(self, resolved: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
+        super().__init__(resolved, session)
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
-        self._engine = LoopThread[T](opening, self._session)
-        # Two: out of a finalizer, Python drops Ctrl-C.
-        self._finalizers = [weakref.finalize(self, _end, self._engine, self._session) for _ in range(2)]
+        self._engine = LoopThread[T](resolved, self._session)
+        self._cleanup = Cleanup(self, _end, self._engine, self._session)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
         self._begin_at(self._engine.start())
         if not ahead:
-            opening.show(self._session)
+            resolved.show(self._session)
 
     def begin(self) -> None:
         """Begin to show and to time a stream that was opened ahead: its consumer has come."""
         self._session.meters.consumer.opened_at = perf_counter()
-        self._opening.show(self._session)
+        self._resolved.show(self._session)
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
@@ -75,8 +74,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
     def leave_at_exit(self) -> None:
         """Let the interpreter exit without closing this stream: its threads are daemons, and may be stuck."""
-        for finalizer in self._finalizers:
-            finalizer.atexit = False
+        self._cleanup.not_at_exit()
 
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
@@ -103,7 +101,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         """
         if self._failure is None and not self._ended:
             raise PlanError(RESET_WITHIN)
-        reset_caches(self._opening)
+        reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
         """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
@@ -196,10 +194,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         return False
 
     def _end(self) -> None:
-        if self._finalizers[0].alive:
-            _end(self._engine, self._session)
-            for finalizer in reversed(self._finalizers):  # not before: Ctrl-C may have come in the middle of that
-                finalizer.detach()
+        self._cleanup()
         with self._lock:
             self._gate.on(Event.CLOSE)
 

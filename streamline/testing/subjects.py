@@ -121,7 +121,7 @@ class PipelineSubject(Subject):
         return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> ResolvedRun:
-        return prepare(self.pipeline.plan, OpenOptions(resume=resume, rank=0, world_size=1), backend=self.backend)
+        return prepare(self.pipeline.plan, OpenOptions(self.backend, resume=resume, rank=0, world_size=1))
 
     def __str__(self) -> str:
         return self._text

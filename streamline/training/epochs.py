@@ -59,10 +59,10 @@ class Epochs:
     @property
     def upcoming(self) -> EpochPlace:
         """Where the next iteration begins."""
-        return self.place if self.phase is LoaderPhase.WAITING else self.behind
+        return self.place if self.phase is LoaderPhase.WAITING else self.following
 
     @property
-    def behind(self) -> EpochPlace:
+    def following(self) -> EpochPlace:
         """Where the epoch begins that follows the present one."""
         natural = self._natural
         return natural if self.given in (None, natural.epoch) else EpochPlace(self.given or 0)
@@ -70,7 +70,7 @@ class Epochs:
     @property
     def jumps(self) -> bool:
         """Whether what follows the present epoch is another than the next."""
-        return self.behind.epoch != self._natural.epoch
+        return self.following.epoch != self._natural.epoch
 
     @property
     def _natural(self) -> EpochPlace:
@@ -89,7 +89,7 @@ class Epochs:
     def at(self, taken: int) -> EpochPlace:
         """Return where a running iteration stands that has given `taken` items."""
         if self.full(taken):
-            return self.behind
+            return self.following
         return replace(self.place, step=self.place.step + taken, fresh=False) if taken else self.place
 
     def begin(self) -> Epochs:
@@ -98,7 +98,7 @@ class Epochs:
 
     def end(self) -> Epochs:
         """The epoch is over."""
-        return replace(self, place=self.behind, phase=LoaderPhase.WAITING, given=None)
+        return replace(self, place=self.following, phase=LoaderPhase.WAITING, given=None)
 
     def leave(self, taken: int) -> Epochs:
         """The iteration was left after `taken` items; one that gave none has not begun its epoch."""

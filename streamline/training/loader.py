@@ -10,7 +10,6 @@ Which epoch comes next is decided in `streamline.training.epochs`; here it is do
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from itertools import islice
 from typing import Any, Generic, NoReturn, TypeVar
 
 from streamline.backends.inline import Inline
+from streamline.core.cleanup import Cleanup
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
@@ -34,17 +34,16 @@ from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_
 __all__ = ["Loader", "Reports", "length_of"]
 
 
-def length_of(opening: ResolvedRun) -> int:
+def length_of(resolved: ResolvedRun) -> int:
     """Return the items in an epoch, on this rank.
 
     Raises:
       TypeError: unknown before they have been read, or there is no end.
     """
-    rank = opening.rank
+    rank = resolved.rank
     if rank.found_in == "alone":
         rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
-    policy = "allow" if opening.ending is None else opening.ending.ends.policy
-    items = num_given(opening.plan, rank.rank, rank.world_size, policy)
+    items = num_given(resolved.plan, rank.rank, rank.world_size, resolved.ending.ends.policy)
     if items is None:
         raise TypeError(
             "how many items an epoch of this pipeline has isn't known before they have been read: "
@@ -111,14 +110,14 @@ class Loader(Reports[T]):
     ) -> None:
         epoch, steps_per_epoch = check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
         self._passes = passes
-        weakref.finalize(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
+        Cleanup(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
         at = None if resume is not None and steps_per_epoch else epoch
-        self._opening = passes.open_at(resume=resume, epoch=at).opening
-        self._loaded = _part(resume, self._opening)
+        self._resolved = passes.open_at(resume=resume, epoch=at).resolved
+        self._loaded = _part(resume, self._resolved)
         self._unknown = resume is not None and steps_per_epoch is None
         self._closed = False
         self._token: object = None
-        first = epoch or 0 if steps_per_epoch else self._opening.epoch
+        first = epoch or 0 if steps_per_epoch else self._resolved.epoch
         self._now = Now[T](Epochs(EpochPlace(first, fresh=resume is None), steps_per_epoch, fixed_epoch), None)
 
     # Epochs ---------------------------------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ class Loader(Reports[T]):
             self._drop(after)
         else:
             self._now = Now(after, run)
-            self._passes.expect(after.behind.epoch)
+            self._passes.expect(after.following.epoch)
 
     def __len__(self) -> int:
         """Return the items in an epoch, on this rank.
@@ -171,7 +170,7 @@ class Loader(Reports[T]):
           TypeError: unknown before they have been read, or there is no end.
         """
         steps = self._now.epochs.steps
-        return length_of(self._opening) if steps is None else steps
+        return length_of(self._resolved) if steps is None else steps
 
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
@@ -193,10 +192,10 @@ class Loader(Reports[T]):
         token = self._token = object()
         part = run.stream.part if self._now.epochs.steps is None else partial(self._part_of_steps, token)
         iteration = Iteration(part, partial(self._over, token), partial(self._insist_on, token))
-        weakref.finalize(iteration, self._dropped, token).atexit = False
+        Cleanup(iteration, self._dropped, token).not_at_exit()
         epochs = self._now.epochs.begin()
         self._now = Now(epochs, run)
-        self._passes.expect(epochs.behind.epoch, run)
+        self._passes.expect(epochs.following.epoch, run)
         return iteration
 
     def close(self) -> None:
@@ -271,8 +270,8 @@ class Loader(Reports[T]):
         self._now = Now(replace(epochs, begun=True).end() if over else epochs.leave(run.taken), stopped)
 
     def _dropped(self, token: object) -> None:
-        """Nobody holds the iteration with this token any more."""
-        if token is self._token:
+        """The iteration with this token is gone."""
+        if self._token in (token, None):  # None: Ctrl-C has come in the middle of leaving it
             self._leave()
 
     # Streams --------------------------------------------------------------------------------------------------------
@@ -332,7 +331,7 @@ class Loader(Reports[T]):
         epochs, _ = self._now
         if epochs.phase is LoaderPhase.RUNNING or not epochs.upcoming.fresh:
             raise PlanError(RESET_WITHIN)
-        reset_caches(self._opening)
+        reset_caches(self._resolved)
         self._passes.forget_next()
 
     # States ---------------------------------------------------------------------------------------------------------
@@ -385,7 +384,7 @@ class Loader(Reports[T]):
         if epochs.phase is not LoaderPhase.WAITING and run is not None:
             more = run.stream.peek()
             if more is False:
-                return epochs.behind, "begin"
+                return epochs.following, "begin"
             known = more is not None
         return place, "inside" if known else "unknown"
 
@@ -406,11 +405,11 @@ class Loader(Reports[T]):
         state, snapshot = LoaderState.read(state_dict)
         state.insist_on(epochs.steps)
         epoch = None if snapshot is not None else state.epoch
-        opening = self._passes.open_at(resume=snapshot, epoch=epoch).opening  # refuses what doesn't fit
+        resolved = self._passes.open_at(resume=snapshot, epoch=epoch).resolved  # refuses what doesn't fit
         self._drop(replace(epochs, place=EpochPlace(state.epoch, state.step, fresh=state.at == "begin")))
-        resharded = snapshot is not None and snapshot.world_size != opening.rank.world_size
+        resharded = snapshot is not None and snapshot.world_size != resolved.rank.world_size
         self._unknown = state.at == "unknown" or (state.at == "inside" and resharded and epochs.steps is None)
-        self._loaded = _part(snapshot, opening)
+        self._loaded = _part(snapshot, resolved)
 
     def snapshot(self) -> Snapshot:
         """Return where the pipeline stands, right after the last item, for `save`. Doesn't wait for an item.
@@ -437,8 +436,8 @@ class Loader(Reports[T]):
         return f"<Loader: epoch {epochs.place.epoch}, step {epochs.place.step + taken}, {phase}>"
 
 
-def _part(snapshot: Snapshot | None, opening: ResolvedRun) -> Snapshot | None:
-    """Return the part of a snapshot that an opening took: a whole job's is in no state of one rank."""
-    if snapshot is None or (snapshot.rank, snapshot.world_size) == (opening.rank.rank, opening.rank.world_size):
+def _part(snapshot: Snapshot | None, resolved: ResolvedRun) -> Snapshot | None:
+    """Return the part of a snapshot that a run took: a whole job's is in no state of one rank."""
+    if snapshot is None or (snapshot.rank, snapshot.world_size) == (resolved.rank.rank, resolved.rank.world_size):
         return snapshot
-    return opening.begun_at
+    return resolved.begun_at

@@ -1,4 +1,4 @@
-"""What a loader's `state_dict` holds: strings and integers only, so that whatever saves checkpoints saves it whole.
+"""What `state_dict` holds, of a loader: strings and integers only, so that whatever saves checkpoints saves it whole.
 
 The snapshot is one string in it: frameworks that flatten nested dicts by key, and want the same keys at a load, see one
 value.
@@ -6,8 +6,9 @@ value.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from abc import abstractmethod
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -16,7 +17,7 @@ from streamline.errors import ResumeError, SnapshotError
 from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Inside", "LoaderState"]
+__all__ = ["Inside", "LoaderState", "SealedState"]
 
 
 Inside = Literal["begin", "inside", "unknown"]
@@ -26,64 +27,82 @@ VERSION = 2
 """2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
 
 
-@dataclass(frozen=True)
-class LoaderState:
-    """Where a loader stands.
+@dataclass(frozen=True, kw_only=True)
+class SealedState:
+    """A state with a snapshot in it.
 
     Attributes:
-      epoch: 0-based, the one that the next item is of.
-      step: items taken in it.
-      at: "begin": the pipeline begins anew with this epoch; "inside": it goes on, and another item follows; "unknown":
-        it goes on, and nobody has looked whether another item follows.
-      steps_per_epoch: as the loader had it; 0 for none.
-      snapshot: `Snapshot.to_json()` of where the pipeline stands; "" if it has never run. At "begin" it is from before,
-        and says which plan and data this is about. In the dict, with a checksum of it and of what is beside it.
+      snapshot: `Snapshot.to_json()`; "": none. In the dict, with a checksum of it and of what is beside it.
       version: of this format.
     """
 
-    epoch: Unsigned
-    step: Count
-    at: Inside
-    steps_per_epoch: Count
+    of: ClassVar[str]
     snapshot: str
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as a dict of strings and integers."""
+        """Return the state as a dict of what JSON has."""
         snapshot = self.snapshot and sealed(self.snapshot, self._beside)
         return asdict(replace(self, snapshot=snapshot, version=VERSION))
 
     @property
-    def _beside(self) -> list[int | str]:
+    def _beside(self) -> list[Any]:
         """What the checksum in the snapshot's text is also of."""
-        return [self.epoch, self.step, self.at, self.steps_per_epoch]
+        return [value for name, value in asdict(self).items() if name not in ("snapshot", "version")]
 
     @classmethod
-    def from_dict(cls, found: object) -> LoaderState:
+    def from_dict(cls, found: object) -> Self:
         """Return the state that `to_dict` wrote.
 
         Raises:
           SnapshotError: it is anything else; the message says which entry.
         """
         if not isinstance(found, dict):
-            raise SnapshotError(f"a loader's state is the dict of state_dict(), got {type(found).__name__}")
+            raise SnapshotError(f"a {cls.of}'s state is the dict of state_dict(), got {type(found).__name__}")
         version = found.get("version")
         if type(version) is int and version > VERSION:
             raise SnapshotError(
-                f"the loader's state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
+                f"the {cls.of}'s state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
             )
-        names = set(cls.__dataclass_fields__)
+        names = {field.name for field in fields(cls)}
         if found.keys() != names:
             missing, unknown = sorted(names - found.keys()), sorted(map(str, found.keys() - names))
-            raise SnapshotError(f"not a loader's state: missing entries {missing}, unknown ones {unknown}")
+            raise SnapshotError(f"not a {cls.of}'s state: missing entries {missing}, unknown ones {unknown}")
         try:
             state = msgspec.convert(found, cls)
         except msgspec.ValidationError as error:
-            raise SnapshotError(f"not a loader's state: {error}") from None
+            raise SnapshotError(f"not a {cls.of}'s state: {error}") from None
+        if state.version not in (1, VERSION):
+            raise SnapshotError(f"not a {cls.of}'s state: its version is {state.version}, expected {VERSION}")
         if state.version == VERSION and state.snapshot:
-            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, "the loader's state"))
-        state._check()
+            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, f"the {cls.of}'s state"))
+        if (contradiction := state._contradiction()) is not None:
+            raise SnapshotError(f"not a {cls.of}'s state: {contradiction}")
         return state
+
+    @abstractmethod
+    def _contradiction(self) -> str | None:
+        """Return what is wrong about the entries together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState(SealedState):
+    """Where a loader stands. Its snapshot is of where the pipeline stands; "" if it has never run; at "begin" it is
+    from before, and says which plan and data this is about.
+
+    Attributes:
+      epoch: 0-based, the one that the next item is of.
+      step: items taken in it.
+      at: "begin": the pipeline begins anew with this epoch; "inside": it goes on, and another item follows; "unknown":
+        it goes on, and it isn't known whether another item follows.
+      steps_per_epoch: as the loader had it; 0 for none.
+    """
+
+    of: ClassVar[str] = "loader"
+    epoch: Unsigned
+    step: Count
+    at: Inside
+    steps_per_epoch: Count
 
     @classmethod
     def read(cls, found: object) -> tuple[LoaderState, Snapshot | None]:
@@ -115,21 +134,17 @@ class LoaderState:
         at: Inside = "inside" if all(state.at == "inside" for state in states) else "unknown"
         return replace(states[0], at=states[0].at if states[0].at == "begin" else at), Snapshot.of_job(parts)
 
-    def _check(self) -> None:
-        """Refuse entries that contradict each other."""
-        if self.version not in (1, VERSION):
-            raise SnapshotError(f"not a loader's state: its version is {self.version}, expected {VERSION}")
+    def _contradiction(self) -> str | None:
         if self.at != "begin" and not self.snapshot:
-            raise SnapshotError(f'not a loader\'s state: it is "{self.at}" an epoch, and has no snapshot')
+            return f'it is "{self.at}" an epoch, and has no snapshot'
         if self.at == "begin" and self.step:
-            raise SnapshotError(f"not a loader's state: it begins an epoch, and stands behind {self.step} of its items")
+            return f"it begins an epoch, and stands after {self.step} of its items"
         if self.steps_per_epoch and self.step >= self.steps_per_epoch:
-            raise SnapshotError(f"not a loader's state: step {self.step} of {self.steps_per_epoch}")
+            return f"step {self.step} of {self.steps_per_epoch}"
         snapshot = self.parsed()
         if snapshot is not None and self.at != "begin" and not self.steps_per_epoch and snapshot.epoch != self.epoch:
-            raise SnapshotError(
-                f"not a loader's state: it is of epoch {self.epoch}, its snapshot of epoch {snapshot.epoch}"
-            )
+            return f"it is of epoch {self.epoch}, its snapshot of epoch {snapshot.epoch}"
+        return None
 
     def parsed(self) -> Snapshot | None:
         """Return the snapshot.

@@ -19,7 +19,8 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
 from streamline.core.options import check_int, given
-from streamline.errors import ClosedError, PlanError, PlanTypeError
+from streamline.core.threads import start_thread
+from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.open import Opened, RunOptions
 from streamline.runtime.run import ResolvedRun
@@ -115,7 +116,7 @@ class Passes(Generic[T]):
             coming, self._next = self._next, None
         if coming is not None:
             ready = coming.wait()
-            if ready is not None and begin is None and _same(coming.opening, opened.opening):
+            if ready is not None and begin is None and _same(coming.resolved, opened.resolved):
                 self._current = weakref.ref(ready.stream)
                 ready.stream.begin()
                 return ready
@@ -123,17 +124,17 @@ class Passes(Generic[T]):
         spent = Spent()
         stream = opened.sync_stream(spent=spent.tell)
         self._current = weakref.ref(stream)
-        return LoaderRun(stream, begin, opened.opening.epoch, spent)
+        return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
-    def expect(self, epoch: int, behind: LoaderRun[T] | None = None) -> None:
+    def expect(self, epoch: int, current: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
 
         Args:
-          behind: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
+          current: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
         """
         self._epoch = epoch
-        if self.ahead and behind is not None:
-            behind.spent.then(self._begin_next)
+        if self.ahead and current is not None:
+            current.spent.then(self._begin_next)
 
     def close(self) -> None:
         """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""
@@ -168,11 +169,11 @@ class _Next(Generic[T]):
     """A pass that is being opened, in a thread: looking at files may take a while.
 
     Attributes:
-      opening: what was settled; None: it isn't open, or couldn't be opened.
+      resolved: the run; None: it isn't open, or couldn't be opened.
     """
 
     def __init__(self, open_at: OpenAt[T], epoch: int) -> None:
-        self.opening: ResolvedRun | None = None
+        self.resolved: ResolvedRun | None = None
         self._open_at = open_at
         self._epoch = epoch
         self._dropped = False
@@ -180,11 +181,8 @@ class _Next(Generic[T]):
         thread = threading.Thread(target=self._open, name="streamline ahead", daemon=True)
         self._thread: threading.Thread | None = thread
         try:
-            thread.start()
-        except (
-            RuntimeError,
-            MemoryError,
-        ):  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
+            start_thread(thread)
+        except HostError:  # the interpreter exits, or there may be no more threads: then nothing is opened ahead
             self._thread = None
 
     def wait(self) -> LoaderRun[T] | None:
@@ -206,19 +204,19 @@ class _Next(Generic[T]):
         spent = Spent()
         try:
             opened = self._open_at(resume=None, epoch=self._epoch)
-            if (ending := opened.opening.ending) is not None and ending.store is not None:
+            if opened.resolved.ending.store is not None:
                 return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
             stream = opened.sync_stream(spent=spent.tell, ahead=True)
         except Exception:
             return
-        self.opening = opened.opening
-        self._run = LoaderRun(stream, None, opened.opening.epoch, spent)
+        self.resolved = opened.resolved
+        self._run = LoaderRun(stream, None, opened.resolved.epoch, spent)
         if self._dropped:
             stream.close()
 
 
 def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
-    """Whether two openings of one pipeline, with the same options, give the same items, in the same place."""
+    """Whether two runs of one pipeline, with the same options, give the same items, in the same place."""
     if one is None:
         return False
     mine = one.epoch, one.rank, one.listing, one.plan.after

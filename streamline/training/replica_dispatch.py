@@ -16,7 +16,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable
 from time import perf_counter
 from typing import Any
 
@@ -38,13 +38,11 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaShares
 
 __all__ = [
-    "AsyncReplicaSource",
     "Dispatcher",
     "Passed",
     "PlanReplicaSource",
     "ReplicaSource",
     "ReplicasEnd",
-    "SyncReplicaSource",
     "check_source",
     "source_of",
 ]
@@ -157,21 +155,21 @@ class Dispatcher:
         self._news.ring()
 
     def lose(self, share: ReplicaShare, why: str, cause: BaseException | None = None) -> None:
-        """A replica's reader is gone: the others are told, unless it had everything. From a finalizer, perhaps."""
+        """A replica's reader is gone: the others fail, unless it had everything. From a finalizer, perhaps twice."""
         if not share.open:
             return
         unread = self.shares.given(share) - share.taken
-        share.leave("lost")
-        if self.end is not None and (not isinstance(self.end, ReplicasEnd) or not unread):
-            return
-        error = ReplicaStalled(
-            f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody can "
-            "have its share any more: where its share is to be dropped, close it (`async with`, `with`, aclose, close)",
-            replica=share.replica,
-        )
-        error.__cause__ = cause
-        self._finish(error, soon=True)
+        if self.end is None or (unread and isinstance(self.end, ReplicasEnd)):
+            error = ReplicaStalled(
+                f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody "
+                "can have its share any more: where its share is to be dropped, close it (`async with`, `with`, "
+                "aclose, close)",
+                replica=share.replica,
+            )
+            error.__cause__ = cause
+            self._finish(error, soon=True)
         self.stop()
+        share.leave("lost")
 
     def stop(self) -> None:
         """Read no more; doesn't wait. From any thread."""
@@ -348,24 +346,24 @@ class ReplicaSource(ABC):
         """Close what was opened; idempotent, if it wasn't opened nothing happens."""
 
 
-class SyncReplicaSource(ReplicaSource):
-    """A sync iterable. It may wait for its next item, so it is read in a thread of its own."""
+class IterableReplicaSource(ReplicaSource):
+    """An iterable. A sync one may wait for its next item, so it is read in a thread of its own."""
 
-    is_async = False
-
-    def __init__(self, source: Iterable[Any]) -> None:
+    def __init__(self, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         self._source = source
-        self._iterator: Iterator[Any] | None = None
+        self.is_async = isinstance(source, AsyncIterable)
+        self._iterator: Any = None
 
     async def draw(self, room: int, shares: ReplicaShares) -> bool:
         if self._iterator is None:
-            self._iterator = iter(self._source)
-        iterator, give = self._iterator, shares.give
+            self._iterator = aiter(self._source) if isinstance(self._source, AsyncIterable) else iter(self._source)
+        iterator, give, is_async = self._iterator, shares.give, self.is_async
+        ends = StopAsyncIteration if is_async else StopIteration
         stop = perf_counter() + SLICE_S
         for _ in range(room):
             try:
-                item = next(iterator)
-            except StopIteration:
+                item = await anext(iterator) if is_async else next(iterator)
+            except ends:
                 return True
             self.drawn += 1
             give(item)  # at once: the next one may be long in coming
@@ -374,36 +372,10 @@ class SyncReplicaSource(ReplicaSource):
         return False
 
     async def aclose(self) -> None:
-        if (close := getattr(self._iterator, "close", None)) is not None:
-            close()
-
-
-class AsyncReplicaSource(ReplicaSource):
-    """An async iterable."""
-
-    def __init__(self, source: AsyncIterable[Any]) -> None:
-        self._source = source
-        self._iterator: AsyncIterator[Any] | None = None
-
-    async def draw(self, room: int, shares: ReplicaShares) -> bool:
-        if self._iterator is None:
-            self._iterator = aiter(self._source)
-        iterator, give = self._iterator, shares.give
-        stop = perf_counter() + SLICE_S
-        for _ in range(room):
-            try:
-                item = await anext(iterator)
-            except StopAsyncIteration:
-                return True
-            self.drawn += 1
-            give(item)
-            if perf_counter() > stop:
-                break
-        return False
-
-    async def aclose(self) -> None:
-        if (aclose := getattr(self._iterator, "aclose", None)) is not None:
-            await aclose()
+        if (close := getattr(self._iterator, "aclose" if self.is_async else "close", None)) is not None:
+            closed = close()
+            if self.is_async:
+                await closed
 
 
 class PlanReplicaSource(ReplicaSource):
@@ -466,10 +438,10 @@ class PlanReplicaSource(ReplicaSource):
         now = self._now
         if self._stream is None or now is None:
             return None
-        behind = [found for found in tuple(self._marks) if found[0] <= oldest]
-        if not behind:
+        reachable = [found for found in tuple(self._marks) if found[0] <= oldest]
+        if not reachable:
             raise Passed
-        at, mark = behind[-1]
+        at, mark = reachable[-1]
         return at, self._stream.snapshot_since(Since(mark.get(), now.get()), Gate())
 
     async def aclose(self) -> None:
@@ -506,4 +478,4 @@ def source_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int
     """Return what reads `source`; of a pipeline, opened with these options, after `resume` and `at` items."""
     if isinstance(source, Openable):
         return PlanReplicaSource(source, options, resume, at)
-    return AsyncReplicaSource(source) if isinstance(source, AsyncIterable) else SyncReplicaSource(source)
+    return IterableReplicaSource(source)

@@ -7,26 +7,25 @@ Each reader holds a `Replica`, for `async for` and for `for`; `ReplicaFeed` is o
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Annotated, Any, Generic, Self, TypeVar, Unpack
-from weakref import finalize
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 import msgspec
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.options import check_int, check_seconds
 from streamline.core.pace import Pace
 from streamline.core.state_types import Count
 from streamline.core.tracebacks import hide_frames
-from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
+from streamline.errors import ClosedError, PlanError, ResumeError
 from streamline.runtime.open import Openable, RunOptions
-from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import CountedStream
+from streamline.training.loader_state import SealedState
 from streamline.training.replica_dispatch import (
     Dispatcher,
     Passed,
@@ -118,8 +117,7 @@ class Replica(Generic[T]):
         self._over: BaseException | None = None
         self._trace: TracebackType | None = None
         self._pace = Pace()
-        self._finalize = weakref.finalize(self, dispatcher.lose, share, "was dropped by its reader")
-        self._finalize.atexit = False
+        self._cleanup = Cleanup(self, dispatcher.lose, share, "was dropped by its reader").not_at_exit()
 
     @property
     def number(self) -> int:
@@ -186,7 +184,7 @@ class Replica(Generic[T]):
             else:
                 hide_frames(end)
                 self._over, self._trace = end, end.__traceback__
-            self._finalize.detach()
+            self._cleanup.detach()
         return self._over
 
     def _check_alone(self) -> None:
@@ -200,7 +198,7 @@ class Replica(Generic[T]):
 
     def close(self) -> None:
         """Drop the rest of its share, on purpose: the others go on. Idempotent; doesn't wait."""
-        self._finalize.detach()
+        self._cleanup.detach()
         if self._share.open and (self._over is None):
             self._dispatcher.leave(self._share)
 
@@ -228,7 +226,7 @@ class Replica(Generic[T]):
         if error is None or self._over is not None:
             self.close()
         else:
-            self._finalize.detach()
+            self._cleanup.detach()
             self._dispatcher.lose(self._share, f"was left by its reader with {type(error).__name__}", error)
 
     def __repr__(self) -> str:
@@ -287,8 +285,7 @@ class Replicator(Generic[T]):
             shares.all[replica].leave("closed")
         open_source: Callable[[], ReplicaSource] = partial(source_of, self._source, self._options, resume, at)
         self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
-        self._finalize = finalize(self, _orphaned, self._dispatcher)
-        self._finalize.atexit = False
+        self._cleanup = Cleanup(self, _orphaned, self._dispatcher).not_at_exit()
 
     @property
     def num_replicas(self) -> int:
@@ -389,7 +386,7 @@ class Replicator(Generic[T]):
             )
         if any(share.standing != "unasked" for share in self._dispatcher.shares.all):
             raise PlanError("load_state_dict comes before the first replica(...) or pipeline(...) of a replicator")
-        self._finalize.detach()
+        self._cleanup.detach()
         resume = Snapshot.from_json(found.snapshot) if found.snapshot else None
         self._begin(list(found.taken), found.closed, found.behind, resume)
 
@@ -451,63 +448,26 @@ def _orphaned(dispatcher: Dispatcher) -> None:
             dispatcher.lose(share, "was never asked for, and its StreamReplicator is gone,")
 
 
-VERSION = 2
-"""2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ReplicatorState:
-    """Where the replicas of a pipeline stand.
+class ReplicatorState(SealedState):
+    """Where the replicas of a pipeline stand. Its snapshot has what was chosen since; "": the beginning.
 
     Attributes:
       taken: items that each replica's reader has taken.
       closed: the replicas that were closed on purpose.
-      behind: items of the stream before the snapshot; none of those behind it was dropped from reach.
-      snapshot: `Snapshot.to_json()` of the pipeline there, with what was chosen since; "": its beginning. In the dict,
-        with a checksum of it and of what is beside it.
-      version: of this format.
+      behind: items of the stream before the snapshot; all those after it can be had again.
     """
 
+    of: ClassVar[str] = "replicator"
     taken: Annotated[list[Count], msgspec.Meta(min_length=1)]
     closed: list[Count]
     behind: Count
-    snapshot: str
-    version: int = VERSION
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as a dict."""
-        snapshot = self.snapshot and sealed(self.snapshot, self._beside)
-        return asdict(replace(self, snapshot=snapshot, version=VERSION))
-
-    @property
-    def _beside(self) -> list[Any]:
-        """What the checksum in the snapshot's text is also of."""
-        return [self.taken, self.closed, self.behind]
-
-    @classmethod
-    def from_dict(cls, found: object) -> ReplicatorState:
-        """Return the state that `to_dict` wrote.
-
-        Raises:
-          SnapshotError: it is anything else; the message says which entry.
-        """
-        version = found.get("version") if isinstance(found, dict) else None
-        if type(version) is int and version > VERSION:
-            raise SnapshotError(
-                f"the replicator's state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
-            )
-        try:
-            state = msgspec.convert(found, cls)
-        except msgspec.ValidationError as error:
-            raise SnapshotError(f"expected what StreamReplicator.state_dict() returned: {error}") from None
-        if state.version not in (1, VERSION):
-            raise SnapshotError(f"not a replicator's state: its version is {state.version}, expected {VERSION}")
-        if state.version == VERSION and state.snapshot:
-            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, "the replicator's state"))
-        count = len(state.taken)
-        needed = [share * count + at for at, share in enumerate(state.taken) if at not in state.closed]
-        if state.behind > min(needed, default=state.behind) or any(at >= count for at in state.closed):
-            raise SnapshotError("not a replicator's state: its entries contradict each other; it was edited")
-        if (state.behind or any(state.taken)) and not state.snapshot:
-            raise SnapshotError("not a replicator's state: it says where the stream stands, and has no snapshot")
-        return state
+    def _contradiction(self) -> str | None:
+        count = len(self.taken)
+        needed = [share * count + at for at, share in enumerate(self.taken) if at not in self.closed]
+        if self.behind > min(needed, default=self.behind) or any(at >= count for at in self.closed):
+            return "its entries contradict each other; it was edited"
+        if (self.behind or any(self.taken)) and not self.snapshot:
+            return "it says where the stream stands, and has no snapshot"
+        return None

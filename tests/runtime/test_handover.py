@@ -15,7 +15,7 @@ import streamline as sl
 import streamline.runtime.thread_bridge
 from streamline.core.flow import LONG_LIST_ITEMS, Chunk
 from streamline.core.state import CountedStates
-from streamline.runtime.thread_bridge import PILE_S, SLOW_ITEM_S, TINY_ITEM_S, ThreadBridge
+from streamline.runtime.thread_bridge import SLOW_ITEM_S, TINY_ITEM_S, ThreadBridge
 
 MOST = 4 * LONG_LIST_ITEMS
 
@@ -108,15 +108,6 @@ async def test_what_is_piled_up_comes_before_the_end(handover: ThreadBridge[int]
     handover.end(failure)
     assert isinstance(handover.queue.get_nowait(), Chunk)
     assert handover.queue.get_nowait() is failure
-
-
-async def test_what_is_dropped_does_not_count_and_comes_no_more(handover: ThreadBridge[int]) -> None:
-    for _ in range(4):
-        handover.put(chunk(LONG_LIST_ITEMS), 0.0)
-    handover.begin_anew()
-    assert await handover.wait_room(None) == LONG_LIST_ITEMS
-    await asyncio.sleep(2 * PILE_S)
-    assert handover.queue.empty()
 
 
 def test_items_before_a_source_that_stops_reach_a_quick_loop() -> None:

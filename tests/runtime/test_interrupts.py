@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import streamline as sl
+from streamline.errors import ReplicaStalled
 
 Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 
@@ -116,7 +118,7 @@ def struck_until_its_end(
         before = strikes.count
         try:
             raise LookupError
-        except LookupError:  # struck where one ends, Python keeps what was handled; behind this handler it is gone
+        except LookupError:  # struck where one ends, Python keeps what was handled; after this handler it is gone
             with strikes.armed():
                 take(items, got)
         check()
@@ -350,6 +352,7 @@ def test_a_debug_stream_is_closed_while_an_interrupt_of_the_loop_is_handled() ->
 
 
 OPENING = ["open", "__enter__", "sync_stream", "start", "start_thread", "begin", "show", "stop", "_end", "close"]
+CLOSING = ["_end", "leave", "drop_next", "forget_next", "__call__", "detach"]
 
 
 def opened_stream() -> None:
@@ -367,6 +370,11 @@ def opened_loader() -> None:
         next(iter(loader))
 
 
+def closed_loader() -> None:
+    with PIPE.loader(backend=sl.Threads(2)) as loader:
+        next(iter(loader))
+
+
 def opened_replicator() -> None:
     with sl.StreamReplicator(range(6), 1) as replicator:
         next(replicator.replica(0))
@@ -381,18 +389,62 @@ def stopped_twice() -> None:
         stream.close()
 
 
-@pytest.mark.parametrize("act", [opened_stream, dropped_stream, opened_loader, opened_replicator, stopped_twice])
+@pytest.mark.parametrize(
+    ("act", "functions"),
+    [(act, OPENING) for act in (opened_stream, dropped_stream, opened_loader, opened_replicator, stopped_twice)]
+    + [(act, CLOSING) for act in (dropped_stream, closed_loader)],
+)
 def test_what_is_being_opened_or_closed_leaves_nothing(
-    act: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    act: Callable[[], None], functions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fixture that looks for leaks says so."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finalizer, Python itself drops the interrupt
-    strikes, before = Strikes(*OPENING, times=1), None
+    strikes, before = Strikes(*functions, times=1), None
     while before != strikes.count:
         before = strikes.count
-        with strikes.armed():
-            act()
-    assert strikes.struck >= {"start_thread", "close"}
+        try:
+            raise LookupError
+        except LookupError:  # as in `struck_until_its_end`
+            with strikes.armed():
+                act()
+    assert strikes.struck >= ({"start_thread", "close"} if functions is OPENING else {"_end"})
+
+
+def test_an_iteration_that_is_dropped_has_ended_whatever_strikes_its_finalizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    strikes, before = Strikes("_dropped", "_leave", "leave", "stopped", times=1), None
+    while before != strikes.count:
+        before = strikes.count
+        with PIPE.loader() as loader:
+            batches = iter(loader)
+            first = next(batches)
+            with strikes.armed():
+                del batches
+            assert not any(thread.name == "streamline loop" for thread in threading.enumerate())
+            assert loader.epoch == 1
+            assert len([first, *loader]) == 13
+    assert strikes.struck == {"_dropped", "_leave", "leave", "stopped"}
+
+
+def test_a_replica_that_is_dropped_is_named_to_the_others_whatever_strikes_its_finalizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    strikes, before = Strikes("lose", "stop", "_finish", "leave", times=1), None
+    while before != strikes.count:
+        before = strikes.count
+        replicator = sl.StreamReplicator(sl.from_items(range(60)), 2, capacity=1, stall_timeout=1)
+        with replicator:
+            replica, other = replicator.replica(0), replicator.replica(1)
+            next(replica)
+            with strikes.armed():
+                del replica
+            with pytest.raises(ReplicaStalled, match="replica 0 of 2 was dropped by its reader after 1 items"):
+                list(other)
+            assert replicator.stats()[0].standing == "lost"
+    assert strikes.struck == {"lose", "stop", "_finish", "leave"}
 
 
 def test_a_debug_stream_that_never_began_has_a_snapshot_of_its_beginning() -> None:

@@ -627,7 +627,7 @@ def test_snapshots_from_a_signal_handler_inside_a_snapshot_are_taken() -> None:
     with sl.from_items(range(40)).open() as stream:
         next(stream)
         taken: list[sl.Snapshot | None] = []
-        coordinator = stream._opening.snapshots
+        coordinator = stream._resolved.snapshots
         inner = coordinator._assemble
 
         def interrupted(state: Any) -> sl.Snapshot:

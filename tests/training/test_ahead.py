@@ -245,10 +245,10 @@ def test_files_that_changed_since_they_were_opened_ahead_are_opened_anew(tmp_pat
 def test_what_can_not_be_opened_ahead_is_told_to_whoever_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, flow, main = epochs_of(PIPE.loader(), 2), ResolvedRun.errors, threading.current_thread()
 
-    def fragile(opening: ResolvedRun, *args: Any) -> Any:
-        if opening.epoch == 1 and (broken or threading.current_thread() is not main):
+    def fragile(resolved: ResolvedRun, *args: Any) -> Any:
+        if resolved.epoch == 1 and (broken or threading.current_thread() is not main):
             raise ReadError("no disk")
-        return flow(opening, *args)
+        return flow(resolved, *args)
 
     broken = True
     monkeypatch.setattr(ResolvedRun, "errors", fragile)
@@ -284,7 +284,7 @@ def test_a_failure_ahead_waits_for_its_turn() -> None:
 
 def test_only_the_epoch_that_is_used_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(ResolvedRun, "show", lambda opening, session: shown.append(opening.epoch))
+    monkeypatch.setattr(ResolvedRun, "show", lambda resolved, session: shown.append(resolved.epoch))
     with PIPE.loader(backend=sl.Threads(2)) as loader:
         for epoch in range(3):
             iteration = iter(loader)
@@ -344,11 +344,11 @@ def test_a_pool_of_the_users_is_left_open() -> None:
 def test_close_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     errors, reached, go_on = ResolvedRun.errors, threading.Event(), threading.Event()
 
-    def slow(opening: ResolvedRun, *args: Any) -> Any:
-        if opening.epoch == 1:
+    def slow(resolved: ResolvedRun, *args: Any) -> Any:
+        if resolved.epoch == 1:
             reached.set()
             assert go_on.wait(WAIT_S)
-        return errors(opening, *args)
+        return errors(resolved, *args)
 
     monkeypatch.setattr(ResolvedRun, "errors", slow)
     loader = PIPE.loader(backend=sl.Threads(2))
@@ -430,3 +430,15 @@ def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: 
     program = [sys.executable, "-W", "error", "-c", EXIT.format(backend=backend)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=2 * WAIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_ctrl_c_while_the_thread_that_opens_ahead_starts_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("cannot notify on un-acquired lock")  # as `Thread.start` does, which waits
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        _Next(PIPE.open, 1)

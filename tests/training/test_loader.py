@@ -451,7 +451,7 @@ def test_a_state_of_something_else_is_refused() -> None:
         ({"epoch": 1}, "it is of epoch 1, its snapshot of epoch 0"),
         ({"step": "2"}, r"Expected `int`, got `str`"),
         ({"at": "end"}, "Invalid enum value 'end'"),
-        ({"at": "begin"}, "it begins an epoch, and stands behind 2 of its items"),
+        ({"at": "begin"}, "it begins an epoch, and stands after 2 of its items"),
         ({"steps_per_epoch": 2}, "step 2 of 2"),
         ({"snapshot": ""}, "and has no snapshot"),
         ({"snapshot": "{}"}, "the snapshot in the loader's state: not a snapshot: "),

@@ -174,7 +174,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state = sl.StreamReplicator(STRICT, 3).state_dict()
     with pytest.raises(ResumeError, match=r"of 3 replicas, and there are 2: make a StreamReplicator\(source, 3\)"):
         replicator.load_state_dict(state)
-    with pytest.raises(SnapshotError, match="expected what"):
+    with pytest.raises(SnapshotError, match="not a replicator's state: missing entries"):
         replicator.load_state_dict({"taken": [1]})
     replica = replicator.replica(0)
     with pytest.raises(PlanError, match="comes before the first"):

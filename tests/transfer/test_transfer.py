@@ -42,7 +42,7 @@ def numbers(count: int = 40, shards: int = 2) -> Pipeline[Any]:
 
 
 def target_of(pipe: Pipeline[Any]) -> Any:
-    (stage,) = pipe.open().opening.plan.after
+    (stage,) = pipe.open().resolved.plan.after
     assert isinstance(stage, Transfer)
     return stage.target
 
@@ -125,8 +125,8 @@ def test_a_pass_that_is_opened_ahead_goes_to_the_trainers_device(torch: FakeTorc
     coming = passes._next
     assert coming is not None
     assert coming.wait() is not None
-    assert coming.opening is not None
-    assert coming.opening.plan.after[0].target == Cuda(1)  # type: ignore[attr-defined]
+    assert coming.resolved is not None
+    assert coming.resolved.plan.after[0].target == Cuda(1)  # type: ignore[attr-defined]
     passes.close()
 
 

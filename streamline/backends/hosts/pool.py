@@ -21,6 +21,7 @@ from streamline.backends.hosts.host import Host
 from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.core.channel import Inbox
+from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here
 from streamline.core.flow import Site
 from streamline.core.session import Session
@@ -192,7 +193,7 @@ class HostPool:
         self._lock = threading.Lock()
         self._closed = False
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._end = weakref.finalize(self, _end, self._hosts, os.getpid())
+        self._end = Cleanup(self, _end, self._hosts, os.getpid())
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts of this pool; raises `ClosedError` if it is closed."""
