@@ -288,6 +288,12 @@ class Errors:
         self._reported = False
         self._deciding = threading.RLock()
 
+    def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> Skips | None:
+        """Return what one stage leaves out, `count` items so far; None: nothing, and it never has."""
+        if not count and not self.policy.skips:
+            return None
+        return Skips(self, name, kind, shard, epoch, count)
+
     def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         """Take note of an item that was skipped, before the state that counts it is handed on.
 
