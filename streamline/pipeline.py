@@ -29,7 +29,7 @@ from streamline.core.options import (
     is_async,
     no_attribute,
 )
-from streamline.core.session import MEMORY_BYTES
+from streamline.core.tasks import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.errors import PlanError, PlanTypeError, printable

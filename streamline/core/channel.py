@@ -27,8 +27,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from streamline.core.counters import ChannelMeter, StageMeter
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
 from streamline.core.gate import Gate, resting
-from streamline.core.session import Session
 from streamline.core.state import Joined, Shifted, State, States
+from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
 

@@ -4,8 +4,8 @@ Only the source's function knows what a shard is. So the first items of each wor
 before a shuffle or a map makes others of them, and the digests of a rank's workers are compared. After these first
 items it costs nothing.
 
-The finding comes out at the consumer's next edge (`streamline.core.session`): as a warning in its thread, at its line.
-Where a filter makes an error of it, the stream fails with it there, as with any other.
+The finding comes out at the consumer's next chunk boundary (`streamline.core.tasks`): as a warning in its thread, at
+its line. Where a filter makes an error of it, the stream fails with it there, as with any other.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import KEY, Adapter, FailedCall
 from streamline.core.state import Reference, State, Tally, Tree
-from streamline.core.tracebacks import OURS, outside, traced_in_full
+from streamline.core.tracebacks import trace_of
 from streamline.errors import (
     DeadLetterError,
     PlanError,
@@ -51,7 +51,6 @@ __all__ = [
     "counting_in",
     "counts_in",
     "moved",
-    "trace_of",
 ]
 
 
@@ -202,21 +201,6 @@ def _check_max_errors(limit: object) -> None:
         raise PlanError(
             f".open(max_errors=) as a float is a rate between 0 and 1, got {limit}: an int is a count, None is no limit"
         )
-
-
-def trace_of(error: BaseException) -> traceback.TracebackException:
-    """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
-    full = traced_in_full()
-    trace = error.__traceback__ if full else outside(error, error.__traceback__)
-    found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
-    chain = [] if full else [found.__cause__, found.__context__]
-    for other in chain:  # it grows meanwhile
-        if other is not None:
-            ours = [frame.filename.startswith(OURS) for frame in other.stack]
-            first = ours.index(False) if False in ours else 0
-            del other.stack[:first]
-            chain += [other.__cause__, other.__context__]
-    return found
 
 
 logger = logging.getLogger("streamline.skipping")  # as the docs call it

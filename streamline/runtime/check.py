@@ -28,8 +28,7 @@ from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
 from streamline.core.flow import Site
 from streamline.core.options import check_int, check_seconds
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import Session, Tasks
 from streamline.core.threads import start_thread
 from streamline.errors import PlanError
 from streamline.io.fetch.fetcher import SharedStorages

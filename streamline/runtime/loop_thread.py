@@ -19,9 +19,8 @@ import anyio
 
 from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import resting
-from streamline.core.session import Session
 from streamline.core.state import State
-from streamline.core.tasks import Job, Tasks, supervise
+from streamline.core.tasks import Job, Session, Tasks, supervise
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience

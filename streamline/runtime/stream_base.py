@@ -10,8 +10,8 @@ from streamline.core.cursor import CurrentChunk, Cursor
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Gate
-from streamline.core.session import Session
 from streamline.core.state import At, State
+from streamline.core.tasks import Session
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan

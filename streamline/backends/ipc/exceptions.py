@@ -18,10 +18,9 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
 from streamline.backends.ipc.by_value import ValuePickler
-from streamline.core.error_policy import trace_of
 from streamline.core.replay import KEY, FailedCall
 from streamline.core.text import said
-from streamline.core.tracebacks import ELSEWHERE
+from streamline.core.tracebacks import ELSEWHERE, trace_of
 from streamline.errors import StageError
 
 __all__ = [

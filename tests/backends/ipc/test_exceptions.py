@@ -21,9 +21,10 @@ import streamline as sl
 from streamline.backends.ipc import exceptions as parts
 from streamline.backends.ipc.exceptions import pickle_exception, unpickle_exception
 from streamline.backends.ipc.skipped_items import pickle_skipped, unpickle_skipped
-from streamline.core.error_policy import Failure, trace_of
+from streamline.core.error_policy import Failure
 from streamline.core.replay import FailedCall
 from streamline.core.text import cut
+from streamline.core.tracebacks import trace_of
 from streamline.errors import PlanError, StageError, StreamlineError
 from tests.laws.profile import examples
 

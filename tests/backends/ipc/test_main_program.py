@@ -11,7 +11,8 @@ import pickle, sys
 from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.backends.ipc.exceptions import pickle_exception
 from streamline.backends.ipc.skipped_items import pickle_skipped
-from streamline.core.error_policy import Failure, trace_of
+from streamline.core.error_policy import Failure
+from streamline.core.tracebacks import trace_of
 from streamline.core.replay import FailedCall
 
 
