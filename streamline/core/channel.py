@@ -19,18 +19,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from streamline.core.counters import ChannelMeter, StageMeter
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
 from streamline.core.gate import Gate, resting
 from streamline.core.state import Joined, Shifted, State, States
-from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
+
+if TYPE_CHECKING:
+    from streamline.core.counters import ChannelMeter, StageMeter
+    from streamline.core.tasks import Session
 
 __all__ = ["Channel", "Feeder", "Inbox", "Packet", "Sink"]
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from streamline.core.blame import cancellation_requested
 from streamline.core.channel import Channel, Inbox, Sink
-from streamline.core.flow import Flow, Site
-from streamline.core.gate import Gate
 from streamline.core.pace import HANDOVER_S, Pace
+
+if TYPE_CHECKING:
+    from streamline.core.flow import Flow, Site
+    from streamline.core.gate import Gate
 
 __all__ = ["behind_channel", "drive", "into", "run_into"]
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import starmap
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -26,8 +26,10 @@ from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.plan.cache_key import caches_of
 from streamline.runtime.pause import RemoteGate
-from streamline.runtime.run import ResolvedRun
 from streamline.runtime.thread_bridge import ThreadBridge
+
+if TYPE_CHECKING:
+    from streamline.runtime.run import ResolvedRun
 
 __all__ = ["LoopThread"]
 
