@@ -10,7 +10,7 @@ from unittest import mock
 from bench import harness, process_tiny, tiny_items
 from bench.suite import Case, Suite, Tally, at_least
 from bench.tiny_items import MANY, expected
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 
 
 @contextmanager

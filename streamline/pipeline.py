@@ -29,11 +29,12 @@ from streamline.core.options import (
     is_async,
     no_attribute,
 )
-from streamline.core.session import MEMORY_BYTES
+from streamline.core.tasks import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.errors import PlanError, PlanTypeError, printable
-from streamline.merge.best_effort import Merge, merge_of
+from streamline.merge.base import Merge
+from streamline.merge.best_effort import merge_of
 from streamline.observe.watchdog import STALL_S
 from streamline.plan.compile import compiled
 from streamline.plan.describe import describe, max_in_flight

@@ -21,9 +21,8 @@ import pytest
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.session import Session
 from streamline.core.state import Tree
-from streamline.core.tasks import Tasks, supervise
+from streamline.core.tasks import Session, Tasks, supervise
 from streamline.io.storage import retry as attempts
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.paths import braces, is_url

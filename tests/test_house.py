@@ -47,6 +47,10 @@ FLOORS: list[set[str]] = [
 ]
 """From the ground up; a folder is one name. "streamline" is the package's own `__init__`: what users import."""
 
+LONGEST_CHAIN = {"imports that run": 14, "all imports": 20}
+"""Modules of the library, each of which imports the next; without `__init__`, `__main__`, cli, demo and testing. The
+first leaves out what stands under TYPE_CHECKING."""
+
 MOST_FOLDERS, MOST_LOOSE, MOST_MODULES = 14, 7, 275
 """At the first level, dunder files aside; and in all. Of the loose ones, `integrations` is an old path that warns."""
 
@@ -71,9 +75,17 @@ def tree(name: str) -> ast.Module:
     return ast.parse(modules()[name].read_text(encoding="utf-8"))
 
 
-def imports(module: ast.Module, known: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield what a module imports of the package, with the line, wherever in the module it stands."""
+def imports(module: ast.Module, known: Container[str], *, running: bool = False) -> Iterator[tuple[str, int]]:
+    """Yield what a module imports of the package, with the line, wherever in the module it stands.
+
+    Args:
+      running: leave out what stands under TYPE_CHECKING.
+    """
+    ifs = (node for node in module.body if running and isinstance(node, ast.If))
+    typed = {child for node in ifs if "TYPE_CHECKING" in ast.unparse(node.test) for child in ast.walk(node)}
     for node in ast.walk(module):
+        if node in typed:
+            continue
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -165,6 +177,26 @@ def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
     assert not edges, f"in a circle, or above one: {sorted(edges)}"
 
 
+@pytest.mark.parametrize("counted", LONGEST_CHAIN)
+def test_chains_of_imports_are_short(counted: str) -> None:
+    apart = {"streamline", "__main__", "cli", "demo", "integrations"}
+    library = {
+        name
+        for name, path in modules().items()
+        if path.name != "__init__.py" and name not in apart and place(name) != "testing"
+    }
+
+    @cache
+    def longest_from(name: str) -> tuple[str, ...]:
+        found = {to for to, _ in imports(tree(name), modules(), running=counted == "imports that run")}
+        return (name, *max((longest_from(to) for to in sorted(found & library - {name})), key=len, default=()))
+
+    chain = max((longest_from(name) for name in sorted(library)), key=len)
+    assert len(chain) <= LONGEST_CHAIN[counted], (
+        f"{len(chain)} modules: {' > '.join(chain)}. Import what only annotations need under TYPE_CHECKING, or join two"
+    )
+
+
 def test_the_reader_of_imports_sees_them_all() -> None:
     """Inside functions, under TYPE_CHECKING, modules and names out of modules."""
     text = """
@@ -178,6 +210,8 @@ def f():
 """
     known = {name: Path() for name in ("streamline", "flow", "transforms", "transforms.map")}
     assert [name for name, _ in imports(ast.parse(text), known)] == ["flow", "transforms.map", "flow", "streamline"]
+    running = [name for name, _ in imports(ast.parse(text), known, running=True)]
+    assert running == ["transforms.map", "flow", "streamline"]
 
 
 def test_no_file_and_no_function_is_too_long() -> None:

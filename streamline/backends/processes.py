@@ -22,7 +22,7 @@ from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.socket_link import SocketLink
 from streamline.core.counters import HostKind
 from streamline.core.options import check_int
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
 

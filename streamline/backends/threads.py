@@ -19,7 +19,7 @@ from streamline.backends.hosts.pool import HostingBackend
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link, PipeLink, pipe
 from streamline.core.options import check_int
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan

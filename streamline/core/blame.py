@@ -8,14 +8,16 @@ import os
 import re
 from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from streamline.core.flow import Site
-from streamline.core.replay import FailedCall
-from streamline.core.state import State
 from streamline.errors import StageError, WorkerDied, printable
+
+if TYPE_CHECKING:
+    from streamline.core.flow import Site
+    from streamline.core.replay import FailedCall
+    from streamline.core.state import State
 
 __all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "saved_as", "stage_name"]
 

@@ -15,64 +15,175 @@ them.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from streamline.core.counters import ChannelMeter, StageMeter
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
 from streamline.core.gate import Gate, resting
-from streamline.core.session import Session
 from streamline.core.state import Joined, Shifted, State, States
 from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
 
-__all__ = ["Channel", "Feeder", "Inbox", "Packet", "Room"]
+if TYPE_CHECKING:
+    from streamline.core.counters import ChannelMeter, StageMeter
+    from streamline.core.tasks import Session
+
+__all__ = ["Channel", "Feeder", "Inbox", "Packet", "Sink"]
 
 T = TypeVar("T")
 
+ROOM = -1
+"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
 
-class Room:
-    """What bounds a channel.
+QUICK_ITEM_S = 5e-7
+"""An item that takes less than this is made in no time: a list of the longest, in half of the time between two
+checkpoints."""
+
+
+class Sink(ABC, Generic[T]):
+    """Where items leave a task, and what bounds those that were not consumed yet, in number and bytes.
+
+    Inputs are throttled, outputs never: a driver asks for room before it pulls.
 
     Args:
       capacity: items between the sender's hands and the receiver's, at least 1.
-      capacity_bytes: likewise in bytes as `streamline.core.tree` counts them; one item is always admitted. None: no
-        bound.
+      capacity_bytes: likewise in bytes; one item is always admitted.
+
+    Attributes:
+      held: items that are in here, or with the receiver; `held_bytes` together.
+      filler: the meter of the stage whose items wait for room here; None: waits aren't counted.
+      longest: items of a list that is to be pulled for it, at the most.
+    """
+
+    filler: StageMeter | None = None
+    longest = LIST_ITEMS
+
+    def __init__(self, capacity: int, capacity_bytes: float, held: int = 0, held_bytes: int = 0) -> None:
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self.held = held
+        self.held_bytes = held_bytes
+        self._waiting: anyio.Event | None = None
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Items that may be pulled now; 0 or less: none."""
+
+    @property
+    def room_at_once(self) -> int:
+        """The room, or 0 where `wait_room` waits."""
+        return max(0, self.room)
+
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it; after it was full, for a quarter of it: lists are to be long."""
+        if room := self.room_at_once:
+            return room
+        self._when_full()
+        while self.held > self.capacity * 3 // 4 or self.room < 1:
+            await self._wait_freed()
+        return self.room
+
+    @abstractmethod
+    async def send(self, chunk: Chunk[T], /) -> None:
+        """Hand on a chunk; waits only for bytes."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Say that this was all. Only a flow that has finished may."""
+
+    @abstractmethod
+    def fail(self, failure: BaseException, /) -> None:
+        """Let the receiver have what was sent, then the failure."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """What is left will not be read."""
+
+    def freed(self, items: int, size: int) -> None:
+        """Take note that the receiver has consumed `items` items of `size` bytes together."""
+        self.held -= items
+        self.held_bytes -= size
+        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
+            self._waiting.set()
+            self._waiting = None
+
+    def _when_full(self) -> None:
+        """The sender is about to wait for room."""
+
+    async def _wait_bytes(self, size: int) -> None:
+        """Wait until an item of `size` bytes fits."""
+        while self.held and self.held_bytes + size > self.capacity_bytes:
+            await self._wait_freed()
+
+    async def _wait_freed(self) -> None:
+        """Wait until the receiver has consumed some items; the filler's meter counts it."""
+        self._waiting = anyio.Event()
+        if self.filler is not None:
+            self.filler.wait_begins("wait_output", ROOM)
+        try:
+            await resting(self._waiting.wait())
+        finally:
+            if self.filler is not None:
+                self.filler.wait_ends(ROOM)
+
+
+class Channel(Sink[T]):
+    """The sending end; `inbox` is the receiving one.
+
+    Args:
+      begin: the state before the first item.
+      capacity_bytes: as `streamline.core.tree` counts them. None: no bound.
       by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
         `capacity_bytes`. Else it is unknown how much the next list would hold, and items are pulled one by one.
       widest: the capacity for items that take no time to make. None: the same.
 
     Attributes:
-      counts_bytes: whether there is a bound in bytes.
-      held: items that are in here, or with the receiver; `held_bytes` together.
+      gate: of the run that it belongs to, once that is known.
       meter: of this channel; None: not counted.
-      filler: of the stage whose items wait for room here; None: waits aren't counted.
-      longest: items of a list that is to be pulled, at the most.
+      counts_bytes: whether there is a bound in bytes.
       on_freed: called when the receiver has consumed items.
     """
 
     meter: ChannelMeter | None = None
-    filler: StageMeter | None = None
 
     def __init__(
-        self, capacity: int, capacity_bytes: int | None = None, *, by_list: bool = False, widest: int | None = None
+        self,
+        begin: State,
+        capacity: int,
+        capacity_bytes: int | None = None,
+        *,
+        by_list: bool = False,
+        widest: int | None = None,
     ) -> None:
-        self.capacity = self._usual = capacity
+        super().__init__(capacity, math.inf if capacity_bytes is None else capacity_bytes)
+        self._usual = capacity
         self._widest = capacity if widest is None else widest
-        self.capacity_bytes = math.inf if capacity_bytes is None else capacity_bytes
         self.counts_bytes = capacity_bytes is not None
         self.by_list = by_list
-        self.held = self.held_bytes = 0
         self.on_freed: Callable[[], None] | None = None
-        self._waiting: anyio.Event | None = None
-        self.longest = LIST_ITEMS
         self._come = 0  # items since there was room
         self._since = -math.inf
+        self.finished = False
+        self.gate = Gate()
+        self.failed = False
+        self.open: Packet[T] | None = None
+        # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
+        streams = anyio.create_memory_object_stream[Packet[T]](1)
+        self._send: MemoryObjectSendStream[Packet[T]] = streams[0]
+        self.inbox = Inbox(self, streams[1], begin)
+
+    def join(self, session: Session) -> None:
+        """Take note of the run that this channel belongs to; before anything is sent."""
+        self.gate = session.gate
+        if session.most_ahead is not None:
+            self.bound(session.most_ahead)
 
     def bound(self, most: int) -> None:
         """Hold `most` items at the most from now on; before anything is held."""
@@ -96,15 +207,19 @@ class Room:
         return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; after a full channel, for a quarter of it: lists are to be long."""
-        if room := self.room_at_once:
-            return room
+        room = self.room_at_once
+        if not room:
+            room = await super().wait_room()
+            self._come, self._since = 0, perf_counter()
+        return room
+
+    def _when_full(self) -> None:
+        """Be as wide as suits the items that have filled it since there was room."""
         if self._widest != self._usual:
-            self._fit()
-        while self.held > self.capacity * 3 // 4 or self.room < 1:
-            await self._wait_freed()
-        self._come, self._since = 0, perf_counter()
-        return self.room
+            quick = perf_counter() - self._since < QUICK_ITEM_S * self._come
+            self.capacity, self.longest = (self._widest, LONG_LIST_ITEMS) if quick else (self._usual, LIST_ITEMS)
+            if self.meter is not None:
+                self.meter.capacity = self.capacity
 
     def reserve(self, items: int) -> None:
         """Count `items` as held from now on, before they are posted."""
@@ -117,71 +232,11 @@ class Room:
                 meter.peak = self.held
 
     def freed(self, items: int, size: int) -> None:
-        """Take note that the receiver has consumed `items` items of `size` bytes together."""
-        self.held -= items
-        self.held_bytes -= size
+        super().freed(items, size)
         if self.meter is not None:
             self.meter.depth = self.held
-        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
-            self._waiting.set()
-            self._waiting = None
         if self.on_freed is not None:
             self.on_freed()
-
-    def _fit(self) -> None:
-        """Be as wide as suits the items that have filled it since there was room."""
-        quick = perf_counter() - self._since < QUICK_ITEM_S * self._come
-        self.capacity, self.longest = (self._widest, LONG_LIST_ITEMS) if quick else (self._usual, LIST_ITEMS)
-        if self.meter is not None:
-            self.meter.capacity = self.capacity
-
-    async def _wait_freed(self) -> None:
-        """Wait until the receiver has consumed some items, and tell the filler's meter of it."""
-        self._waiting = anyio.Event()
-        if self.filler is not None:
-            self.filler.wait_begins("wait_output", ROOM)
-        try:
-            await resting(self._waiting.wait())
-        finally:
-            if self.filler is not None:
-                self.filler.wait_ends(ROOM)
-
-
-class Channel(Room, Generic[T]):
-    """The sending end; `inbox` is the receiving one.
-
-    Args:
-      begin: the state before the first item.
-      capacity, capacity_bytes, by_list, widest: as `Room` has them.
-
-    Attributes:
-      gate: of the run that it belongs to, once that is known.
-    """
-
-    def __init__(
-        self,
-        begin: State,
-        capacity: int,
-        capacity_bytes: int | None = None,
-        *,
-        by_list: bool = False,
-        widest: int | None = None,
-    ) -> None:
-        super().__init__(capacity, capacity_bytes, by_list=by_list, widest=widest)
-        self.finished = False
-        self.gate = Gate()
-        self.failed = False
-        self.open: Packet[T] | None = None
-        # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
-        streams = anyio.create_memory_object_stream[Packet[T]](1)
-        self._send: MemoryObjectSendStream[Packet[T]] = streams[0]
-        self.inbox = Inbox(self, streams[1], begin)
-
-    def join(self, session: Session) -> None:
-        """Take note of the run that this channel belongs to; before anything is sent."""
-        self.gate = session.gate
-        if session.most_ahead is not None:
-            self.bound(session.most_ahead)
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
@@ -220,7 +275,6 @@ class Channel(Room, Generic[T]):
         self.inbox.notify()
 
     def finish(self) -> None:
-        """Say that this was all. Only a flow that has finished may."""
         self.finished = True
         self._send.close()
         self.inbox.notify()
@@ -228,7 +282,6 @@ class Channel(Room, Generic[T]):
             self.inbox.on_end(self.failed)
 
     def fail(self, failure: BaseException) -> None:
-        """Let the receiver have what was sent, then `failure`."""
         self._packet().failure = failure
         self.failed = True
         self.finish()
@@ -241,11 +294,9 @@ class Channel(Room, Generic[T]):
             self.open = None
         self.inbox.shut()
 
-    async def _wait_bytes(self, size: int) -> None:
-        """Wait until an item of `size` bytes fits."""
-        while self.held and self.held_bytes + size > self.capacity_bytes:
-            await self._wait_freed()
-            await self.gate.passage()
+    async def _wait_freed(self) -> None:
+        await super()._wait_freed()
+        await self.gate.passage()
 
     def _packet(self) -> Packet[T]:
         if self.open is None:
@@ -473,11 +524,3 @@ class Packet(Generic[T]):
         self.states = Joined()
         self.after: State | None = None
         self.failure: BaseException | None = None
-
-
-ROOM = -1
-"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
-
-QUICK_ITEM_S = 5e-7
-"""An item that takes less than this is made in no time: a list of the longest, in half of the time between two
-checkpoints."""

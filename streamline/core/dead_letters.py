@@ -15,13 +15,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file, write_all
-from streamline.core.error_policy import DeadLetter, Failure
 from streamline.core.text import clean, cut, said
 from streamline.errors import DeadLetterError, printable
+
+if TYPE_CHECKING:
+    from streamline.core.error_policy import DeadLetter, Failure
 
 __all__ = ["DeadLetters"]
 

@@ -12,48 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from streamline.core.blame import cancellation_requested
-from streamline.core.channel import Channel, Inbox
-from streamline.core.flow import Chunk, Flow, Site
-from streamline.core.gate import Gate
+from streamline.core.channel import Channel, Inbox, Sink
 from streamline.core.pace import HANDOVER_S, Pace
 
-__all__ = ["Sink", "behind_channel", "drive", "into", "run_into"]
+if TYPE_CHECKING:
+    from streamline.core.flow import Flow, Site
+    from streamline.core.gate import Gate
+
+__all__ = ["behind_channel", "drive", "into", "run_into"]
 
 T = TypeVar("T")
-
-
-class Sink(Protocol[T]):
-    """Where items leave a task: a channel, or what stands for one whose other end is elsewhere.
-
-    Attributes:
-      longest: items of a list that is to be pulled for it, at the most.
-    """
-
-    longest: int
-
-    @property
-    def room_at_once(self) -> int:
-        """How many items may be sent without waiting; 0 where that is too few to be worth a pull."""
-
-    async def wait_room(self) -> int:
-        """Wait until there is room, and return how many items it is for."""
-
-    async def send(self, chunk: Chunk[T], /) -> None:
-        """Hand on a chunk."""
-
-    def finish(self) -> None:
-        """Say that this was all."""
-
-    def fail(self, failure: BaseException, /) -> None:
-        """Let the receiver have what was sent, then the failure."""
-
-    def abandon(self) -> None:
-        """What is left will not be read."""
 
 
 def behind_channel(

@@ -2,7 +2,7 @@
 
 Only the source's function knows what a shard is. So the first items of each worker are digested at the source, before a
 shuffle or a map changes them, and the digests of a rank's workers are compared. The warning is raised in the consumer's
-thread, at its line, between two chunks (`streamline.core.session`).
+thread, at its line, between two chunks (`streamline.core.tasks`).
 """
 
 from __future__ import annotations

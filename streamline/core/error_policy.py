@@ -26,7 +26,7 @@ from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import KEY, Adapter, FailedCall
 from streamline.core.state import Reference, State, Tally, Tree
-from streamline.core.tracebacks import OURS, outside, traced_in_full
+from streamline.core.tracebacks import trace_of
 from streamline.errors import (
     DeadLetterError,
     PlanError,
@@ -51,7 +51,6 @@ __all__ = [
     "counting_in",
     "counts_in",
     "moved",
-    "trace_of",
 ]
 
 
@@ -204,21 +203,6 @@ def _check_max_errors(limit: object) -> None:
         )
 
 
-def trace_of(error: BaseException) -> traceback.TracebackException:
-    """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
-    full = traced_in_full()
-    trace = error.__traceback__ if full else outside(error, error.__traceback__)
-    found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
-    chain = [] if full else [found.__cause__, found.__context__]
-    for other in chain:  # it grows meanwhile
-        if other is not None:
-            ours = [frame.filename.startswith(OURS) for frame in other.stack]
-            first = ours.index(False) if False in ours else 0
-            del other.stack[:first]
-            chain += [other.__cause__, other.__context__]
-    return found
-
-
 logger = logging.getLogger("streamline.skipping")  # as the docs call it
 
 
@@ -288,6 +272,12 @@ class Errors:
         self._failure: StreamlineError | None = None
         self._reported = False
         self._deciding = threading.RLock()
+
+    def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> Skips | None:
+        """Return what one stage leaves out, `count` items so far; None: nothing, and it never has."""
+        if not count and not self.policy.skips:
+            return None
+        return Skips(self, name, kind, shard, epoch, count)
 
     def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         """Record a skipped item, before the state that counts it is passed on.

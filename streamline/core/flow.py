@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from streamline.core.counters import StageMeter
-from streamline.core.error_policy import Failure, Skips, counts_in
 from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree
-from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
+
+if TYPE_CHECKING:
+    from streamline.core.counters import StageMeter
+    from streamline.core.error_policy import Failure, Skips
+    from streamline.core.tasks import Tasks
 
 __all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
 
@@ -202,11 +204,8 @@ class Site:
 
     def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
         """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
-        errors = self.tasks.session.errors
-        count = self.skipped.get((self.shard, name), 0) if state is None else counts_in(state).get(name, 0)
-        if not count and not errors.policy.skips:
-            return None
-        return Skips(errors, name, kind, self.shard, self.epoch, count)
+        count = self.skipped.get((self.shard, name), 0) if state is None else state.get("errors", {}).get(name, 0)
+        return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
 class Demand:

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamline.core.flow import Site
 from streamline.errors import PlanError, printable
+
+if TYPE_CHECKING:
+    from streamline.core.flow import Site
 
 __all__ = ["Look", "check_alone", "set_globally", "torch_generator"]
 

@@ -35,13 +35,13 @@ class Adapter(ABC):
     def __call__(self, given: Any) -> Any:
         """Call the user's function on what was given."""
 
-    @abstractmethod
     def fresh(self, given: Any) -> Any:
         """Return what was given, as it was before the call."""
+        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
 
-    @abstractmethod
     def item(self, given: Any) -> Any:
         """Return the user's item of what was given."""
+        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
 
     @abstractmethod
     def around(self, fn: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from streamline.core.choices import Branch
+if TYPE_CHECKING:
+    from streamline.core.choices import Branch
 
 __all__ = [
     "At",

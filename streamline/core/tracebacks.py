@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 
@@ -12,7 +13,7 @@ import anyio
 
 from streamline.errors import StreamlineError
 
-__all__ = ["ELSEWHERE", "OURS", "TrimmedTraceback", "hide_frames", "outside", "traced_in_full"]
+__all__ = ["ELSEWHERE", "TrimmedTraceback", "hide_frames", "trace_of"]
 
 OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (sys.modules["streamline"], asyncio, anyio))
 """Folders whose frames are not shown above a user's."""
@@ -39,8 +40,8 @@ def hide_frames(error: BaseException) -> None:
     exception stays the same object. With `STREAMLINE_TRACEBACK=full` in the environment, nothing is taken out.
     """
     found, seen = [error], {id(error)}
-    for one in () if traced_in_full() else found:  # it grows meanwhile
-        one.__traceback__ = outside(one, one.__traceback__)
+    for one in () if _traced_in_full() else found:  # it grows meanwhile
+        one.__traceback__ = _outside(one, one.__traceback__)
         members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         for other in (one.__cause__, one.__context__, *members):
             if other is not None and id(other) not in seen:
@@ -48,12 +49,12 @@ def hide_frames(error: BaseException) -> None:
                 found.append(other)
 
 
-def traced_in_full() -> bool:
+def _traced_in_full() -> bool:
     """Whether tracebacks are to show the frames of ours, too."""
     return os.environ.get("STREAMLINE_TRACEBACK") == "full"
 
 
-def outside(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+def _outside(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback from the first frame on that is not ours.
 
     If all are: none, where streamline itself found the error, or a note tells the frames that it had in another
@@ -66,3 +67,18 @@ def outside(error: BaseException, trace: TracebackType | None) -> TracebackType 
         return found
     notes = getattr(error, "__notes__", ())
     return None if any(str(note).startswith(ELSEWHERE) for note in notes) else trace
+
+
+def trace_of(error: BaseException) -> traceback.TracebackException:
+    """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
+    full = _traced_in_full()
+    trace = error.__traceback__ if full else _outside(error, error.__traceback__)
+    found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
+    chain = [] if full else [found.__cause__, found.__context__]
+    for other in chain:  # it grows meanwhile
+        if other is not None:
+            ours = [frame.filename.startswith(OURS) for frame in other.stack]
+            first = ours.index(False) if False in ours else 0
+            del other.stack[:first]
+            chain += [other.__cause__, other.__context__]
+    return found

@@ -13,21 +13,38 @@ to repeat first, in a merge of either kind; of a tail in strict order, only the 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
 
 from streamline.core.channel import Inbox
 from streamline.core.choices import Log
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["DeferredProgress", "MergeFlow", "MergeState", "Taking", "choices_of"]
+__all__ = ["DeferredProgress", "Merge", "MergeFlow", "MergeState", "Taking", "choices_of"]
 
 T = TypeVar("T")
 
 MANY = 2**31
 """Rounds: no bound but the items."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(ABC):
+    """A merge, as written in a plan; printed with its options.
+
+    Attributes:
+      chooses: whether another run may deliver the items in another order.
+    """
+
+    name: str
+    chooses: ClassVar[bool]
+
+    @abstractmethod
+    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
 
 
 class MergeFlow(Flow[T]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -14,10 +14,10 @@ from streamline.core.gate import resting
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge.base import MANY, MergeFlow, Taking
+from streamline.merge.base import MANY, Merge, MergeFlow, Taking
 from streamline.merge.strict import Strict
 
-__all__ = ["BestEffort", "BestEffortMerge", "Merge", "merge_of"]
+__all__ = ["BestEffort", "BestEffortMerge", "merge_of"]
 
 T = TypeVar("T")
 
@@ -102,25 +102,21 @@ class BestEffortMerge(MergeFlow[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestEffort:
+class BestEffort(Merge):
     """A best-effort merge, as written in a plan; see `BestEffortMerge` for the options."""
 
-    name: str
+    chooses = True
+
     max_skips_per_round: int
     max_lead: int
-    chooses: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"merge (best effort: max_skips_per_round={self.max_skips_per_round}, max_lead={self.max_lead})"
 
     def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
-        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
         return BestEffortMerge(
             self.name, inboxes, own, max_skips_per_round=self.max_skips_per_round, max_lead=self.max_lead
         )
-
-
-Merge = Strict | BestEffort
 
 
 def merge_of(kind: str, max_skips_per_round: int | None, max_lead: int | None) -> Merge:

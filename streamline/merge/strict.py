@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from streamline.core.channel import Inbox
 from streamline.core.state import Json
-from streamline.merge.base import MANY, MergeFlow, Taking
+from streamline.merge.base import MANY, Merge, MergeFlow, Taking
 
 __all__ = ["Strict", "StrictMerge"]
 
@@ -49,15 +49,13 @@ class StrictMerge(MergeFlow[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strict:
+class Strict(Merge):
     """A strict merge, as written in a plan."""
 
-    name: str
-    chooses: ClassVar[bool] = False
+    chooses = False
 
     def __str__(self) -> str:
         return "merge (strict)"
 
     def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
-        """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
         return StrictMerge(self.name, inboxes, own)

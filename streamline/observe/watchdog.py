@@ -27,7 +27,7 @@ import anyio
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
 from streamline.core.options import check_seconds
-from streamline.core.session import Awaited, Session
+from streamline.core.tasks import Awaited, Session
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 

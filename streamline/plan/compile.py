@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.merge.best_effort import Merge
+from streamline.merge.base import Merge
 from streamline.merge.strict import Strict
 from streamline.plan.component import PlanComponent
 from streamline.plan.plan import AnyStage, Plan, Shard, index_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from streamline.merge.best_effort import Merge
+from streamline.merge.base import Merge
 from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage

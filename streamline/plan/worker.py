@@ -18,7 +18,7 @@ from streamline.core.state import Tree
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
 from streamline.transforms.base import Stage
 
-__all__ = ["SourceOpener", "StageOpener", "open_worker", "worker_flow"]
+__all__ = ["SourceOpener", "StageOpener", "ahead_of", "open_worker", "worker_flow"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ class StageOpener:
         return replace(self, upstream=self.upstream.at(site))
 
 
+def ahead_of(opener: Opener[Any], name: str, items: int, most_bytes: int | None) -> Opener[Any]:
+    """Return the opener of a channel that a task called `name` fills from what `opener` opens."""
+
+    def open_at(site: Site, state: Tree | None) -> Flow[Any]:
+        return behind_channel(opener.at(site)(state), site, name, items, most_bytes, by_list=True)
+
+    return SourceOpener(open_at, opener.site)
+
+
 def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     """Return the inbox of the worker of shard `site.shard`; its tasks run where this is called."""
     flow = worker_flow(plan, site, state)
@@ -80,9 +89,4 @@ def _head(plan: Plan, site: Site) -> Opener[Any]:
         from streamline.transforms.limit import Stride
 
         opener = StageOpener(Stride(name="shard"), opener)
-    if plan.source.waits:
-        from streamline.transforms.prefetch import Prefetch
-
-        ahead = plan.source.ahead_bytes
-        opener = StageOpener(Prefetch(name="source", items=READ_AHEAD_ITEMS, bytes=ahead, by_list=True), opener)
-    return opener
+    return ahead_of(opener, "source", READ_AHEAD_ITEMS, plan.source.ahead_bytes) if plan.source.waits else opener

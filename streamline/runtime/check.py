@@ -24,7 +24,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
 from streamline.core.options import check_int, check_seconds
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
 from streamline.errors import PlanError
 from streamline.io.storage.base import FoundObject

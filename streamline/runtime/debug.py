@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import belongs_elsewhere, disowned_in_copies
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.core.threads import ThreadPool, ThreadShare
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError

@@ -13,20 +13,21 @@ from functools import partial
 from itertools import starmap
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
 from streamline.core.flow import Chunk, Flow
-from streamline.core.session import Session
 from streamline.core.state import State
-from streamline.core.tasks import Tasks, supervise
+from streamline.core.tasks import Session, Tasks, supervise
 from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
-from streamline.runtime.run import ResolvedRun
 from streamline.runtime.thread_bridge import ThreadBridge
+
+if TYPE_CHECKING:
+    from streamline.runtime.run import ResolvedRun
 
 __all__ = ["LoopThread"]
 

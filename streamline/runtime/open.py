@@ -19,7 +19,7 @@ from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int, given
-from streamline.core.session import MEMORY_BYTES, Session
+from streamline.core.tasks import MEMORY_BYTES, Session
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level

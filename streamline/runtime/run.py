@@ -16,9 +16,8 @@ from streamline.core.driver import behind_channel
 from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
-from streamline.core.session import MEMORY_BYTES, Awaited, Session
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, MergeFlow
 from streamline.observe.progress import Progress
@@ -28,7 +27,7 @@ from streamline.observe.watchdog import Watched
 from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
 from streamline.plan.plan import Plan
-from streamline.plan.worker import SourceOpener, StageOpener
+from streamline.plan.worker import SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
@@ -39,7 +38,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.prefetch import Prefetch
 
 __all__ = ["RESET_WITHIN", "ResolvedRun", "reset_caches"]
 
@@ -93,8 +91,7 @@ class ResolvedRun:
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
             if stage.owns_output_channel:
-                ready = Prefetch[Any](name="ready", items=self.plan.end_capacity, bytes=most, by_list=True)
-                opener = StageOpener(ready, self._ended(opener))
+                opener = ahead_of(self._ended(opener), "ready", self.plan.end_capacity, most)
             opener = StageOpener(stage, opener)
         if self.plan.owns_output_channel:
             return opener(self._state)

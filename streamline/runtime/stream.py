@@ -21,8 +21,7 @@ from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks, spawn, supervise
+from streamline.core.tasks import Session, Tasks, spawn, supervise
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch

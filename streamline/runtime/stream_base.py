@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from os import PathLike
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamline.core.cursor import CurrentChunk, Cursor
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Gate
-from streamline.core.session import Session
 from streamline.core.state import At, State
+from streamline.core.tasks import Session
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
-from streamline.runtime.run import ResolvedRun
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from streamline.runtime.run import ResolvedRun
 
 __all__ = ["BaseStream"]
 

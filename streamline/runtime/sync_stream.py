@@ -21,7 +21,7 @@ from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.flow import Chunk
 from streamline.core.gate import Event, Gate
 from streamline.core.options import check_ago
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import LoopThread
 from streamline.runtime.pause import QUIESCE_S, SyncPause, check_asked

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from streamline.core.choices import Branch
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
-from streamline.core.session import Session
 from streamline.core.state import Over, State, States, Tally, Tree, trimmed
+from streamline.core.tasks import Session
 from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, opened

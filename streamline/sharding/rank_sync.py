@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from streamline.core.gate import resting
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.core.text import some
 from streamline.errors import RanksError
 from streamline.sharding.ends import Agreement, EndsPolicy, Store

@@ -22,8 +22,8 @@ from typing import Any
 
 from streamline.core.error_policy import counting_in, counts_in
 from streamline.core.gate import Event, Gate, Phase
-from streamline.core.session import PendingItems
 from streamline.core.state import State, Tree
+from streamline.core.tasks import PendingItems
 from streamline.core.text import Entry
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan

@@ -7,7 +7,8 @@ from random import Random
 from typing import Any
 
 from streamline.errors import PlanError
-from streamline.merge.best_effort import BestEffort, Merge
+from streamline.merge.base import Merge
+from streamline.merge.best_effort import BestEffort
 from streamline.merge.strict import Strict
 from streamline.pipeline import Pipeline
 from streamline.testing.scripted import to_elsewhere

@@ -19,9 +19,8 @@ from streamline.backends.threads import Threads
 from streamline.core.cursor import FlowReader
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.gate import Gate
-from streamline.core.session import Session
 from streamline.core.state import State
-from streamline.core.tasks import Tasks, supervise
+from streamline.core.tasks import Session, Tasks, supervise
 from streamline.errors import SnapshotError
 from streamline.pipeline import Pipeline
 from streamline.plan.worker import SourceOpener, StageOpener

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
@@ -22,13 +22,15 @@ from streamline.core.options import check_int, given
 from streamline.core.threads import start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import EXIT_S
-from streamline.runtime.open import Opened, RunOptions
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.training.epochs import Epochs
+
+if TYPE_CHECKING:
+    from streamline.runtime.open import Opened, RunOptions
 
 __all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
 

@@ -80,12 +80,6 @@ class _AsBool(Adapter):
     def __call__(self, given: Any) -> bool:
         return bool(self.fn(given))
 
-    def fresh(self, given: Any) -> Any:
-        return given
-
-    def item(self, given: Any) -> Any:
-        return given
-
     def around(self, fn: Callable[[Any], object]) -> Callable[[Any], bool]:
         return _AsBool(fn)
 

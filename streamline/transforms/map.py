@@ -315,12 +315,6 @@ class Awaiting(Adapter):
             raise PlanTypeError(f"{SYNC_AT_ONCE} (it returned no awaitable, but {type(made).__name__})")
         return await made
 
-    def fresh(self, given: Any) -> Any:
-        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
-
-    def item(self, given: Any) -> Any:
-        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
-
     def around(self, fn: Callable[..., Any]) -> Callable[[Any], Any]:
         inner = self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
         return inner if is_async(inner) else Awaiting(inner)

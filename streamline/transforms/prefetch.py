@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(Stage[T, T]):
-    """Keeps up to `items` items ready (and `bytes` bytes, if given; one item is always admitted).
-
-    Attributes:
-      by_list: as `Channel`; for a source that bounds its lists.
-    """
+    """Keeps up to `items` items ready (and `bytes` bytes, if given; one item is always admitted)."""
 
     kind: ClassVar[str] = "prefetch"
     counted: ClassVar[bool] = False
@@ -29,7 +25,6 @@ class Prefetch(Stage[T, T]):
 
     items: int
     bytes: int | None = None
-    by_list: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -40,4 +35,4 @@ class Prefetch(Stage[T, T]):
         return StageLayout(holds=None, after=self.items, after_bytes=self.bytes)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes, by_list=self.by_list)
+        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)

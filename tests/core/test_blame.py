@@ -14,9 +14,8 @@ import pytest
 
 from streamline.core.blame import blame, cancellation_requested, function_name
 from streamline.core.flow import Site
-from streamline.core.session import Session
 from streamline.core.state import At
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import Session, Tasks
 from streamline.errors import StageError
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8)  # type: ignore[arg-type]

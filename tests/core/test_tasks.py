@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from streamline.core.gate import Phase
-from streamline.core.session import Session
-from streamline.core.tasks import Starter, Tasks, supervise
+from streamline.core.tasks import Session, Starter, Tasks, supervise
 from tests.kit import LOOPS, AsyncTest, gone, streamline_tasks
 
 Run = Callable[[AsyncTest], None]

@@ -18,8 +18,8 @@ import pytest
 
 import streamline as sl
 from streamline.core.gate import Event as GateEvent
-from streamline.core.session import Awaited, Session
 from streamline.core.state import At
+from streamline.core.tasks import Awaited, Session
 from streamline.errors import PlanError, PlanTypeError
 from streamline.observe.watchdog import Patience, Watched, user_frame, watch
 

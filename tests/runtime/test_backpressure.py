@@ -18,8 +18,8 @@ from streamline.core.channel import Channel
 from streamline.core.driver import drive
 from streamline.core.flow import Chunk, Site
 from streamline.core.gate import Gate
-from streamline.core.session import Session
 from streamline.core.state import At, CountedStates
+from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
 from streamline.sources.base import Part
 from streamline.testing.copying_backend import Copying

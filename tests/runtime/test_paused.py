@@ -22,7 +22,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core.channel import Channel
 from streamline.core.gate import Phase
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying_backend import Copying

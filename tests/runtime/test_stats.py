@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.observe.figures import StageStats
 from streamline.observe.stats import Stats
 from tests.kit import AsyncTest, Pipe, at_last, in_thread

@@ -13,8 +13,7 @@ import numpy as np
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import Session, Tasks
 from streamline.sharding.index import Bijection
 from streamline.sources.sampler import Numbers
 from streamline.transforms.regenerate_cycle import order_of

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.options import HttpOptions

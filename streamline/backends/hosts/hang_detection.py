@@ -6,16 +6,19 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import anyio
 
 from streamline.backends.hosts.host import Host
-from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import StacksRequest, TaskStacks
 from streamline.core.tasks import Tasks
 from streamline.errors import printable
+
+if TYPE_CHECKING:
+    from streamline.backends.hosts.remote_worker import RemoteWorker
 
 __all__ = ["HangDetector"]
 

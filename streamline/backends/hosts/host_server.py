@@ -48,9 +48,8 @@ from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Policy
 from streamline.core.flow import Chunk, Site
-from streamline.core.session import MEMORY_BYTES, Session
 from streamline.core.state import At, CountedStates
-from streamline.core.tasks import Job, Tasks, supervise
+from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
 from streamline.observe.stacks import waiting_tasks
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow

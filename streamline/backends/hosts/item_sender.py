@@ -8,32 +8,27 @@ as many as the last time, since a small item among large ones says little. Lists
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
-
-import anyio
+from typing import TypeVar
 
 from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import ItemsMessage, PackedItems, PackingError, ProgressMessage, WorkerEnded
 from streamline.backends.ipc.state_codec import ColumnEncoder
-from streamline.core.channel import Inbox
-from streamline.core.counters import StageMeter, label
+from streamline.core.channel import Inbox, Sink
+from streamline.core.counters import label
 from streamline.core.flow import LIST_ITEMS, Chunk
-from streamline.core.gate import resting
 from streamline.errors import TransportError
 
 __all__ = ["ItemSender"]
 
 T = TypeVar("T")
 
-ROOM = -1
-"""The slot of a wait for room, as in `streamline.core.channel`."""
 
 MESSAGE_BYTES = 4 * 2**20
 """Bytes of items in one message; larger lists are split."""
 
 
-class ItemSender(Generic[T]):
+class ItemSender(Sink[T]):
     """What a driver sends a worker's items to.
 
     Args:
@@ -42,7 +37,6 @@ class ItemSender(Generic[T]):
       held: items in flight from an earlier host, of `held_bytes` bytes.
 
     Attributes:
-      filler: the meter of the stage that waits for room here; None: not metered.
       one_by_one: each item is sent before the next one is pulled, so that a crash doesn't lose it.
       on_edge: called before the first items, and before the end; None: nothing is.
     """
@@ -50,21 +44,15 @@ class ItemSender(Generic[T]):
     def __init__(
         self, link: Link, states: ColumnEncoder, worker: int, items: int, size: int, held: int = 0, held_bytes: int = 0
     ) -> None:
-        self.filler: StageMeter | None = None
-        self.longest = LIST_ITEMS
+        super().__init__(items, size, held, held_bytes)
         self.one_by_one = False
         self.on_edge: Callable[[], object] | None = None
         self._begun = False
         self._link = link
         self._states = states
         self._worker = worker
-        self._capacity = items
-        self._size = size
-        self._held = held
-        self._held_bytes = held_bytes
         self._item_bytes = float(size)
         self._most = 1
-        self._credited: anyio.Event | None = None
         self._over = False
         self._kept: Inbox[T] | None = None
         self._pulled = InFlightBytes()  # from `_kept`, and in flight
@@ -78,30 +66,17 @@ class ItemSender(Generic[T]):
         Returns the items that may be in flight.
         """
         self._kept = inbox
-        self._capacity = min(self._capacity, inbox.keep())
-        return self._capacity
+        self.capacity = min(self.capacity, inbox.keep())
+        return self.capacity
 
     @property
     def room(self) -> int:
         """Items that may be pulled now."""
-        if not self._held:
-            by_size = max(1, int(self._size / self._item_bytes))
+        if not self.held:
+            by_size = max(1, int(self.capacity_bytes / self._item_bytes))
         else:
-            by_size = int((self._size - self._held_bytes) / self._item_bytes)
-        return min(self._capacity - self._held, by_size, 1 if self.one_by_one else self._most)
-
-    @property
-    def room_at_once(self) -> int:
-        """Room without waiting, or 0."""
-        return max(0, self.room)
-
-    async def wait_room(self) -> int:
-        """Wait for room and return it; once full, until a quarter is free: lists are to be long."""
-        if room := self.room_at_once:
-            return room
-        while self._held > self._capacity * 3 // 4 or self.room < 1:
-            await self._wait_freed()
-        return self.room
+            by_size = int((self.capacity_bytes - self.held_bytes) / self._item_bytes)
+        return min(self.capacity - self.held, by_size, 1 if self.one_by_one else self._most)
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Send a chunk, split into messages; waits only for bytes that don't fit.
@@ -145,13 +120,9 @@ class ItemSender(Generic[T]):
             self._progress_acked = True
             self._send_progress()
             return
-        self._held -= items
-        self._held_bytes -= size
         if self._kept is not None:
             self._free(self._kept, items)
-        if self._credited is not None and (self._held <= self._capacity * 3 // 4 or not self._held):
-            self._credited.set()
-            self._credited = None
+        self.freed(items, size)
 
     def _free(self, inbox: Inbox[T], items: int) -> None:
         foreign = min(items, self._earlier)
@@ -210,8 +181,8 @@ class ItemSender(Generic[T]):
 
     def _post(self, chunk: Chunk[T], packed: PackedItems) -> None:
         count = len(chunk.items)
-        self._held += count
-        self._held_bytes += packed.nbytes
+        self.held += count
+        self.held_bytes += packed.nbytes
         self._item_bytes = max(1.0, packed.nbytes / count)
         self._progress = None  # these items' states are later
         self._edge()
@@ -223,21 +194,6 @@ class ItemSender(Generic[T]):
             self._begun = True
             if self.on_edge is not None:
                 self.on_edge()
-
-    async def _wait_bytes(self, size: int) -> None:
-        while self._held and self._held_bytes + size > self._size:
-            await self._wait_freed()
-
-    async def _wait_freed(self) -> None:
-        self._credited = anyio.Event()
-        filler = self.filler
-        if filler is not None:
-            filler.wait_begins("wait_output", ROOM)
-        try:
-            await resting(self._credited.wait())
-        finally:
-            if filler is not None:
-                filler.wait_ends(ROOM)
 
     def _refusal(self, error: PackingError) -> TransportError:
         by = f"{label(self.filler.name, self.filler.kind)} gives" if self.filler is not None else "the worker gives"

@@ -24,8 +24,8 @@ from streamline.core.channel import Inbox
 from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here
 from streamline.core.flow import Site
-from streamline.core.session import Session
 from streamline.core.state import Tree
+from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError
 from streamline.plan.plan import Plan
 

@@ -18,7 +18,7 @@ from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import MetricsUpdate, Span
 from streamline.core.counters import Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 
 __all__ = ["MetricsReporter", "RemoteMetrics"]
 

@@ -31,9 +31,8 @@ from streamline.backends.ipc.state_codec import ColumnDecoder, DeferredState
 from streamline.core.channel import Channel, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
-from streamline.core.session import Session
 from streamline.core.state import At, Reference, State, Tree
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import Session, Tasks
 from streamline.errors import TransportError, WorkerDied
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow

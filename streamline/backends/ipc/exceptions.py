@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, cast
 from streamline.backends.ipc.by_value import ValuePickler
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Encoded
-from streamline.core.error_policy import Failure, trace_of
+from streamline.core.error_policy import Failure
 from streamline.core.replay import KEY, FailedCall
 from streamline.core.text import REPR_BYTES, cut, said
-from streamline.core.tracebacks import ELSEWHERE
+from streamline.core.tracebacks import ELSEWHERE, trace_of
 from streamline.errors import StageError, WorkerDied
 
 __all__ = [

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from streamline.core.flow import Site
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import Session, Tasks
 from streamline.errors import ReadError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts

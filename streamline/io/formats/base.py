@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -14,8 +14,10 @@ from streamline.core.flow import Demand, Lists
 from streamline.core.state import At, Json, State, States
 from streamline.core.state_types import Count
 from streamline.errors import PlanError
-from streamline.io.fetch.fetcher import Fetcher
 from streamline.io.fetch.file import File, FilePart
+
+if TYPE_CHECKING:
+    from streamline.io.fetch.fetcher import Fetcher
 
 __all__ = ["AHEAD_BYTES", "Format", "IndexedStates", "Place"]
 

@@ -6,7 +6,7 @@ import pytest
 
 import streamline as sl
 from streamline.core import byte_budget as budget
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 
 
 @pytest.mark.parametrize(("threads", "each"), [(1, 4096), (3, 1365), (4, 1024)])

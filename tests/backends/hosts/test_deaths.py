@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks, supervise
+from streamline.core.tasks import Session, Tasks, supervise
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems

@@ -21,7 +21,7 @@ from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Message, MetricsUpdate
 from streamline.core.counters import HostMeter
 from streamline.core.meters import Meters
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
 from streamline.testing.copying_backend import Copying, HostDeath

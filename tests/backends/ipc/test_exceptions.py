@@ -25,9 +25,10 @@ from streamline.backends.ipc.exceptions import (
     unpickle_exception,
     unpickle_skipped,
 )
-from streamline.core.error_policy import Failure, trace_of
+from streamline.core.error_policy import Failure
 from streamline.core.replay import FailedCall
 from streamline.core.text import cut
+from streamline.core.tracebacks import trace_of
 from streamline.errors import PlanError, StageError, StreamlineError
 from tests.laws.profile import examples
 

@@ -10,7 +10,8 @@ CHILD = """
 import pickle, sys
 from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.backends.ipc.exceptions import pickle_exception, pickle_skipped
-from streamline.core.error_policy import Failure, trace_of
+from streamline.core.error_policy import Failure
+from streamline.core.tracebacks import trace_of
 from streamline.core.replay import FailedCall
 
 

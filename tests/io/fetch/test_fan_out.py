@@ -8,8 +8,7 @@ import pytest
 
 import streamline as sl
 from streamline.core import byte_budget as budget
-from streamline.core.session import Session
-from streamline.core.tasks import Tasks, supervise
+from streamline.core.tasks import Session, Tasks, supervise
 from streamline.errors import ReadError
 from streamline.io.fetch import request as requests
 from streamline.io.fetch.fetcher import SharedStorages

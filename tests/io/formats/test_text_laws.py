@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.session import Session
+from streamline.core.tasks import Session
 from streamline.errors import DataError
 from streamline.sources.base import Part
 from streamline.testing.checks import check_resume
