@@ -28,6 +28,14 @@ class DeclaredFunction:
         self.fn = fn
         self.state = state
 
+    def first_state(self, whose: str) -> dict[str, Any] | None:
+        """Return the state to begin with; None: it has none.
+
+        Raises:
+          PlanTypeError: it is no dict, or JSON would change it; `whose` it is, for the message.
+        """
+        return None if self.state is None else jsonable(self.state(), whose)
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle what a module declares by its name, as the function would be, if that is bound to this object."""
         name = self.fn.__qualname__

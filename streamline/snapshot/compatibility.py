@@ -351,12 +351,15 @@ class _Comparison:
 
     def _held(self, pair: Pair) -> str | None:
         """Say what a stage that was removed would take with it."""
-        name = pair.its["name"] if pair.its else None
-        found = (pair.stage.held_items(tree[name]) for tree in self._trees(pair) if name in tree)
-        return next(filter(None, found), None)
+        return next(filter(None, map(pair.stage.held_items, self._parts(pair))), None)
 
     def _trees(self, pair: Pair) -> list[Tree]:
         return [self.snapshot.stages] if pair.section == 2 else self.snapshot.worker_states
+
+    def _parts(self, pair: Pair) -> list[Json]:
+        """Return the stage's part of each state that has one."""
+        name = pair.its["name"] if pair.its else None
+        return [tree[name] for tree in self._trees(pair) if name in tree]
 
     def _in_the_middle(self, at: int) -> str | None:
         """Say which stage after number `at` will read again something that the change alters."""
@@ -366,10 +369,8 @@ class _Comparison:
     def _reading_again(self, at: int) -> tuple[str, str] | None:
         """Return the first stage after number `at` that is in the middle of something, and what it does again."""
         for pair in self.pairs[at + 1 :]:
-            name = pair.its["name"] if pair.its else None
-            for tree in self._trees(pair) if name is not None else ():
-                if name in tree and (again := pair.its_stage.replay_cost(tree[name])):
-                    return str(name), again
+            if again := next(filter(None, map(pair.its_stage.replay_cost, self._parts(pair))), None):
+                return str((pair.its or {}).get("name")), again
         return None
 
 
@@ -402,19 +403,16 @@ def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, no
     """Return a snapshot with the source's part of each state as it goes on, where the data have changed."""
     if listing == now:
         return snapshot
-    own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
-    own["workers"] = {
-        shard: {**tree, source.name: source.migrate_state(tree[source.name], listing, now)}
-        if source.name in tree
-        else tree
+    name, own = source.name, snapshot.state[snapshot.merge]
+    workers = {
+        shard: {**tree, name: source.migrate_state(tree[name], listing, now)} if name in tree else tree
         for shard, tree in own["workers"].items()
     }
-    return replace(snapshot, state={**snapshot.state, snapshot.merge: own})
+    return replace(snapshot, state={**snapshot.state, snapshot.merge: {**own, "workers": workers}})
 
 
 def _renamed_tree(tree: Tree, names: dict[str, str | None]) -> Tree:
-    found = {names.get(name, name): own for name, own in tree.items()}
-    return {name: own for name, own in found.items() if name is not None}
+    return {new: own for name, own in tree.items() if (new := names.get(name, name)) is not None}
 
 
 def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[tuple[int, str, str]]:

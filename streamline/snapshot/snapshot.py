@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, overload
 
@@ -98,7 +99,7 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: getattr(self, name) for name in (*WRITTEN, "parts")}  # a journal on disk is its own process's
-        return _restored, (kept,)
+        return partial(Snapshot, **kept), ()
 
     @classmethod
     def of_job(cls, parts: Sequence[Snapshot]) -> Snapshot:
@@ -313,10 +314,6 @@ def _body_of(snapshot: Snapshot) -> dict[str, Json]:
         name for name in WRITTEN if name != "journal" or snapshot.journal is not None
     )  # only live sources have one
     return {name: getattr(snapshot, name) for name in names}
-
-
-def _restored(kept: dict[str, Any]) -> Snapshot:
-    return Snapshot(**kept)
 
 
 def _snapshot_of(body: Json) -> Snapshot:

@@ -1,8 +1,7 @@
-"""Whether a snapshot is whole, as far as types and ranges tell: each part of its states is of the type that its stage
-declares (`Stage.state_type`, `Source.state_type`). Pure.
+"""Whether each part of a snapshot's states is of the type that its stage declares (`Stage.state_type`). Pure.
 
-A snapshot's file has a checksum, but a snapshot also comes out of text that was kept or edited. What is
-checked here is opened, shown and resharded without a further look.
+A snapshot's file has a checksum, but a snapshot also comes out of text that was kept or edited. What is checked here is
+opened and resharded without a further look.
 """
 
 from __future__ import annotations

@@ -74,13 +74,10 @@ class CustomSource(Source[T]):
         return f"source({stage_name(self.fn)})"
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
-        own = self._first_state() if state is None else state[self.name]
-        begin = At(self.name, jsonable(own, str(self)))
+        own = self.fn.first_state(str(self)) if state is None else jsonable(state[self.name], str(self))
+        begin = At(self.name, own or {})
         demand = self.demand(site, state)
         return ListsFlow(begin, self._lists(demand, begin, self._first_items(site, state)), demand)
-
-    def _first_state(self) -> dict[str, Any]:
-        return {} if self.fn.state is None else self.fn.state()
 
     def _first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
         """Return the duplicate check of this shard's first items; None: it doesn't begin here, or is the only one."""

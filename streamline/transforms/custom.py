@@ -196,7 +196,7 @@ class Through(Stage[In, Out]):
         Raises:
           ResumeError: it kept a state, and declares none any more.
         """
-        first = self._first_state()
+        first = self.fn.first_state(str(self)) if isinstance(self.fn, Declared) else None
         if own is None:
             return {"state": first, "inputs": 0, "outputs": 0}
         if own["state"] is not None and first is None:
@@ -207,11 +207,6 @@ class Through(Stage[In, Out]):
         if own["state"] is None and first is not None:
             return {**own, "state": first}  # it was undeclared: what is replayed begins at its start
         return dict(own)
-
-    def _first_state(self) -> dict[str, Any] | None:
-        if isinstance(self.fn, Declared) and self.fn.state is not None:
-            return jsonable(self.fn.state(), str(self))
-        return None
 
 
 def _shown(value: object) -> str:

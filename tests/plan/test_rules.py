@@ -142,7 +142,11 @@ def test_a_shuffle_of_files_needs_files(source: Callable[[], Pipeline[Any]]) -> 
     refused(lambda: source().shuffle_files().shard(2), "permutes a list of files, and from_i", "has none")
 
 
-def test_a_shuffle_of_files_stands_right_behind_them() -> None:
+def test_a_mixture_has_no_list_of_files_to_shuffle() -> None:
+    refused(lambda: sl.mix([files()]).shuffle_files().shard(2), ".shuffle_files permutes a list of files, and mix has")
+
+
+def test_a_shuffle_of_files_stands_next_to_them() -> None:
     refused(lambda: files().shard(2).shuffle_files(), "next to the source, before .shard")
     refused(lambda: files().map(same).shuffle_files(), "next to the source, before .shard")
 
