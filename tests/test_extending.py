@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 
 import streamline as sl
-from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.errors import PlanError, PlanTypeError, ReadError, SnapshotError
 from streamline.io.storage.base import Storage
 from streamline.io.storage.registry import storage
 from streamline.pipeline import Pipeline
@@ -126,6 +126,17 @@ def test_a_changed_option_of_an_own_stage_is_refused() -> None:
         snapshot = stream.snapshot()
     with pytest.raises(sl.errors.ResumeError, match="every_nth"):
         sl.from_items(range(9)).through(EveryNth(n=2)).open(resume=snapshot)
+
+
+def test_a_damaged_state_of_an_own_stage_is_named() -> None:
+    pipe = sl.from_items(range(9)).through(EveryNth(n=3))
+    with pipe.open() as stream:
+        next(stream)
+        text = stream.snapshot().to_json()
+    damaged = sl.Snapshot.from_json(text)
+    damaged.worker_states[0]["every_nth"] = -1
+    with pytest.raises(SnapshotError, match="every_nth"):
+        pipe.open(resume=damaged)
 
 
 def test_a_stage_has_its_options_already() -> None:
