@@ -9,11 +9,12 @@ from zipfile import ZipFile
 import pytest
 
 import streamline as sl
-from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.errors import PlanError, PlanTypeError, ReadError, SnapshotError
 from streamline.io.storage.base import Storage
 from streamline.io.storage.registry import storage
 from streamline.pipeline import Pipeline
 from streamline.readers import pipeline_of
+from streamline.snapshot.inspection import report
 from streamline.testing import check_resume, check_stage, oracle
 from tests.extending.own_format import Records
 from tests.extending.own_source import Squares
@@ -80,9 +81,14 @@ def test_it_is_printed_and_drawn(pipe: Pipe, kind: str, tmp_path: Path) -> None:
 
 
 def test_it_is_checked(pipe: Pipe) -> None:
-    report = pipe.check(world_size=2)
-    assert report.problems == ()
-    assert len(report.records) >= 4
+    found = pipe.check(world_size=2)
+    assert found.problems == ()
+    assert len(found.records) >= 4
+
+
+def test_it_runs_in_the_calling_thread(pipe: Pipe) -> None:
+    with pipe.debug() as stream:
+        assert list(stream) == oracle(pipe)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +106,11 @@ def test_it_resumes_on_every_backend(pipe: Pipe, backend: Any) -> None:
 def test_its_snapshot_is_explained(pipe: Pipe) -> None:
     with pipe.open() as stream:
         next(stream)
-        explanation = pipe.explain(stream.snapshot())
+        snapshot = stream.snapshot()
+    explanation = pipe.explain(snapshot)
     assert explanation.fits
     assert "reads on at" in str(explanation)
+    assert pipe.source.name in report(snapshot)
 
 
 def test_it_keeps_the_laws(pipe: Pipe) -> None:
@@ -118,6 +126,17 @@ def test_a_changed_option_of_an_own_stage_is_refused() -> None:
         snapshot = stream.snapshot()
     with pytest.raises(sl.errors.ResumeError, match="every_nth"):
         sl.from_items(range(9)).through(EveryNth(n=2)).open(resume=snapshot)
+
+
+def test_a_damaged_state_of_an_own_stage_is_named() -> None:
+    pipe = sl.from_items(range(9)).through(EveryNth(n=3))
+    with pipe.open() as stream:
+        next(stream)
+        text = stream.snapshot().to_json()
+    damaged = sl.Snapshot.from_json(text)
+    damaged.worker_states[0]["every_nth"] = -1
+    with pytest.raises(SnapshotError, match="every_nth"):
+        pipe.open(resume=damaged)
 
 
 def test_a_stage_has_its_options_already() -> None:
