@@ -1,4 +1,4 @@
-"""The acceptance criteria of seed 001, by their numbers; the details are in tests/sources/test_dataset.py and
+"""The acceptance criteria of seed 001, by their numbers; the details are in tests/training/test_stream_dataset.py and
 tests/replicating.
 """
 

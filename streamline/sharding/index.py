@@ -146,12 +146,7 @@ class Shuffled(Index):
 
 
 class Repeated(Index):
-    """Pass after pass, each with an index of its own.
-
-    Args:
-      index_of_pass: makes the index of pass number p; all passes have the same length.
-      times: passes; None for no end. Passes without items are none.
-    """
+    """Pass after pass, each with an index of its own, of the same length; `times` None: endless."""
 
     def __init__(self, index_of_pass: Callable[[int], Index], times: int | None) -> None:
         self._index_of_pass = index_of_pass

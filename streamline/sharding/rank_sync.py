@@ -74,11 +74,7 @@ class _RankFailedError(Exception):
 
 
 def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
-    """Return how many items all ranks may give, and whether that is all; pure.
-
-    Args:
-      said: of each rank, how many items it has, and whether there are no more.
-    """
+    """Return how many items all ranks may give, and whether that is all, by what each has, and whether that is all."""
     if policy == "pad":
         return max(have for have, _ in said), all(over for _, over in said)
     least = min(have for have, _ in said)
@@ -86,11 +82,7 @@ def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
 
 
 class Rounds:
-    """One stream's rounds. Used by one task, in the event loop; the store is asked in a thread.
-
-    Args:
-      nth: of this rank's streams of this kind: `opened`.
-    """
+    """The rounds of one stream, this rank's `nth` of its kind (`opened`). Used by one task; the store, in a thread."""
 
     def __init__(self, agreement: Agreement, session: Session, nth: int) -> None:
         assert agreement.store is not None

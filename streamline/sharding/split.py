@@ -1,6 +1,7 @@
 """Which items belong to which shard. Pure: all ranks and workers compute the same split, without communication.
 
-The union of all shards is the dataset, their intersection empty, also with more shards than items.
+The union of all shards is the dataset, their intersection empty, also with more shards than items. Lengths are 0 or
+more, there is at least 1 shard, and shards are numbered from 0: else all of these raise a PlanError.
 """
 
 from __future__ import annotations
@@ -14,13 +15,7 @@ def interleaved(length: int, num_shards: int, shard: int, *, drop_remainder: boo
     """Return the indices that one shard owns: every `num_shards`-th.
 
     Args:
-      length: items in the dataset, >= 0.
-      num_shards: shards in the whole job, >= 1; may exceed `length`.
-      shard: 0-based.
       drop_remainder: leave out the last `length % num_shards` items, so that all shards own the same number.
-
-    Raises:
-      PlanError: an argument is out of range.
     """
     _check(length, num_shards, shard)
     stop = length - length % num_shards if drop_remainder else length
@@ -28,19 +23,10 @@ def interleaved(length: int, num_shards: int, shard: int, *, drop_remainder: boo
 
 
 def contiguous(length: int, num_shards: int, shard: int, *, drop_remainder: bool = False) -> range:
-    """Return the block of indices that one shard owns.
+    """Return the block of indices that one shard owns; the first `length % num_shards` shards own one more.
 
     Args:
-      length: items in the dataset, >= 0.
-      num_shards: shards in the whole job, >= 1; may exceed `length`.
-      shard: 0-based.
       drop_remainder: every shard owns `length // num_shards`, and the last items belong to none.
-
-    Returns:
-      Consecutive indices; the first `length % num_shards` shards own one more, unless `drop_remainder`.
-
-    Raises:
-      PlanError: an argument is out of range.
     """
     _check(length, num_shards, shard)
     each, rest = divmod(length, num_shards)
@@ -51,31 +37,18 @@ def contiguous(length: int, num_shards: int, shard: int, *, drop_remainder: bool
 
 
 def files_of(count: int, num_shards: int, shard: int) -> range:
-    """Return the files, by index in the listing, that one shard reads: whole ones, file f goes to shard f mod n."""
+    """Return the files, by index in the listing, that one shard reads: file f goes to shard f mod `num_shards`."""
     return interleaved(count, num_shards, shard)
 
 
 def byte_range(size: int, num_shards: int, shard: int) -> tuple[int, int]:
-    """Return the [start, stop) bytes of a line file in which the lines of one shard *begin*.
-
-    Args:
-      size: of the file in bytes, >= 0.
-      num_shards: shards in the whole job, >= 1.
-      shard: 0-based.
-
-    Raises:
-      PlanError: an argument is out of range.
-    """
+    """Return the [start, stop) bytes, of a line file of `size` bytes, in which the lines of one shard *begin*."""
     _check(size, num_shards, shard)
     return size * shard // num_shards, size * (shard + 1) // num_shards
 
 
 def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
-    """Return the shards that rank `rank` of `world_size` runs: s mod world_size = rank.
-
-    Raises:
-      PlanError: an argument is out of range.
-    """
+    """Return the shards that rank `rank` of `world_size` runs: s mod world_size = rank."""
     return interleaved(num_shards, world_size, rank)
 
 

@@ -55,7 +55,6 @@ _SEAL = ',"sha256":"'
 
 _ENTRIES = {MAGIC, "sha256", "body"}
 
-
 _START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
 
 
@@ -109,12 +108,12 @@ def decode(content: bytes, path: Path) -> Json:
     return body
 
 
-def sealed(text: str, beside: Json) -> str:
-    """Return the text of a JSON object with a checksum as its last entry: of the text, and of what is kept beside it.
+def sealed(text: str, others: Json) -> str:
+    """Return the text of a JSON object with a checksum as its last entry: of the text, and of what is stored with it.
 
-    What trainers keep is a flat dict, whose keys stay the same from one version to the next: so it is in the text.
+    Trainers store a flat dict, whose keys stay the same from one version to the next: so the checksum is in the text.
     """
-    return f'{text[:-1]}{_SEAL}{digest([text, beside])}"}}'
+    return f'{text[:-1]}{_SEAL}{digest([text, others])}"}}'
 
 
 def is_sealed(text: str) -> bool:
@@ -122,7 +121,7 @@ def is_sealed(text: str) -> bool:
     return re.search(_SEAL + r'[^"]*"\}$', text) is not None
 
 
-def unsealed(text: str, beside: Json, what: str) -> str:
+def unsealed(text: str, others: Json, what: str) -> str:
     """Return the text that `sealed` was given.
 
     Raises:
@@ -131,7 +130,7 @@ def unsealed(text: str, beside: Json, what: str) -> str:
     inner, seal, rest = text.rpartition(_SEAL)
     if not seal:
         raise SnapshotError(f"{what} is damaged, or was edited: it has no checksum; use an earlier one")
-    found, expected = rest.removesuffix('"}'), digest([f"{inner}}}", beside])
+    found, expected = rest.removesuffix('"}'), digest([f"{inner}}}", others])
     if found != expected:
         raise SnapshotError(
             f"{what} is damaged, or was edited: its checksum is {found[:64]}, its content's {expected}; "

@@ -400,11 +400,7 @@ def read_about(directory: Path) -> About | None:
 
 
 def read_files(directory: Path, about: About) -> list[JournalSegment]:
-    """Read all segments but a kill's leftovers; check that nothing between them is missing.
-
-    Raises:
-      JournalError: a file is damaged, missing, or of another journal.
-    """
+    """Read all segments but a kill's leftovers; a JournalError if one is damaged, missing, or of another journal."""
     segments: list[JournalSegment] = []
     paths = files_in(directory)
     for path in paths:
@@ -475,7 +471,7 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     mark: Any = None
 
     def begin(self) -> bytes:
-        """Return the file's first bytes."""
+        """Return the first bytes of the file."""
         return MAGIC + frame(json.dumps(msgspec.to_builtins(self, str_keys=True)).encode())
 
 
@@ -484,7 +480,7 @@ class JournalSegment(msgspec.Struct):
 
     Attributes:
       header: None: cut short within it, so the file has no items.
-      records: shard and item, in the order in which they were read.
+      records: shard and item, in order.
       end: its sound bytes.
       size: its bytes; more than `end`: its tail is torn.
     """
@@ -507,14 +503,7 @@ def record(shard: int, written: EncodedItem) -> bytes:
 
 
 def read_segment(path: Path, *, last: bool) -> JournalSegment:
-    """Read a file.
-
-    Args:
-      last: the journal's last one, whose tail may be torn.
-
-    Raises:
-      JournalError: it is damaged; the message names the byte.
-    """
+    """Read a segment; if it is the `last` one, its tail may be torn. A JournalError names the byte of other damage."""
     content, start = read_own(path), len(MAGIC)
     if not content.startswith(MAGIC):
         if last and (MAGIC.startswith(content) or not content.strip(b"\0")):

@@ -34,11 +34,7 @@ class Framer(ABC, Generic[T]):
 
     @abstractmethod
     def feed(self, data: bytes) -> Iterator[T]:
-        """Yield the items that end in `data`.
-
-        Raises:
-          DataError: the bytes are no item, or too many for one; the message names no place.
-        """
+        """Yield the items that end in `data`; a DataError, without a place, if it is no item, or too long."""
 
     def finish(self) -> Iterator[T]:
         """Yield the item that the end of a whole response ends, if there is one."""

@@ -131,7 +131,7 @@ class _FeedReader:
         """Return the answer to another request; `over` if that is the last one.
 
         Raises:
-          TransientError: another try may do better.
+          TransientError: a retry may succeed.
           ReadError: it would not.
         """
         request = self._request
@@ -168,13 +168,7 @@ class _FeedReader:
         return False
 
     async def _items(self, response: aiohttp.ClientResponse, framer: Framer[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the items of an answer that has begun.
-
-        Raises:
-          DataError: the bytes are no item.
-          TransientError: nothing came for too long.
-          aiohttp.ClientError, OSError: the connection broke.
-        """
+        """Yield the items of an answer that has begun."""
         pace, received = Pace(), 0
         try:
             while data := await self._more(response):

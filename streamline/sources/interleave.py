@@ -140,7 +140,7 @@ def _round(name: str, order: deque[_FileSlot[T]], following: str | None) -> Chun
 
 @dataclass(frozen=True)
 class _SlotStates:
-    """The states of one slot: `before` its first item of a list, and after item i: `states[first + i]`."""
+    """The states of one slot: `before` the first item of a list, and after item i: `states[first + i]`."""
 
     before: Reference
     states: States

@@ -61,7 +61,9 @@ class Items(Source[T]):
 
     def __eq__(self, other: object) -> bool:
         """By identity of the items: comparing data takes long, and arrays don't compare to a bool."""
-        return isinstance(other, Items) and _same(self.items, other.items) and self.name == other.name
+        if not isinstance(other, Items) or self.name != other.name:
+            return False
+        return self.items is other.items or (isinstance(self.items, TableRows) and self.items == other.items)
 
     def __hash__(self) -> int:
         return hash((self.name, id(self.items.table if isinstance(self.items, TableRows) else self.items)))
@@ -189,10 +191,6 @@ class _Slices:
             self._rows = min(LIST_ITEMS, self._rows * 2)
 
 
-def _same(items: object, others: object) -> bool:
-    return items is others or (isinstance(items, TableRows) and items == others)
-
-
 def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: list[T]) -> None:
     """Append what is at these indices; a slice at once, where it is one."""
     if isinstance(indices, range):
@@ -215,12 +213,7 @@ class _AtIndex(At):
 
 
 def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:
-    """Check that there is one item for each index.
-
-    Raises:
-      PlanTypeError: a dict (of columns, say), a generator, or something else that isn't a list of items.
-      PlanError: more or fewer items.
-    """
+    """Return the items, once checked: a list (not a dict of columns, say), of one item for each index."""
     shown = f"{indices[0]} ... {indices[-1]}" if len(indices) > 1 else f"{indices[0]}"
     if isinstance(items, str | bytes | Mapping | Set) or not (hasattr(items, "__len__") and hasattr(items, "__iter__")):
         raise PlanTypeError(

@@ -10,12 +10,13 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from streamline.core.item_codec import EncodedItem, from_json, to_json
 from streamline.core.state import Json, Reference, Tree
+from streamline.core.state_types import Count
 from streamline.errors import ResumeError, SnapshotError
 
 __all__ = ["Entry", "Journal", "MemoryJournal", "Places", "SavedJournal", "kept_of"]
@@ -24,8 +25,6 @@ LEAST_ITEMS = 256
 
 LEAST_BYTES = 2**20
 """Below both, a journal isn't trimmed: reading a state costs some tens of microseconds."""
-
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SavedWorker(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,7 +90,7 @@ class Places:
         self.source = source
         self.merge = merge
         self.shards = shards
-        self._gave: dict[int, int] = {}  # by worker that has ended by itself: items that it gave
+        self._gave: dict[int, int] = {}  # items that a worker gave that has ended by itself
 
     def ended(self, shard: int, gave: int) -> None:
         """Note that a worker has ended by itself."""
@@ -224,7 +223,7 @@ def kept_of(journal: Json, state: Tree, places: Places) -> tuple[SavedJournal, l
     """Return a snapshot's journal, and the items in it.
 
     Raises:
-      ResumeError: the snapshot has none: its source is no live one.
+      ResumeError: the snapshot has none.
       SnapshotError: it is damaged, or doesn't fit the state.
     """
     if journal is None:

@@ -47,8 +47,8 @@ class FedSource(Source[Any]):
 T = TypeVar("T")
 
 MAX_AHEAD = 65_536
-"""Items that may wait for a worker while another one starves: a worker may drop so many in a row. Six times the longest
-run of drops in the tests (10,000); small items that wait take some 100 bytes each, so 16 workers some 100 MB."""
+"""Items that may wait for a worker while another one starves, so a worker may drop so many in a row. Small items take
+some 100 bytes each, so those of 16 workers some 100 MB."""
 
 MAX_AHEAD_BYTES = 256 * 2**20
 """Bytes that may wait for all workers of a rank; large items reach this long before `MAX_AHEAD`."""
@@ -231,12 +231,7 @@ def live_of(
     partitioned: bool,
     journal: object,
 ) -> Live[Any]:
-    """Return the source for these options of `from_stream`, or of the function that made `stream`.
-
-    Raises:
-      PlanTypeError: no async iterable, or an option of the wrong type.
-      PlanError: an option out of range, or one of encode and decode without the other.
-    """
+    """Return the source for these options of `from_stream`, or of the function that made `stream`, once checked."""
     kind = stream.kind if isinstance(stream, MarkedStream) else "from_stream"
     if not isinstance(stream, AsyncIterable | MarkedStream | CountedStream) and (
         not callable(stream) or inspect.iscoroutinefunction(stream)

@@ -82,12 +82,7 @@ class Numbers:
 
 
 def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
-    """Return the draws for the user's weights.
-
-    Raises:
-      PlanTypeError: weights that are no numbers by name, nor a schedule of these.
-      PlanError: an unknown or a missing name; a weight below 0, or all are 0; a schedule that doesn't rise from 0.
-    """
+    """Return the draws for the user's weights, once checked."""
     weights = dict.fromkeys(names, 1.0) if weights is None else weights
     schedule = weights if isinstance(weights, list | tuple) else [(0, weights)]
     if schedule and all(isinstance(entry, int | float) for entry in schedule):

@@ -56,11 +56,7 @@ class Use:
         self._kept: dict[int, object] = {}
 
     def stateful(self, owner: object, loads: bool) -> None:
-        """Begin to use an object whose state is taken and loaded: else it begins at its start when it is iterated.
-
-        Raises:
-          PlanError: its place belongs to another use.
-        """
+        """Begin to use an object whose state is taken, perhaps loaded; a PlanError if it belongs to another use."""
         if self._is_taken(owner, loads or (isinstance(owner, Iterator | AsyncIterator) and _is_read_once(owner))):
             raise PlanError(
                 f"{self._function}'s factory returned the same {type(owner).__name__} again, which keeps where it "
@@ -166,11 +162,7 @@ def _is_read_once(iterator: object) -> bool:
 
 
 def check_not_over(function: str, stream: object) -> None:
-    """Check that an async generator has not ended yet.
-
-    Raises:
-      PlanError: it was read, or closed, before.
-    """
+    """Raise a PlanError if an async generator has ended."""
     if getattr(stream, "ag_frame", stream) is None:
         raise PlanError(
             f"{function}'s async generator {getattr(stream, '__name__', '')} has ended: an earlier opening read it, "

@@ -140,7 +140,7 @@ def rows_of(data: Any) -> Any:
     """Return what reads `data` by row if it is a table, else `data` itself.
 
     Raises:
-      PlanTypeError: it is read by something else than positions: a dict, a query that has not run, a foreign table.
+      PlanTypeError: it isn't read by position: a dict, a query that has not run, an unknown table.
       PlanError: a table that has a column twice.
     """
     known = _known(data)
@@ -151,15 +151,7 @@ def rows_of(data: Any) -> Any:
 
 
 def check_not_table(what: str, iterable: object) -> None:
-    """Check that it is no table, whose iterator gives names or columns, not rows.
-
-    Args:
-      what: where it came from: "from_iterable's factory returned".
-      iterable: what is to be iterated.
-
-    Raises:
-      PlanTypeError: it is one.
-    """
+    """Raise a PlanTypeError if it is a table, whose iterator gives names or columns; `what`: "the factory returned"."""
     known = _known(iterable)
     if known is not None and known[1] in TABLES:
         raise PlanTypeError(

@@ -1,10 +1,9 @@
 """The files of `.cache(path=)`: blocks of a pass, each written atomically, with a checksum, under a unique name.
 
-A file's name says what it belongs to (the stage, the shard, a digest of the stages upstream), the drawing, how many
-items of the pass there are up to its end, its own random id and that of the block before it, and whether it is the
-last. So the names alone say which blocks make a pass, none is ever written twice, and two runs that draw the same pass
-at once write two chains of blocks, which may share their first ones. A chain is valid from its first block on, as far
-as it goes: the next run continues where a kill ended it.
+A file's name holds the stage, the shard, a digest of the stages upstream, the drawing, the number of items up to its
+end, its own random id and that of the block before it, and whether it is the last. So the names alone say which blocks
+make a pass, none is written twice, and two runs that draw the same pass at once write two chains, which may share their
+first blocks. After a kill, the next run continues the chain.
 
 A reset is an empty file whose name has the number of the next drawing.
 """
@@ -51,9 +50,9 @@ class CacheBlock:
 
     Attributes:
       stop: items of the pass up to its end.
-      end: whether it is the last one.
+      end: it is the last one.
       nbytes: of the file.
-      chosen: whether its order was chosen, so that drawing it again may give another one.
+      chosen: its order was chosen, so drawing it again may give another one.
     """
 
     path: Path
@@ -119,12 +118,7 @@ class FoundBlocks:
             ends.append(block)
         if not ends:
             return []
-        best = max(ends, key=lambda block: (block.end, block.stop, block.id))
-        return self.between(tip, best)
-
-    def between(self, tip: str, last: CacheBlock) -> list[CacheBlock]:
-        """Return the blocks after `tip`, up to this one."""
-        found = [last]
+        found = [max(ends, key=lambda block: (block.end, block.stop, block.id))]
         while found[-1].before != tip:
             found.append(self.blocks[found[-1].before])
         return found[::-1]

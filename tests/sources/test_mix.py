@@ -146,7 +146,7 @@ def test_passes_of_a_component_are_its_own() -> None:
     assert rows["b/items"] == 6
 
 
-def test_a_take_before_the_shard_counts_for_all_workers() -> None:
+def test_a_take_before_the_shard_counts_for_all_workers_of_an_index_or_one_stream() -> None:
     parts = {"a": numbers(50).take(10), "b": sl.from_iterable(lambda: range(1000, 1050)).take(10)}
     assert Counter(map(where, sl.mix(parts).shard(4))) == {"a": 10, "b": 10}
 
@@ -286,7 +286,7 @@ async def test_no_item_waits_for_one_of_another_component_that_comes_later() -> 
         assert [item async for item in stream] == whole[before:]
 
 
-async def test_a_list_goes_beyond_the_end_of_a_components_list() -> None:
+async def test_a_list_goes_beyond_the_end_of_a_components_list_where_more_is_there() -> None:
     pipe = sl.mix({str(at): numbers(5000, at * 5000) for at in range(8)})
     async with anyio.create_task_group() as group:
         flow = pipe.plan.source.open(Site(Tasks(group)), Part(mode="custom"))

@@ -133,7 +133,7 @@ async def test_the_last_line_of_a_whole_answer_may_lack_its_end(server: Server) 
 
 
 @pytest.mark.parametrize(("framing", "first", "second"), [("lines", "1", "\ufeff2"), ("jsonl", 1, 2)])
-async def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
+async def test_a_byte_order_mark_at_the_start_of_an_answer_is_no_part_of_its_first_line(
     server: Server, framing: Any, first: Any, second: Any
 ) -> None:
     body = BOM + b"1\n" + (BOM if framing == "lines" else b"") + b"2\n"

@@ -74,7 +74,7 @@ def refuse(item: int) -> int:
 
 
 @pytest.mark.parametrize("stop", range(9))
-def test_items_skipped_after_the_last_tuple_are_counted_also_over_a_resume(stop: int) -> None:
+def test_items_left_out_after_the_last_tuple_are_counted_too_also_over_a_resume(stop: int) -> None:
     pipe = sl.zip(numbers(10).map(picky), numbers(10, 100).map(picky))
     with pipe.open(on_error="skip", max_errors=None) as stream:
         first = list(islice(stream, stop))

@@ -1,4 +1,4 @@
-"""StreamDataset: one iterator, kept over repeated iteration, whoever iterates; and what it is in a pipeline."""
+"""StreamDataset: one iterator, kept over repeated iteration, by any number of loops; and what it is in a pipeline."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamline.core import atomic_file as durable
+from streamline.core import atomic_file
 from streamline.core.atomic_file import UnsafeFileError, read_own, replace_file, write_parts
 
 OLD, NEW = b"old" * 1000, b"new" * 2000
@@ -160,13 +160,13 @@ def test_a_disk_that_takes_a_part_and_then_no_more_leaves_the_old_file(path: Pat
 
 def test_missing_directories_are_made_and_each_name_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    sync = durable.sync_directory
+    sync = atomic_file.sync_directory
 
     def noted(path: Path) -> None:
         synced.append(path)
         sync(path)
 
-    monkeypatch.setattr(durable, "sync_directory", noted)
+    monkeypatch.setattr(atomic_file, "sync_directory", noted)
     replace_file(tmp_path / "a" / "b" / "file.json", NEW)
     assert synced == [tmp_path / "a", tmp_path, tmp_path / "a" / "b"]
 
@@ -220,7 +220,7 @@ def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
 
 
 def test_what_a_kill_has_left_is_removed_by_the_next_write_of_the_same_family(path: Path) -> None:
-    left, descriptor, lock = durable._new(path.parent, durable._begin("blocks"))
+    left, descriptor, lock = atomic_file._new(path.parent, atomic_file._begin("blocks"))
     os.close(descriptor)
     write_parts(path, [NEW], "others")
     write_parts(path, [NEW], "blocks")
