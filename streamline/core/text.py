@@ -62,5 +62,5 @@ def line_of(entry: Entry) -> str:
 
 
 def found_otherwise(name: str, again: str) -> str:
-    """Say why a stage that reads `again` what is behind a change rules that out."""
-    return f"{name!r} behind it {again}, and would find other items there: finish the epoch as it was, or begin anew"
+    """Say why a stage that reads `again`, downstream of a change, rules that change out."""
+    return f"{name!r} downstream of it {again}, and would find other items: finish the epoch as it was, or begin anew"

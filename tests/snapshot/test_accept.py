@@ -260,7 +260,7 @@ ROWS: dict[str, Row] = {
     "a repeat is added or removed": refused(items().shard(1).repeat(), items().shard(1), "in another pass"),
     "a stage before the shard is added or removed": refused(items().take(9).shard(2), items().shard(2), "which item"),
     "a change before a stage in the middle": Row(
-        lambda _: middle(2), lambda _: middle(3), 1, None, why="behind it reads the 3 items of window 0 again"
+        lambda _: middle(2), lambda _: middle(3), 1, None, why="downstream of it reads the 3 items of window 0 again"
     ),
     "another number of shards": refused(items().shard(2), items().shard(3), "keep the number of shards"),
     "another mode": refused(items().shard(2), items().shard(2, "contiguous"), "every item would be in another shard"),

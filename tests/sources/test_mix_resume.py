@@ -86,7 +86,7 @@ def test_a_file_that_a_components_stage_reads_again_must_stay(tmp_path: Path) ->
             text = (tmp_path / f"{gone}.txt").read_text(encoding="utf-8")
             (tmp_path / f"{gone}.txt").unlink()
             with pytest.raises(
-                ResumeError, match=r"(?s)this can't:.*removed_files: '\w/shuffle' behind it reads the 8"
+                ResumeError, match=r"(?s)this can't:.*removed_files: '\w/shuffle' downstream of it reads the 8"
             ):
                 pipe.open(resume=snapshot)
             (tmp_path / f"{gone}.txt").write_text(text, encoding="utf-8")
