@@ -90,14 +90,14 @@ class DeadLetters:
             "traceback": clean(failure.traceback),
         }
 
-    def append(self, letters: Iterable[DeadLetter]) -> None:
+    def append(self, lines: Iterable[DeadLetter]) -> None:
         """Write lines after those that are there.
 
         Raises:
           DeadLetterError: the disk is full, say; a part of a line may be there, and is removed at the next opening.
         """
         try:
-            self._append(letters)
+            self._append(lines)
         except OSError as error:
             raise _failed(self.path, error) from error
 
@@ -117,26 +117,26 @@ class DeadLetters:
             return
         with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
             lines = list(self._checked(file))
-        kept = [line for line, letter in lines if letter is not None and self._keeps(letter, counts)]
-        self._warn_of_missing(counts, [letter for _, letter in lines if letter is not None])
+        kept = [line for line, fields in lines if fields is not None and self._keeps(fields, counts)]
+        self._warn_of_missing(counts, [fields for _, fields in lines if fields is not None])
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
         else:
             self._append(())
 
-    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], letters: Iterable[DeadLetter]) -> None:
+    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], found: Iterable[DeadLetter]) -> None:
         """Log which items the state counts as skipped that have no line after the last one of their stage and shard."""
-        there: dict[tuple[int, str], int] = {}
-        for letter in letters:
-            if letter["epoch"] == self._epoch:
-                key = letter["shard"], letter["stage"]
-                there[key] = max(there.get(key, 0), letter["n"])
+        last: dict[tuple[int, str], int] = {}
+        for fields in found:
+            if fields["epoch"] == self._epoch:
+                key = fields["shard"], fields["stage"]
+                last[key] = max(last.get(key, 0), fields["n"])
         for (shard, stage), count in counts.items():
-            if there.get((shard, stage), 0) < count:
+            if last.get((shard, stage), 0) < count:
                 logger.warning(
                     "%s ends before the snapshot: %s has skipped %d items in shard %d, and the file has lines up to "
                     "number %d. The others were skipped, too: use a copy of the file that is as new as the snapshot",
-                    printable(str(self.path)), stage, count, shard, there.get((shard, stage), 0),
+                    printable(str(self.path)), stage, count, shard, last.get((shard, stage), 0),
                 )  # fmt: skip
 
     def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, DeadLetter | None]]:
@@ -149,17 +149,17 @@ class DeadLetters:
                     "another path"
                 )
             try:
-                yield line, _letter(line) if whole else None
+                yield line, _fields(line) if whole else None
             except msgspec.MsgspecError as error:
                 raise DeadLetterError(f"{self.path} line {number} is damaged: {error}; move the file away") from error
 
-    def _keeps(self, letter: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
-        if letter["epoch"] != self._epoch:
-            return bool(letter["epoch"] < self._epoch)
-        return bool(letter["n"] <= counts.get((letter["shard"], letter["stage"]), 0))
+    def _keeps(self, fields: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
+        if fields["epoch"] != self._epoch:
+            return bool(fields["epoch"] < self._epoch)
+        return bool(fields["n"] <= counts.get((fields["shard"], fields["stage"]), 0))
 
 
-class _LetterKey(msgspec.Struct):
+class _LineKey(msgspec.Struct):
     """The fields that say where in a run a line belongs."""
 
     epoch: int
@@ -168,8 +168,8 @@ class _LetterKey(msgspec.Struct):
     n: int
 
 
-def _letter(line: bytes) -> DeadLetter:
-    return msgspec.structs.asdict(msgspec.json.decode(line, type=_LetterKey))
+def _fields(line: bytes) -> DeadLetter:
+    return msgspec.structs.asdict(msgspec.json.decode(line, type=_LineKey))
 
 
 def _failed(path: Path, error: OSError) -> DeadLetterError:

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -55,6 +56,7 @@ class OneThread(Executor):
         self._thread: threading.Thread | None = None
         self._last: Future[object] | None = None
         self._refused = False
+        weakref.finalize(self, self._calls.put, None)  # an owner that Ctrl-C keeps from closing leaves no thread
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn` in the thread."""

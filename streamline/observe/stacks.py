@@ -34,15 +34,15 @@ def waiting_tasks() -> str:
         tasks = asyncio.all_tasks()
     except RuntimeError:
         return ""
-    told = []
+    shown = []
     for task in sorted(tasks, key=lambda task: task.get_name()):
         frames = _frames(task.get_coro())
         if any(not frame.f_code.co_filename.startswith(NOT_USERS) for frame in frames):
             lines = traceback.format_list(
                 [traceback.FrameSummary(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name) for f in frames[::-1]]
             )
-            told.append(f"Task {task.get_name()} (most recent call first):\n{''.join(lines)}")
-    return "\n".join(told)
+            shown.append(f"Task {task.get_name()} (most recent call first):\n{''.join(lines)}")
+    return "\n".join(shown)
 
 
 def _frames(awaited: Any) -> list[types.FrameType]:

@@ -69,12 +69,12 @@ def several(kind: str) -> str:
     if kind == "from_items":
         return "give what it reads a __getitems__, which takes a list of indices"
     if kind in ("from_iterable", "source"):
-        return "let it yield lists, and .unbatch() behind it"
+        return "let it yield lists, and .unbatch() after it"
     if kind in ("batch", "bucket_by_length", "unbatch"):
         return "larger batches"
     if kind == "filter":
         return "filter lists in a .map, between .batch(collate=None) and .unbatch()"
-    return "let a call do several items (.batch before it, .unbatch behind)"
+    return "let a call do several items (.batch before it, .unbatch after)"
 
 
 def more_at_once(stage: StageStats, more: int) -> str:
@@ -255,7 +255,7 @@ def _body(loads: Loads) -> Verdict | None:
         rule="loop body",
         stage=None,
         line=f"the body of the `async for` limits: it holds the event loop {_percent(loads.body_holds)} of the time, "
-        f"and the pipeline stands still meanwhile; try a plain `for`, behind which it runs in a thread of its own: "
+        f"and the pipeline stands still meanwhile; try a plain `for`, whose pipeline runs in a thread of its own: "
         f"{_about(speedup)}",
         speedup=speedup,
     )
@@ -425,7 +425,7 @@ def _order(loads: Loads) -> Verdict | None:
         rule="order",
         stage=str(stage),
         line=f"{stage} limits: its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up "
-        f"the results behind them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}",
+        f"the results after them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}",
         speedup=speedup,
     )
 

@@ -114,8 +114,8 @@ class Watched:
         """Say what the consumer waits for, as far as it can be seen. In the event loop's thread; never raises."""
         try:
             return self._report(now)
-        except Exception as error:  # a position that can't be told is no reason to end a run
-            return f"what for can't be told ({type(error).__name__}: {error})"
+        except Exception as error:  # a report that fails is no reason to end a run
+            return f"what for is unknown ({type(error).__name__}: {error})"
 
     def _report(self, now: float) -> str:
         busy = [meter for meter in list(self.session.meters.stages.values()) if meter.since is not None]
@@ -255,7 +255,7 @@ def stacks(hosts: Sequence[HostMeter]) -> str:
     try:
         return "".join(f"\nWhat runs in {host}:\n{host.stacks()}" for host in hosts)
     except Exception as error:  # it has died just now
-        return f"\nWhat runs there can't be told ({type(error).__name__}: {error})"
+        return f"\nWhat runs there is unknown ({type(error).__name__}: {error})"
 
 
 def held(loop_thread: int | None) -> str:

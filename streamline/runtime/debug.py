@@ -185,7 +185,7 @@ class _Runner(Generic[T]):
         if loop is not None:
             if loop.is_running():
                 raise _BusyError("a debug stream can't be closed by the pipeline that it is running")
-            loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been told to whoever asked
+            loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been raised already
         self._closed = True
         if loop is not None and not loop.is_closed():
             cut, self._cut = self._cut, True

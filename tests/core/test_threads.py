@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -271,6 +272,18 @@ async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(share.run, barrier.wait)
+
+
+def test_a_thread_of_storages_ends_with_an_owner_that_was_never_closed() -> None:
+    """Ctrl-C may come between its making and what closes it, or in the middle of that."""
+    one = OneThread("streamline files")
+    assert one.submit(abs, -1).result(200) == 1
+    thread = one._thread
+    assert thread is not None
+    del one
+    gc.collect()
+    thread.join(200)
+    assert not thread.is_alive()
 
 
 def test_an_interrupt_while_a_thread_starts_is_no_lack_of_room() -> None:

@@ -234,9 +234,9 @@ def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "word"),
     [
-        ("map", ".unbatch behind"),
+        ("map", ".unbatch after"),
         ("filter", "in a .map, between"),
-        ("flat_map", ".unbatch behind"),
+        ("flat_map", ".unbatch after"),
         ("batch", "larger batches"),
         ("unbatch", "larger batches"),
         ("from_items", "__getitems__"),

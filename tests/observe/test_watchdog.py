@@ -130,7 +130,7 @@ def test_long_waits_are_read_at_a_glance() -> None:
 def test_a_failing_report_ends_nothing() -> None:
     session = Session()
     session.awaited = lambda: 1 / 0  # type: ignore[assignment]
-    assert Watched(session, "items").report(0.0) == "what for can't be told (ZeroDivisionError: division by zero)"
+    assert Watched(session, "items").report(0.0) == "what for is unknown (ZeroDivisionError: division by zero)"
     assert "the merge waits for no worker" in Watched(Session(), "items").report(0.0)
 
 

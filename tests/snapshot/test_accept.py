@@ -309,7 +309,7 @@ ROWS: dict[str, Row] = {
         lambda folder: lines(folder).shuffle(window=3),
         3,
         None,
-        why="would find other items there",
+        why="would find other items",
         change=lambda folder: (folder / "a.txt").unlink(),
     ),
     "a file of lines or CSV that has grown": of_files(
