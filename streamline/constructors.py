@@ -145,7 +145,7 @@ def from_stream(
 
     It is read once, by one task for all workers, which are handed its items in turn. What was read is kept until the
     consumer is past it, and a snapshot holds it, so a resume goes on exactly where it stood, and then with the feed.
-    What was read behind the last snapshot is lost in a crash, unless it is kept on disk.
+    What was read after the last snapshot is lost in a crash, unless it is kept on disk.
 
     Args:
       stream: an async iterable, or a function without arguments that returns one; an iterator can be read by one
@@ -164,7 +164,7 @@ def from_stream(
       PlanTypeError: no async iterable, or an option of the wrong type.
       PlanError: an option out of range, or one of encode and decode without the other.
       While it runs: PlanTypeError for an item that can't be kept, JournalError for a disk that fails, WorkerStarved
-      behind `max_ahead`.
+      beyond `max_ahead`.
     """
     return Pipeline(
         live_of(
@@ -191,7 +191,7 @@ def mix(
     """Draw each item from one of several pipelines, by weights.
 
     Item n of a worker comes from the component that is drawn for (seed, epoch, shard, n): the same in every run. A
-    `.shard` behind it splits each component, whose stages run in every worker, too. A resume may have other weights,
+    `.shard` after it splits each component, whose stages run in every worker, too. A resume may have other weights,
     and components may come and go: each one's state is kept under its name. For passes, give a component a `.repeat`.
 
     Args:
@@ -248,7 +248,7 @@ class StreamReplicator(Replicator[T]):
 
     The stream is read once, from the first item that anybody asks for: an async one in the event loop of who asks, or,
     if that is plain code, in a thread with a loop of its own, where a sync one is always read. A loop that ends while
-    it reads the stream ends it for all, with a `ClosedError`. What can be closed is closed behind the end, a failure,
+    it reads the stream ends it for all, with a `ClosedError`. What can be closed is closed after the end, a failure,
     and the replicator's close.
 
     A replica that isn't read holds up the others once `capacity` items wait for it; when one of them has starved of it
@@ -280,7 +280,7 @@ class StreamReplicator(Replicator[T]):
         """Return a pipeline that begins with replica `number`, read as a live source: see `from_stream`.
 
         Its snapshots hold what it has read and not yet delivered, so each of n pipelines resumes by itself. If the
-        source of all is a pipeline, that is exact, over kills too: behind its journal, each goes on in a new
+        source of all is a pipeline, that is exact, over kills too: after its journal, each goes on in a new
         StreamReplicator with the item that it hadn't read, for which the stream is read from its start, or from where
         `load_state_dict` says. Of another source, what waited for a replica when the process ended is lost.
 
@@ -355,7 +355,7 @@ def source(fn: Callable[..., Any] | None = None, /, *, state: Callable[[], dict[
         @sl.source(state=dict)
         async def rows(*, state, shard, num_shards, url):
             async for number, row in table(url, start=state.get("next", shard), step=num_shards):
-                state["next"] = number + num_shards  # first: the dict at a yield resumes behind the item yielded
+                state["next"] = number + num_shards  # first: the dict at a yield resumes after the item yielded
                 yield row
 
         pipe = rows(url="...").shard(4).map(decode)

@@ -126,8 +126,8 @@ class ResolvedRun:
         if self.policy.dead_letters is not None:
             path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
             letters = DeadLetters(path, *of, self.epoch, before, rank.process)
-        told = any(cache.path is not None for cache in caches_of(self.plan))
-        return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=told)
+        keeps = any(cache.path is not None for cache in caches_of(self.plan))
+        return Errors(self.policy, before, letters, merged_size(self.plan), meters, told=keeps)
 
     @property
     def begun_at(self) -> Snapshot | None:
