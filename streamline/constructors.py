@@ -145,7 +145,7 @@ def from_stream(
 
     It is read once, by one task for all workers, which are handed its items in turn. What was read is kept until the
     consumer is past it, and a snapshot holds it, so a resume goes on exactly where it stood, and then with the feed.
-    What was read since the last snapshot is lost in a crash, unless it is kept on disk.
+    What was read after the last snapshot is lost in a crash, unless it is kept on disk.
 
     Args:
       stream: an async iterable, or a function without arguments that returns one; an iterator can be read by one

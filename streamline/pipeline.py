@@ -142,21 +142,18 @@ class Pipeline(Openable[T]):
         by_file: Mode | None = "file" if mode is None and interleave > 1 else mode
         shard = Shard(num_shards=num_shards, mode=by_file, drop_remainder=drop_remainder, interleave=interleave)
         if self.sharding is not None or self.merging is not None:
-            raise PlanError(".shard splits the source, once: it can't stand behind another .shard or a .merge")
+            raise PlanError(".shard splits the source, once: it can't stand after another .shard or a .merge")
         return replace(self, sharding=shard, sharded_at=len(self.stages))._checked()
 
     def shuffle(
         self, *given: Never, window: int | None = None, seed: int = 0, name: str | None = None, **unknown: Never
     ) -> Pipeline[T]:
-        """Permute the items: each `window` of them, or without a window the whole index of an indexable source.
+        """Permute the items: each `window` of them, or without a window the whole index, of an indexable source.
 
         Args:
           window: items that are permuted among themselves; twice as many are held in memory, and a resume reads up to
-            twice as many again. After `.shard`, in each worker.
+            twice as many again. After `.shard`, in each worker; None: only before it.
           seed: with it and the epoch (and shard and window), the order is always the same.
-
-        Raises:
-          PlanError: without a window, the source has no index, or it stands after `.shard`.
         """
         check_known(".shuffle", unknown, ("window", "seed", "name"))
         if given:
@@ -237,12 +234,9 @@ class Pipeline(Openable[T]):
             the inputs. Resuming is exact all the same.
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
           seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone;
-            or `generator=`, one of torch's, if it takes that.
+            or `generator=`, one of torch's, if it takes that. Not after a stage that chooses an order.
           seed_globals: for libraries that take none: each call finds `random`, NumPy and torch seeded.
           name: by default the function's.
-
-        Raises:
-          PlanError: options that the kind of function doesn't have; a seed after a stage that chooses an order.
         """
         check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "seed_globals", "name"))
         check_function(".map(fn)", fn)
@@ -289,11 +283,7 @@ class Pipeline(Openable[T]):
             a class that extends `Stage`, with its own name unless one is given.
           params: keyword arguments for `fn`.
 
-        Raises:
-          PlanTypeError: of a declared one, a parameter is missing, unknown, or one that streamline passes itself.
-
-        Warns:
-          UserWarning: it is undeclared.
+        Warns: UserWarning, if it is undeclared.
         """
         if isinstance(fn, Stage):
             if params:
@@ -429,11 +419,7 @@ class Pipeline(Openable[T]):
         return self._with(Prefetch(name=self._name(None, "prefetch"), items=items, bytes=bytes))
 
     def cache(
-        self,
-        *,
-        path: str | PathLike[str] | None = None,
-        max_bytes: int | None = None,
-        name: str | None = None,
+        self, *, path: str | PathLike[str] | None = None, max_bytes: int | None = None, name: str | None = None
     ) -> Pipeline[T]:
         """Keep one pass of what is upstream, and serve it in the passes after: `.cache().repeat(3)`.
 
@@ -480,8 +466,6 @@ class Pipeline(Openable[T]):
           spill: a folder that cycles are written to, for what can't be drawn again; a resume reads them there. The
             files go when snapshots are saved: what the last two need is there.
 
-        Raises:
-          PlanError: `size` is no multiple of `block`.
         """
         size = check_int(".regenerate(size)", size, 1)
         seed = check_seed(".regenerate(seed=)", seed)
@@ -511,7 +495,7 @@ class Pipeline(Openable[T]):
         max_skips_per_round: int | None = None,
         max_lead: int | None = None,
     ) -> Pipeline[T]:
-        """Make one stream of the workers'. What comes after acts on this stream.
+        """Make one stream of the workers', on which the stages after it act.
 
         Args:
           kind: "strict": in turn, always the same order. "best_effort": whoever has an item, within bounds; the order
@@ -521,7 +505,7 @@ class Pipeline(Openable[T]):
           max_lead: best-effort: items that a worker may be ahead of the slowest one; 8 by default.
         """
         if self.merging is not None:
-            raise PlanError("there is one .merge: behind it there is only one stream")
+            raise PlanError("there is one .merge: after it there is only one stream")
         merge = merge_of(kind, max_skips_per_round, max_lead)
         return replace(self, merging=merge, merged_at=len(self.stages))
 
@@ -535,9 +519,6 @@ class Pipeline(Openable[T]):
             of JAX, or a `Target` of your own. It is looked for when the pipeline is opened; "cuda" is the current one
             of the thread that does.
           depth: batches that are on their way, or there already, while the loop works on the one before.
-
-        Raises:
-          PlanError: a device that doesn't exist; `open` says the same of one that isn't here.
         """
         depth = check_int(".transfer(depth=)", depth, 1)
         pipe = self if self.merging is not None else self.merge()
@@ -573,8 +554,7 @@ class Pipeline(Openable[T]):
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
 
-        Looks at files, unless servers or stores have to be asked in an event loop that runs of asyncio's: then `async
-        with` does, or `with`, and what is wrong with the data comes out there.
+        Looks at files; where servers or stores have to be asked in a running event loop, `async with` or `with` does.
 
         Args:
           backend: where the workers run.
@@ -634,25 +614,14 @@ class Pipeline(Openable[T]):
           options: those of `open`; each epoch is opened with them.
 
         Raises:
-          PlanError: an epoch below 0, or fewer than 1 step.
-          PlanTypeError: an option of the wrong type.
+          PlanError: an epoch below 0, or fewer than 1 step; an option of the wrong type (PlanTypeError).
           As `open`, here and at each `iter()`.
         """
         check_known(".loader", options.keys() - OPTIONS.keys(), [*OPTIONS, *LOADER_OPTIONS])
-        return Loader(
-            passes_of(
-                self.open,
-                options,
-                self.plan.source,
-                steps_per_epoch,
-                stay=persistent,
-                settled=lambda: self.settled().open,
-            ),
-            epoch=epoch,
-            steps_per_epoch=steps_per_epoch,
-            fixed_epoch=fixed_epoch,
-            resume=resume,
+        passes = passes_of(
+            self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )
+        return Loader(passes, epoch=epoch, steps_per_epoch=steps_per_epoch, fixed_epoch=fixed_epoch, resume=resume)
 
     def debug(
         self,
@@ -673,12 +642,7 @@ class Pipeline(Openable[T]):
         For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
         other. Slow: calls follow one another, and next to nothing is read ahead. Works where an event loop is running
         already, in a notebook, say. Only blocks of files are read in a thread. Of several ranks, each ends by itself.
-
-        Args:
-          resume: as in `open`, like the others.
-
-        Raises:
-          PlanError, ResumeError, ReadError: as in `open`.
+        Options and errors are those of `open`.
         """
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         options = OpenOptions(INLINE, policy, resume, accept, new_files, rank, world_size, mesh, epoch)
@@ -688,11 +652,7 @@ class Pipeline(Openable[T]):
         """Return the first items, at most `count`; nothing is opened for 0.
 
         No channel holds more than `count` items meanwhile: little more is read than what is returned takes. Also in a
-        running event loop, which it holds up.
-
-        Raises:
-          PlanError: `count` is no integer of 0 or more.
-          PlanError, ReadError: as in `open`.
+        running event loop, which it holds up. Raises what `open` does.
         """
         count = check_int(".first(count)", count, 0)
         if not count:
@@ -703,11 +663,7 @@ class Pipeline(Openable[T]):
     # Looking at it ----------------------------------------------------------------------------------------------------
 
     def check(
-        self,
-        *,
-        world_size: int | None = None,
-        backend: Backend | None = None,
-        deadline_s: float = DEADLINE_S,
+        self, *, world_size: int | None = None, backend: Backend | None = None, deadline_s: float = DEADLINE_S
     ) -> Report:
         """Look before the run at what it would read, and at what it would fail on. Takes seconds; writes nothing.
 
@@ -721,10 +677,8 @@ class Pipeline(Openable[T]):
           deadline_s: seconds for reading, and as many for the stages; what takes longer is named.
 
         Returns:
-          What was found, to be printed; `report.ok`, `report.problems`, `report.raise_for_problems()`.
-
-        Raises:
-          PlanError: options out of range or type; what is wrong with the plan or the data is in the report.
+          What was found, wrong with the plan or the data, to be printed; `report.ok`, `report.problems`,
+          `report.raise_for_problems()`.
         """
         from streamline.runtime.check import check  # a run needs none of it
 
@@ -735,16 +689,14 @@ class Pipeline(Openable[T]):
     ) -> Explanation:
         """Say what a resume of `snapshot` would do, to be printed, without doing it.
 
-        Where each worker reads on, what is read and computed again, and by which stage; or why the snapshot doesn't fit
-        this plan, and what to accept. Of a whole job's snapshot: all ranks.
+        Where each worker reads on, what is read and computed again, and by which stage; or why it doesn't fit this plan
+        and what to accept.
 
         Args:
-          accept: as for `open`.
-          new_files: likewise.
+          accept, new_files: as for `open`.
 
         Raises:
-          PlanError: `accept` names what isn't there.
-          ReadError: a file of the source is missing.
+          PlanError: `accept` names what isn't there. ReadError: a file of the source is missing.
         """
         return explain(self.plan, snapshot, accept, new_files)
 
@@ -761,17 +713,12 @@ class Pipeline(Openable[T]):
         return describe(self.plan)
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
         return f"<pre>{escape(repr(self))}</pre>"
 
     # What it isn't ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> NoReturn:
-        """Refuse: torch's DataLoader asks a dataset this before anything else.
-
-        Raises:
-          PlanTypeError: always. `list(pipe)` and its like, for which a length is a hint, go on without.
-        """
+        """Refuse, which torch's DataLoader asks before anything else; `list(pipe)` and its like go on without."""
         raise PlanTypeError(
             "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
             "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
@@ -781,7 +728,7 @@ class Pipeline(Openable[T]):
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
 
-    if not TYPE_CHECKING:  # who checks types is told sooner
+    if not TYPE_CHECKING:  # type checkers say so sooner
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute(self, name)
@@ -794,11 +741,7 @@ class Pipeline(Openable[T]):
         return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
 
     def settled(self) -> Pipeline[T]:
-        """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one.
-
-        Raises:
-          PlanError: it can't run here.
-        """
+        """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one."""
         return replace(self, stages=tuple(stage.settled() for stage in self.stages))
 
     @property

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 EXIT_S = 1.0
-"""How long a close, or the interpreter's exit, waits for an engine that is stuck in user code."""
+"""How long a close, or the interpreter's exit, waits for a loop that is stuck in user code."""
 
 
 class LoopThread(Generic[T]):
@@ -88,9 +88,9 @@ class LoopThread(Generic[T]):
         wait = take if patience is None else partial(patience.wait, take, self._wake, self._thread.ident)
         self._border.take(wait, now)
 
-    def dealt_with(self, items: int) -> None:
+    def consumed(self, items: int) -> None:
         """Say how many items have been handed out, or are just about to be, with those that were dropped."""
-        self._border.dealt_with(items, self._signal)
+        self._border.consumed(items, self._signal)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""

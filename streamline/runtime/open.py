@@ -284,7 +284,7 @@ class Opened(Generic[T]):
         session.spent = spent
         return SyncStream(self.resolved, session, ahead=ahead)
 
-    if not TYPE_CHECKING:  # who checks types is told sooner
+    if not TYPE_CHECKING:  # type checkers say so sooner
 
         def __iter__(self) -> NoReturn:
             """Refuse: what is iterated is what `with` gives."""

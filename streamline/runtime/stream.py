@@ -98,7 +98,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             raise
         return flow
 
-    if not TYPE_CHECKING:  # who checks types is told sooner
+    if not TYPE_CHECKING:  # type checkers say so sooner
 
         def __iter__(self) -> NoReturn:
             """Refuse: this is the stream of `async with`."""

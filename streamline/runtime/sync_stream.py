@@ -1,11 +1,11 @@
 """A plan that runs, for a plain `for` loop.
 
 The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), and the consumer receives lists, not
-items. The engine doesn't know the stream: when the stream is dropped, it stops.
+items. The loop's thread doesn't know the stream: when the stream is dropped, it stops.
 
 Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread,
 wherever it is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it.
-Leaving the `with` block, or dropping the iterator, ends the engine.
+Leaving the `with` block, or dropping the iterator, ends the thread.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`.
 
     Args:
-      ahead: its consumer comes later, and then it is to be told so: `begin`.
+      ahead: its consumer comes later, and then `begin` is called.
     """
 
     def __init__(self, resolved: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
         super().__init__(resolved, session)
         self._gate = Gate()  # of this side of the border
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
-        self._engine = LoopThread[T](resolved, self._session)
-        self._cleanup = Cleanup(self, _end, self._engine, self._session)
+        self._loop_thread = LoopThread[T](resolved, self._session)
+        self._cleanup = Cleanup(self, _end, self._loop_thread, self._session)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
-        self._begin_at(self._engine.start())
+        self._begin_at(self._loop_thread.start())
         if not ahead:
             resolved.show(self._session)
 
@@ -122,7 +122,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
           PlanError: `quiesce_timeout` is no finite number from 0 on.
           PausedError: on entering, the stream is paused already.
         """
-        return SyncPause(self._gate, self._lock, self._engine.far, quiesce_timeout)
+        return SyncPause(self._gate, self._lock, self._loop_thread.far, quiesce_timeout)
 
     def peek(self) -> bool | None:
         """Say whether another item follows; None if a failure does, or the stream is closed. Takes nothing.
@@ -152,7 +152,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._go_on(self.part())
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
-        self._engine.dealt_with(current.received)
+        self._loop_thread.consumed(current.received)
 
     def _wait_list(self) -> bool:
         """Fetch lists until there is an item at hand; return whether there is one."""
@@ -161,7 +161,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
                 return False
         return True
 
-    if not TYPE_CHECKING:  # who checks types is told sooner
+    if not TYPE_CHECKING:  # type checkers say so sooner
 
         def __aiter__(self) -> NoReturn:
             """Refuse: this is the stream of `with`."""
@@ -205,11 +205,11 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             return
         meters, consumer = self._session.meters, self._session.meters.consumer
         try:
-            self._engine.take(coming)  # Ctrl-C comes out here, and changes nothing
+            self._loop_thread.take(coming)  # Ctrl-C comes out here, and changes nothing
         except BaseException:
             consumer.gets(perf_counter())
             raise
-        consumer.gets(self._engine.taken_at)
+        consumer.gets(self._loop_thread.taken_at)
         found = coming[0]
         if isinstance(found, Chunk):
             meters.gave(len(found.items))
@@ -225,6 +225,6 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         return None
 
 
-def _end(engine: LoopThread[Any], session: Session) -> None:
-    engine.stop()
-    session.close()  # an engine that is stuck in user code doesn't come to it
+def _end(loop_thread: LoopThread[Any], session: Session) -> None:
+    loop_thread.stop()
+    session.close()  # a loop that is stuck in user code doesn't come to it

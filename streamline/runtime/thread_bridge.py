@@ -76,7 +76,7 @@ class ThreadBridge(Generic[T]):
         self._depth = self._least = min(2, most)
         self._waiting = False
         self._sent = 0
-        self._dealt = 0
+        self._consumed = 0
         self._room: anyio.Event | None = None  # the loop's, as long as it waits
         self._woken: anyio.Event | None = None
         self._pile: list[Chunk[T]] = []
@@ -86,10 +86,10 @@ class ThreadBridge(Generic[T]):
 
     def take(self, take: Callable[[], object], now: float) -> None:
         """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it."""
-        dealt_s = now - self.taken_at
-        if dealt_s > 2 * STEADY_S:
+        consumed_s = now - self.taken_at
+        if consumed_s > 2 * STEADY_S:
             self._depth = max(self._least, self._depth // 2)
-        elif (dealt_s < QUICK_S and self.queue.empty()) or (dealt_s < STEADY_S and self._depth < STEADY_ITEMS):
+        elif (consumed_s < QUICK_S and self.queue.empty()) or (consumed_s < STEADY_S and self._depth < STEADY_ITEMS):
             self._depth = min(2 * self._depth, self._most)
         self._waiting = True
         try:
@@ -98,14 +98,14 @@ class ThreadBridge(Generic[T]):
             self._waiting = False
         self.taken_at = perf_counter()
 
-    def dealt_with(self, items: int, wake: Callable[[anyio.Event], None]) -> None:
+    def consumed(self, items: int, wake: Callable[[anyio.Event], None]) -> None:
         """Say that so many items have been handed out, or are just about to be. Idempotent.
 
         Args:
           items: from the first list on, those that were dropped included.
           wake: sets what the loop waits for, if it waits for that.
         """
-        self._dealt = items
+        self._consumed = items
         room = self._room
         if room is None or room is self._woken or (self._takes_turns and not self.queue.empty()):
             return
@@ -122,7 +122,7 @@ class ThreadBridge(Generic[T]):
             event = self._room = anyio.Event()
             try:
                 if self._free < 1:  # the other thread may just have made room
-                    await _wait_told(event, meter)
+                    await _wait_metered(event, meter)
             finally:
                 self._room = None
         return min(max(1, self._depth // 2), room, LONG_LIST_ITEMS)
@@ -169,7 +169,7 @@ class ThreadBridge(Generic[T]):
 
     @property
     def _free(self) -> int:
-        return self._depth - (self._sent - self._dealt)
+        return self._depth - (self._sent - self._consumed)
 
     def _wait_taken(self) -> None:
         """After a list that took long, let a consumer that waits for it run, until it has taken the list.
@@ -178,12 +178,12 @@ class ThreadBridge(Generic[T]):
         then: after a slow sync map, 500 items were made before the first was handed out. For the first list of all it
         waits longer, and lets go of the core, too: where all cores are busy, a thread is woken late.
         """
-        began, longest = perf_counter(), QUICK_S if self._dealt else FIRST_S
+        began, longest = perf_counter(), QUICK_S if self._consumed else FIRST_S
         while self._waiting and not self.queue.empty() and (waited := perf_counter() - began) < longest:
             sleep(0 if waited < QUICK_S else QUICK_S)
 
 
-async def _wait_told(event: anyio.Event, meter: StageMeter | None) -> None:
+async def _wait_metered(event: anyio.Event, meter: StageMeter | None) -> None:
     if meter is not None:
         meter.wait_begins("wait_output")
     try:

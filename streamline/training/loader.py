@@ -31,65 +31,13 @@ from streamline.training.epochs import EpochPlace, Epochs, LoaderPhase
 from streamline.training.loader_state import Inside, LoaderState
 from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_begin
 
-__all__ = ["Loader", "Reports", "length_of"]
-
-
-def length_of(resolved: ResolvedRun) -> int:
-    """Return the items in an epoch, on this rank.
-
-    Raises:
-      TypeError: unknown before they have been read, or there is no end.
-    """
-    rank = resolved.rank
-    if rank.found_in == "alone":
-        rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
-    items = num_given(resolved.plan, rank.rank, rank.world_size, resolved.ending.ends.policy)
-    if items is None:
-        raise TypeError(
-            "how many items an epoch of this pipeline has isn't known before they have been read: "
-            "loader(steps_per_epoch=n) has n"
-        )
-    if items == math.inf:
-        raise TypeError("this pipeline has no end: give the loader steps_per_epoch=")
-    return int(items)
+__all__ = ["Loader"]
 
 
 T = TypeVar("T")
 
 
-class Reports(Generic[T]):
-    """The part of `Loader` that reads what its stream has counted."""
-
-    _now: Now[T]
-
-    def stats(self) -> Stats | None:
-        """Return what was counted in the present iteration, or in the last one; None: there has been none.
-
-        With `steps_per_epoch`: since the pipeline was opened, which may be epochs ago.
-        """
-        run = self._now.run
-        return None if run is None else run.stream.stats()
-
-    @property
-    def errors(self) -> ErrorReport:
-        """The items that were left out because of an error, of the same stretch as `stats`, and before a resume."""
-        run = self._now.run
-        return ErrorReport() if run is None else run.stream.errors
-
-    @property
-    def padding(self) -> bool:
-        """Whether the last item was given again, so that all ranks end together; see `ends` of `open`."""
-        run = self._now.run
-        return run is not None and run.stream.padding
-
-    @property
-    def ends(self) -> EndsReport | None:
-        """How the present iteration ends together with other ranks, or the last one; None: there has been none."""
-        run = self._now.run
-        return None if run is None else run.stream.ends
-
-
-class Loader(Reports[T]):
+class Loader(Generic[T]):
     """Iterates a pipeline, one epoch each time; made by `pipe.loader()`.
 
     for epoch in range(loader.epoch, 3):
@@ -170,7 +118,20 @@ class Loader(Reports[T]):
           TypeError: unknown before they have been read, or there is no end.
         """
         steps = self._now.epochs.steps
-        return length_of(self._resolved) if steps is None else steps
+        if steps is not None:
+            return steps
+        run, rank = self._resolved, self._resolved.rank
+        if rank.found_in == "alone":
+            rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
+        items = num_given(run.plan, rank.rank, rank.world_size, run.ending.ends.policy)
+        if items is None:
+            raise TypeError(
+                "how many items an epoch of this pipeline has isn't known before they have been read: "
+                "loader(steps_per_epoch=n) has n"
+            )
+        if items == math.inf:
+            raise TypeError("this pipeline has no end: give the loader steps_per_epoch=")
+        return int(items)
 
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
@@ -425,6 +386,34 @@ class Loader(Reports[T]):
             resume=None, epoch=epoch, backend=Inline(), ends="allow"
         ) as stream:  # nothing is read
             return stream.snapshot()
+
+    # Counts ---------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats | None:
+        """Return what was counted in the present iteration, or in the last one; None: there has been none.
+
+        With `steps_per_epoch`: since the pipeline was opened, which may be epochs ago.
+        """
+        run = self._now.run
+        return None if run is None else run.stream.stats()
+
+    @property
+    def errors(self) -> ErrorReport:
+        """The items that were left out because of an error, of the same stretch as `stats`, and before a resume."""
+        run = self._now.run
+        return ErrorReport() if run is None else run.stream.errors
+
+    @property
+    def padding(self) -> bool:
+        """Whether the last item was given again, so that all ranks end together; see `ends` of `open`."""
+        run = self._now.run
+        return run is not None and run.stream.padding
+
+    @property
+    def ends(self) -> EndsReport | None:
+        """How the present iteration ends together with other ranks, or the last one; None: there has been none."""
+        run = self._now.run
+        return None if run is None else run.stream.ends
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loader holds a thread and can't be pickled or copied: take the pipeline, and state_dict()")

@@ -188,7 +188,7 @@ class _Next(Generic[T]):
             self._thread = None
 
     def wait(self) -> LoaderRun[T] | None:
-        """Wait until it is open, and return it; None if it couldn't be opened: whoever opens it is told why."""
+        """Wait until it is open, and return it; None if it couldn't be opened: why, the trainer's own opening says."""
         if self._thread is not None:
             self._thread.join()
         return self._run
@@ -234,17 +234,17 @@ class OpenAt(Protocol[T]):
 
 
 class Spent:
-    """Whether the workers of a pass have given all that they have. Told and asked in different threads."""
+    """Whether the workers of a pass have given all that they have. Set and asked in different threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told = False
+        self._is_spent = False
         self._work: Callable[[], None] | None = None
 
     def tell(self) -> None:
         """They have. Idempotent."""
         with self._lock:
-            self._told = True
+            self._is_spent = True
             work, self._work = self._work, None
         if work is not None:
             work()
@@ -252,8 +252,8 @@ class Spent:
     def then(self, work: Callable[[], None]) -> None:
         """Do `work` as soon as they have, once; at once, if they have already."""
         with self._lock:
-            self._work = None if self._told else work
-            now = self._told
+            self._work = None if self._is_spent else work
+            now = self._is_spent
         if now:
             work()
 
@@ -310,7 +310,7 @@ class Iteration(PartIterator[T]):
 
     Args:
       part: returns what gives the next items, as `SyncStream.part`; ClosedError where another iteration has begun.
-      over: told of the end; perhaps again, if Ctrl-C comes in the middle of it.
+      over: called at the end; perhaps again, if Ctrl-C comes in the middle of it.
       insist: raises a ClosedError if this isn't the loader's present iteration.
     """
 

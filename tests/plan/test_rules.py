@@ -155,12 +155,12 @@ def test_a_shuffle_of_files_stands_next_to_them() -> None:
 
 
 def test_there_is_one_shard() -> None:
-    refused(lambda: items().shard(2).shard(2), "once", "behind another .shard or a .merge")
+    refused(lambda: items().shard(2).shard(2), "once", "after another .shard or a .merge")
     refused(lambda: items().merge().shard(2), "once")
 
 
 def test_there_is_one_merge() -> None:
-    refused(lambda: items().shard(2).merge().merge(), "there is one .merge: behind it there is only one stream")
+    refused(lambda: items().shard(2).merge().merge(), "there is one .merge: after it there is only one stream")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
     for number in range(1, 5):
         assert events == []  # the loop is woken when nothing is left
         handover.take(lambda: found.append(handover.queue.get()), 1.0)
-        handover.dealt_with(number * LONG_LIST_ITEMS, events.append)
+        handover.consumed(number * LONG_LIST_ITEMS, events.append)
     assert [len(chunk.items) for chunk in found] == 4 * [LONG_LIST_ITEMS]
     events.pop().set()
     assert await waiting == LONG_LIST_ITEMS
@@ -87,7 +87,7 @@ async def test_the_loop_is_woken_behind_each_list_of_a_consumer_that_has_not_bee
     await asyncio.sleep(0)
     events: list[anyio.Event] = []
     for _ in range(3):  # Ctrl-C came in the middle of the first two
-        handover.dealt_with(1, events.append)
+        handover.consumed(1, events.append)
     assert len(events) == 1
     events.pop().set()
     assert await waiting == 1

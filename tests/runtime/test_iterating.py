@@ -64,14 +64,14 @@ def test_a_pipeline_has_no_length_and_what_asks_for_a_hint_goes_on_without() -> 
 def test_what_is_raised_while_it_waits_ends_no_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
     with sl.from_items(range(600)).open() as stream:
         items, seen = iter(stream), list[int]()
-        take, left = stream._engine.take, [KeyboardInterrupt] * 3
+        take, left = stream._loop_thread.take, [KeyboardInterrupt] * 3
 
         def interrupted(into: list[Any]) -> None:
             if left:
                 raise left.pop()
             take(into)
 
-        monkeypatch.setattr(stream._engine, "take", interrupted)
+        monkeypatch.setattr(stream._loop_thread, "take", interrupted)
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 next(items)
