@@ -83,7 +83,7 @@ def _timed(run: Callable[[int], Any], items: int) -> Tally:
 
 def _timed_on_loop(run: Callable[[int], Any], items: int, use_uvloop: bool) -> Tally:
     async def timed() -> Tally:
-        start = perf_counter()  # in here: starting and ending a loop is nobody's throughput
+        start = perf_counter()  # in here: starting and ending a loop is no throughput
         tally: Tally = await run(items)
         return _with_seconds(tally, perf_counter() - start)
 

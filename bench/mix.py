@@ -52,7 +52,7 @@ def plain(n: int) -> Tally:
 
 
 async def plain_async(n: int) -> Tally:
-    """The same, where whoever draws may wait."""
+    """The same, where drawing may wait."""
 
     async def drawn() -> AsyncIterator[int]:
         for item in _drawn(n):

@@ -52,7 +52,7 @@ def a_loop(n: int) -> Tally:
 
 
 async def an_async_loop(n: int) -> Tally:
-    """The same, where whoever draws may wait."""
+    """The same, where drawing may wait."""
 
     async def drawn() -> AsyncIterator[int]:
         for item in served(n):

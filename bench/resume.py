@@ -1,4 +1,4 @@
-"""How long does a resume take, and does it depend on where? From a fresh plan to the first batch behind a snapshot."""
+"""How long does a resume take, and does it depend on where? From a fresh plan to the first batch after a snapshot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reference:
         """Raise WrongItemsError unless `tail` is all that came after `position`, in the same order."""
         if tail != self.items[position:]:
             wanted = len(self.items) - position
-            raise WrongItemsError(f"the {len(tail)} items behind a resume at {position} are not the {wanted} expected")
+            raise WrongItemsError(f"the {len(tail)} items after a resume at {position} are not the {wanted} expected")
         return Tally(len(tail), 0)
 
 

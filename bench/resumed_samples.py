@@ -38,7 +38,7 @@ with its last batch, in a fresh loader.
 Batches = Iterator[Any]
 Save = Callable[[], Any]
 Start = Callable[[int, Any], tuple[Batches, Save]]
-"""Takes the number of samples and a state or None; returns batches, and what gives the state behind the last one."""
+"""Takes the number of samples and a state or None; returns batches, and what gives the state after the last one."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Meter:
 
 
 def steady_tally(count: int, checksum: float, first_count: int, seconds: float) -> Tally:
-    """Return a tally as though all items had come at the rate of those behind the first delivery.
+    """Return a tally as though all items had come at the rate of those after the first delivery.
 
     Args:
       count: all items.

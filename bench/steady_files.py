@@ -5,7 +5,7 @@
 Files are sparse where their format allows, or small and read many times under many names. What is printed: the
 resident memory of this process, in MiB, every GB, and its growth from a quarter of the way on.
 
-`rounds` opens and closes a stream over HTTP 1,000 times, left behind 0 to 9 items, and prints what is left open.
+`rounds` opens and closes a stream over HTTP 1,000 times, left after 0 to 9 items, and prints what is left open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does an item cost when the work is nothing? range → x + 1 → the consumer, with a state behind every item."""
+"""What does an item cost when the work is nothing? range → x + 1 → the consumer, with a state after every item."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What does a loader add to a training step of 5 ms, over the same loop with batches that lie ready in a list?
 
 Both loops run in one process, in turn, some dozen steps each, and the best stretch of each counts. Two clocks: the
-wall's, which needs cores that nobody else uses; and the CPU time of the process, all its threads together, which is
+wall's, which needs cores that nothing else uses; and the CPU time of the process, all its threads together, which is
 what a step pays where it has no core to spare.
 """
 

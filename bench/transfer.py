@@ -112,7 +112,7 @@ def torch_loader(n: int) -> Tally:
 
 
 def after_work(batches: Iterable[Any], steps: int) -> Tally:
-    """Multiply matrices behind each batch, as training does, and read what came at the end: only then all is done."""
+    """Multiply matrices after each batch, as training does, and read what came at the end: only then all is done."""
     torch = peer("torch")
     square, total, count = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16), None, 0
     for batch in batches:
@@ -225,7 +225,7 @@ GPU_SUITES = (
         floor=ALONE,
         expected=expected,
         smoke_items=20,
-        note=f"As above, with {STEPS} products of matrices behind each batch.",
+        note=f"As above, with {STEPS} products of matrices after each batch.",
         cases=(
             _on_gpu(ALONE, partial(work_alone, steps=STEPS)),
             _on_gpu('streamline, .transfer("cuda", depth=3)', partial(to_cuda, steps=STEPS), at_least(0.95, ALONE)),

@@ -16,7 +16,7 @@ asked: list[int] = []
 
 
 async def fetch(page: int, size: int) -> list[str]:
-    """Return one page of a table that is somewhere else: none behind the last."""
+    """Return one page of a table that is somewhere else: none after the last."""
     asked.append(page)
     await anyio.sleep(0.001)
     return [f"row {row}" for row in range(page * size, min((page + 1) * size, ROWS))]
@@ -29,7 +29,7 @@ async def table(*, state: dict[str, Any], shard: int, num_shards: int, size: int
     state.setdefault("done", 0)
     while rows := await fetch(state["page"], size):
         for row in rows[state["done"] :]:
-            state["done"] += 1  # first: the dict at a yield is what resumes behind it
+            state["done"] += 1  # first: the dict at a yield is what resumes after it
             if state["done"] == len(rows):
                 state.update(page=state["page"] + num_shards, done=0)
             yield row

@@ -31,13 +31,13 @@ def main() -> None:
         print(f"| {line:<24} |")
 
     exact = True
-    for position in range(len(whole) + 1):  # stop behind each line, and go on in another run
+    for position in range(len(whole) + 1):  # stop after each line, and go on in another run
         with pipe.open() as stream:
             before = [next(stream) for _ in range(position)]
             saved = stream.snapshot().to_json()
         with pipe.open(resume=sl.Snapshot.from_json(saved)) as stream:
             exact = exact and before + list(stream) == whole
-    print(f"resumed behind each of {len(whole)} lines, exact: {exact}")
+    print(f"resumed after each of {len(whole)} lines, exact: {exact}")
     print("what a snapshot holds:", sl.Snapshot.from_json(saved).worker_states[0])
 
 

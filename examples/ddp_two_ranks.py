@@ -20,7 +20,7 @@ import streamline as sl
 
 
 def wanted(value: float) -> bool:
-    return value % 3 != 1  # nobody knows beforehand how many are left on each rank
+    return value % 3 != 1  # how many are left on each rank isn't known beforehand
 
 
 def train(rank: int, folder: str, ends: sl.Ends) -> None:

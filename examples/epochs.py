@@ -16,13 +16,13 @@ valid_pipe = sl.from_items(range(100, 112)).shuffle(seed=1).batch(4, collate=Non
 
 
 def train(checkpoint: Path, *, crash_at: tuple[int, int] | None) -> list[tuple[int, list[str]]]:
-    """Return (epoch, batch) of all that was used; a checkpoint is written behind each batch."""
+    """Return (epoch, batch) of all that was used; a checkpoint is written after each batch."""
     used: list[tuple[int, list[str]]] = []
     loader = train_pipe.loader()
     validation = valid_pipe.loader(fixed_epoch=True)  # the same items in the same order, each time
     if checkpoint.exists():
         loader.load_state_dict(json.loads(checkpoint.read_text()))
-        print(f"going on in epoch {loader.epoch}, behind step {loader.step} of {len(loader)}")
+        print(f"going on in epoch {loader.epoch}, after step {loader.step} of {len(loader)}")
     for epoch in range(loader.epoch, EPOCHS):
         for step, batch in enumerate(loader, loader.step):
             used.append((epoch, batch))
@@ -39,11 +39,11 @@ def main(directory: Path) -> None:
     print("epochs are shuffled differently:", len({str(batch) for batch in first_batches}) == EPOCHS)
 
     before = train(directory / "killed.json", crash_at=(1, 2))
-    behind = train(directory / "killed.json", crash_at=None)
-    print("interrupted = uninterrupted:", before + behind == whole)
+    rest = train(directory / "killed.json", crash_at=None)
+    print("interrupted = uninterrupted:", before + rest == whole)
 
     last = train(directory / "at the end.json", crash_at=(1, 4))  # an epoch's last item: no empty pass
-    print("also behind an epoch's last batch:", last + train(directory / "at the end.json", crash_at=None) == whole)
+    print("also after an epoch's last batch:", last + train(directory / "at the end.json", crash_at=None) == whole)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main() -> None:
                 with stream.paused() as at_work:
                     assert at_work == ()  # calls that were at work have ended
                     snapshot = stream.snapshot()
-                    print(f"step {step}, {sum(snapshot.produced)} items behind the merge")
+                    print(f"step {step}, {sum(snapshot.produced)} items merged")
                     evaluate(weight)
     print("each item used:", used == 400)
 

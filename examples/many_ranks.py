@@ -37,7 +37,7 @@ def main() -> None:
     whole = [one + other for one, other in zip(begun, rest, strict=True)]
     for rank in RANKS:
         print(
-            f"rank {rank}: {len(whole[rank])} samples, {len(begun[rank])} before the stop, {len(rest[rank])} behind it"
+            f"rank {rank}: {len(whole[rank])} samples, {len(begun[rank])} before the stop, {len(rest[rank])} after it"
         )
     print("in both:", len(set(whole[0]) & set(whole[1])))
     print("in one of them:", len(set(whole[0]) | set(whole[1])), "of 30")

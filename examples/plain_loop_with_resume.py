@@ -23,7 +23,7 @@ def train(directory: Path, *, crash: bool) -> list[int]:
     """Return the ids of the records that this run used."""
     pipe = sl.read_jsonl(f"{directory}/part-*.jsonl").shard(4).shuffle(window=32).merge().batch(10)
     resume = sl.Snapshot.load(directory / "ckpt", missing_ok=True)
-    print("resuming behind what the last run saved" if resume else "starting from the beginning")
+    print("resuming after what the last run saved" if resume else "starting from the beginning")
     used: list[int] = []
     with pipe.open(resume=resume) as stream:
         for step, batch in enumerate(stream, 1):
@@ -41,7 +41,7 @@ def main(directory: Path) -> None:
         write_data(directory)
     first = train(directory, crash=True)
     second = train(directory, crash=False)
-    saved = first[: STOP_AFTER // EVERY * EVERY * 10]  # what was used behind the last save is used again
+    saved = first[: STOP_AFTER // EVERY * EVERY * 10]  # what was used after the last save is used again
     print("every record exactly once:", sorted(saved + second) == list(range(400)))
 
 

@@ -47,7 +47,7 @@ def main() -> None:
             lost = [next(stream) for _ in range(5)]  # then the machine dies
         with pipe.open(resume=sl.Snapshot.load(Path(folder, "ckpt.json"))) as stream:
             again = [next(stream) for _ in range(5)]
-            next(stream)  # of the cycle behind it
+            next(stream)  # of the cycle after it
             stats = {stage.name: stage for stage in stream.stats().stages}
         same = all(np.array_equal(one["hidden"], other["hidden"]) for one, other in zip(lost, again, strict=True))
         print(f"a batch: {batch['hidden'].shape}, of {len(set(batch['text'].tolist()))} texts")

@@ -1,4 +1,4 @@
-"""Three epochs of training with validation behind each: one pool of two processes serves both, and starts once."""
+"""Three epochs of training with validation after each: one pool of two processes serves both, and starts once."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def main() -> None:
             taken = [next(stream) for _ in range(300)]
             snapshot = stream.snapshot()
             lost = [next(stream) for _ in range(50)]  # and then the machine went down
-            print(f"crashed behind {len(taken)} saved and {len(lost)} lost; {stream.errors.total} skipped by then")
+            print(f"crashed after {len(taken)} saved and {len(lost)} lost; {stream.errors.total} skipped by then")
 
         with pipe.open(resume=snapshot, **options) as stream:
             taken += stream

@@ -33,7 +33,7 @@ def train(checkpoint: Path, die_at: int) -> None:
     if checkpoint.exists():
         for name, state in torch.load(checkpoint).items():
             parts[name].load_state_dict(state)
-        print(f"going on in epoch {loader.epoch}, behind step {loader.step} of {len(loader)}")
+        print(f"going on in epoch {loader.epoch}, after step {loader.step} of {len(loader)}")
     for epoch in range(loader.epoch, 3):
         for step, (x, y) in enumerate(loader, loader.step):
             if epoch * 50 + step == die_at:

@@ -1,6 +1,6 @@
 """A leak fails the test that caused it: threads, child processes, open files and sockets, channels left open.
 
-Whatever is closed without being waited for (a thread behind a call, say) gets a moment to end by itself.
+Whatever is closed without being waited for (a thread after a call, say) gets a moment to end by itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAVE_S = 100.0
 """How long what a test has ended may take to be gone: under 1 s is promised, where a machine does nothing else."""
 
 COLLECT_S = 0.004
-"""Seconds that a look at what a test may have left should take; behind a longer one, what is there is frozen."""
+"""Seconds that a look at what a test may have left should take; after a longer one, what is there is frozen."""
 
 SLOW = re.compile(r"Executing <.*> took \d+\.\d+ seconds")
 """What asyncio's debug mode says where a step took more than 0.1 s: on a busy machine any may. What these tests guard

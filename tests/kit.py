@@ -108,7 +108,7 @@ class Outcome:
 
     Attributes:
       ends: an exception of each time that it asked, or None for a clean end.
-      snapshot: taken behind the first of them.
+      snapshot: taken after the first of them.
     """
 
     items: list[Any] = field(default_factory=list)

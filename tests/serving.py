@@ -46,7 +46,7 @@ Behaviour = Callable[["Server", Request, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Server:
-    """Serves `objects`; request number i is answered by `script[i]`, those behind the script by `otherwise`.
+    """Serves `objects`; request number i is answered by `script[i]`, those after the script by `otherwise`.
 
     Attributes:
       otherwise: None: as they should be.
@@ -101,8 +101,8 @@ class Server:
         """Answer as a server should, except for what the options say.
 
         cut: bytes of the body that are sent before the connection breaks. told: the Content-Length that is claimed.
-        chunks: of one byte each, behind which a chunked body ends as one does.
-        at_most: bytes of a range that are given. extra: what is sent behind the body.
+        chunks: of one byte each, after which a chunked body ends as one does.
+        at_most: bytes of a range that are given. extra: what is sent after the body.
         """
         data = server.objects.get(request.path) if content is None else content
         if data is None:
@@ -237,7 +237,7 @@ def named(source: Any) -> Any:
 
 @dataclass
 class Reading:
-    """What came out of a source: items, the state behind each (through `json`), and what it failed with."""
+    """What came out of a source: items, the state after each (through `json`), and what it failed with."""
 
     items: list[Any]
     states: list[Tree]

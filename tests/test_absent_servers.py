@@ -30,7 +30,7 @@ def test_of_another_platform():
 
 
 def run(tmp_path: Path, ci: str) -> tuple[int, str]:
-    """Return the exit code of pytest over those tests, and what it says behind its dots."""
+    """Return the exit code of pytest over those tests, and what it says after its dots."""
     (tmp_path / "conftest.py").write_text(TESTS)
     (tmp_path / "test_it.py").write_text("from conftest import *\n")
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_it.py"]

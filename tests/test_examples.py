@@ -43,10 +43,10 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "epochs": [
         r"epochs are shuffled differently: True",
-        r"going on in epoch 1, behind step 3 of 5",
+        r"going on in epoch 1, after step 3 of 5",
         r"\ninterrupted = uninterrupted: True",
-        r"going on in epoch 2, behind step 0 of 5",
-        r"also behind an epoch's last batch: True",
+        r"going on in epoch 2, after step 0 of 5",
+        r"also after an epoch's last batch: True",
     ],
     "live_feed": [
         r"read once by one reader, handed out to 4 workers in turn; journalled in /",
@@ -55,7 +55,7 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "many_ranks": [
         r"saved: rank-00000-of-00002\.json rank-00001-of-00002\.json",
-        r"rank 0: 15 samples, 8 before the stop, 7 behind it",
+        r"rank 0: 15 samples, 8 before the stop, 7 after it",
         r"in both: 0\n",
         r"in one of them: 30 of 30",
     ],
@@ -77,7 +77,7 @@ EXPECTED: dict[str, list[str]] = {
         r"validation is the same each time: True\n$",
     ],
     "skip_bad_items": [
-        r"crashed behind 300 saved and 50 lost; \d+ skipped by then",
+        r"crashed after 300 saved and 50 lost; \d+ skipped by then",
         r"log: 147 items were skipped: mean 143, read_jsonl 4; see .*bad\.jsonl\n",
         r"every record delivered or skipped: True",
         r"a dead letter for each, none twice: True",
@@ -94,7 +94,7 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "torch_kill_and_resume": [
         r"unbroken: exit code 0\n(y = .*\n)killed: exit code -9\nagain: exit code 0\n"
-        r"going on in epoch 1, behind step 20 of 50\n\1$"
+        r"going on in epoch 1, after step 20 of 50\n\1$"
     ],
     "webdataset_images": [
         r"train-0\.tar, byte 32,768, sample 16\n",
@@ -103,7 +103,7 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "plain_loop_with_resume": [
         r"starting from the beginning\n  120 records",
-        r"resuming behind .*\n  300 records",
+        r"resuming after .*\n  300 records",
         r"every record exactly once: True",
     ],
 }

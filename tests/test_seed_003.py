@@ -80,7 +80,7 @@ def test_samples_are_drawn_in_the_order_of_the_shard_and_round_again() -> None:
 
 
 def test_a_cycle_goes_on_where_the_last_one_ended() -> None:
-    """The seed restarts its iterator with each cache, and never sees what is behind the first: "seeing some samples
+    """The seed restarts its iterator with each cache, and never sees what is after the first: "seeing some samples
     more frequently". Here no sample is drawn twice more than another."""
     draws = Draws()
     with cache(20, 1, draws).open() as stream:
@@ -216,7 +216,7 @@ def test_positions_that_are_computed_are_the_same_in_each_cache() -> None:
 
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_positions_that_are_drawn_come_from_the_seed(backend: Any) -> None:
-    """ "Deterministic Activation Positions" also where they are random: the same in each run, and behind a resume."""
+    """ "Deterministic Activation Positions" also where they are random: the same in each run, and after a resume."""
 
     def positions(seed: int) -> sl.Pipeline[Any]:
         shards = sl.from_items(range(9)).shard(2, mode="contiguous").repeat()
