@@ -12,7 +12,6 @@ import anyio
 
 from streamline.backends.hosts.hang_detection import HangDetector
 from streamline.backends.hosts.host import Host
-from streamline.backends.hosts.remote_errors import answers
 from streamline.backends.hosts.remote_metrics import RemoteMetrics
 from streamline.backends.hosts.remote_pause import RemotePause
 from streamline.backends.hosts.remote_worker import CLOSE_S, RemoteWorker
@@ -154,7 +153,9 @@ class HostConnection:
         """Connect, and open the wanted workers; waits for the end of a pause."""
         await self._gate.passage()
         session, meters = self._tasks.session, self._meters
-        link = self._link = self._hang_detector.link = self.host.connect(self._payload, answers(session.errors))
+        errors = session.errors
+        link = self.host.connect(self._payload, lambda question: errors.decide(decode_skipped(question)))
+        self._link = self._hang_detector.link = link
         self._meter.alive = True
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 from streamline.backends.hosts.stdio_relay import asker
-from streamline.backends.ipc.exceptions import decode_skipped, encode_skipped, pickle_skipped
+from streamline.backends.ipc.exceptions import encode_skipped, pickle_skipped
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import SkippedItem
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 
-__all__ = ["Ask", "RemoteErrors", "answers", "host_policy"]
-
-Ask: TypeAlias = Callable[[Failure], object]
+__all__ = ["RemoteErrors", "host_policy"]
 
 
 def host_policy(policy: Policy) -> Policy:
@@ -28,11 +25,6 @@ def host_policy(policy: Policy) -> Policy:
 
 def _never_called(failure: Failure) -> Decision:
     raise AssertionError("the consumer decides")
-
-
-def answers(errors: Errors) -> Callable[[object], object]:
-    """Return what answers the questions of a host process."""
-    return lambda question: errors.decide(decode_skipped(question))
 
 
 class RemoteErrors(Errors):
@@ -47,7 +39,7 @@ class RemoteErrors(Errors):
 
     def __init__(self, policy: Policy, link: Link, answer: Callable[[object], object] | None) -> None:
         super().__init__(policy)
-        self.ask: Ask | None = None
+        self.ask: Callable[[Failure], object] | None = None
         self._link = link
         self._answer = answer
 

@@ -33,9 +33,8 @@ class RemoteMetrics:
         self._host = host
         self._shown: dict[Key, StageMeter] = {}
         self._earlier: dict[Key, StageCounts] = {}
-        self._passed: dict[Key, int] = {}  # items in channels of hosts that have died
-        self._seen: dict[Key, int] = {}
-        self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int]] = {}  # of hosts that have died
+        self._earlier_items: dict[Key, int] = {}  # of channels
+        self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int]] = {}
 
     def show(self, counts: MetricsUpdate) -> None:
         """Show a host's update."""
@@ -49,8 +48,7 @@ class RemoteMetrics:
             meter.shows(counted, self._earlier.get(key))
         for name, shard, capacity, items, depth, peak in counts.channels:
             channel = meters.channel(name, shard, capacity)
-            self._seen[name, shard] = items
-            channel.items = items + self._passed.get((name, shard), 0)
+            channel.items = items + self._earlier_items.setdefault((name, shard), 0)
             channel.depth, channel.peak = depth, max(channel.peak, peak)
         for name, *traffic in counts.traffics:
             before = self._earlier_traffic.get(name, Traffic().counts())
@@ -66,10 +64,9 @@ class RemoteMetrics:
         now = perf_counter()
         for key, meter in self._shown.items():
             self._earlier[key] = meter.stopped(now)
-        for key, items in self._seen.items():
-            self._passed[key] = self._passed.get(key, 0) + items
-            self._meters.channel(*key, 0).depth = 0
-        self._seen.clear()
+        for key in self._earlier_items:
+            channel = self._meters.channel(*key, 0)
+            self._earlier_items[key], channel.depth = channel.items, 0
         self._earlier_traffic = {
             name: traffic.counts()
             for (name, number), traffic in list(self._meters.traffics.items())

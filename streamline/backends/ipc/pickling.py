@@ -16,7 +16,7 @@ import copyreg
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,8 +77,14 @@ class Pickling:
 
     def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
         """Return the items; arrays are views of the buffers. Raises what unpickling raises."""
-        with self._definitions_known():
-            items: list[Any] = pickle.loads(data, buffers=buffers)
+        items: list[Any]
+        if not self._definitions:
+            items = pickle.loads(data, buffers=buffers)
+            return items
+        from streamline.backends.ipc.by_value import class_definitions
+
+        with class_definitions(self._definitions, self._classes):
+            items = pickle.loads(data, buffers=buffers)
         return items
 
     def fresh(self) -> Mapping[str, bytes]:
@@ -88,13 +94,6 @@ class Pickling:
     def define(self, definitions: Mapping[str, bytes]) -> None:
         """Add the other end's definitions; loaded when needed."""
         self._definitions.update(definitions)
-
-    def _definitions_known(self) -> Any:
-        if not self._definitions:
-            return nullcontext()
-        from streamline.backends.ipc.by_value import class_definitions
-
-        return class_definitions(self._definitions, self._classes)
 
     def _by_value(self, items: Sequence[Any]) -> PickledItems:
         from streamline.backends.ipc.by_value import ByValue, SentClasses
