@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -14,7 +15,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.pipeline import Pipeline
 from streamline.testing.laws import ExpectedItems, bound_law, close_law, failure_law, quiescence_law, resume_law
-from streamline.testing.oracle import Oracle, UnknownStageError
+from streamline.testing.oracle import Oracle, UnknownStageError, oracle
 from streamline.testing.scripted import Abort, Script
 from streamline.testing.subjects import ChainSubject, PipelineSubject, Subject, read, run
 from streamline.transforms.base import Stage
@@ -125,22 +126,15 @@ def check_stage(
     Raises:
       AssertionError: as `check_resume`.
     """
-    checked = _CheckedStage(stage, tuple(items), Random(seed), loop)
     wanted = set(laws)
     if unknown := wanted - LAWS:
         raise ValueError(f"expected some of {sorted(LAWS)}, got {sorted(unknown)}")
+    checked = _CheckedStage(stage, tuple(items), Random(seed), loop)
     if "resume" in wanted:
-        checked.resume(generations)
-        if behind_choices:
-            checked.resume_behind_choices(generations)
-    if "quiescence" in wanted:
-        checked.quiescence()
-    if "close" in wanted:
-        checked.close()
-    if "failure" in wanted:
-        checked.failure()
-    if "bound" in wanted:
-        checked.bound()
+        checked.resume(generations, behind_choices)
+    for law in ("quiescence", "close", "failure", "bound"):
+        if law in wanted:
+            getattr(checked, law)()
 
 
 class _CheckedStage:
@@ -151,7 +145,9 @@ class _CheckedStage:
         self._items = items
         self._dice = dice
         self._loop = loop
-        self._whole = self._expected()
+        pipe = self.pipeline(*items)
+        self._whole = _delivered(pipe, loop)
+        self._truth = ExpectedItems(self._whole, choosing=_chooses(pipe))
 
     def pipeline(self, *entries: Any) -> Pipeline[Any]:
         """Return the stage over a script of these entries, as a pipeline."""
@@ -168,14 +164,11 @@ class _CheckedStage:
             yield ChainSubject(script, pipe.stages), script
         yield PipelineSubject(pipe), script
 
-    def resume(self, generations: int) -> None:
-        truth = self._truth(self._items)
+    def resume(self, generations: int, behind_choices: bool) -> None:
         for subject, _ in self.subjects(*self._items):
-            self._run(resume_law, subject=subject, truth=truth, generations=generations)
-
-    def resume_behind_choices(self, generations: int) -> None:
+            self._run(resume_law, subject=subject, truth=self._truth, generations=generations)
         pipe = self.pipeline(*self._items)
-        if pipe.sharding is not None or pipe.merging is not None:
+        if not behind_choices or pipe.sharding is not None or pipe.merging is not None:
             return
         truth = ExpectedItems(self._whole, choosing=True)
         jitter = ConcurrentMap[Any, Any](name="jitter", fn=Jitter(self._dice), concurrency=4, ordered=False)
@@ -191,7 +184,7 @@ class _CheckedStage:
             self._run(close_law, subject=subject, script=script)
 
     def failure(self) -> None:
-        truth, last = self._truth(self._items), len(self._items)
+        truth, last = self._truth, len(self._items)
         for at in sorted({0, min(1, last), last // 2, max(0, last - 1), last}):
             error = ValueError(f"scripted, before item {at}")
             entries = [*self._items[:at], Abort(error), *self._items[at:]]
@@ -220,17 +213,6 @@ class _CheckedStage:
     def _run(self, law: Callable[..., Awaitable[None]], **about: Any) -> None:
         run(partial(law, dice=self._dice, **about), self._loop)
 
-    def _truth(self, items: tuple[Any, ...]) -> ExpectedItems:
-        return ExpectedItems(self._whole, choosing=_chooses(self.pipeline(*items)))
-
-    def _expected(self) -> list[Any]:
-        pipe = self.pipeline(*self._items)
-        try:
-            with Oracle(pipe) as truth:
-                return list(truth)
-        except UnknownStageError:
-            return _uninterrupted(pipe, self._loop)
-
 
 class Jitter:
     """An async function that returns its item after a random number of other tasks' turns."""
@@ -248,16 +230,20 @@ class Jitter:
 def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | Pipeline[Any] | None) -> ExpectedItems:
     if isinstance(expected, Pipeline):
         return _truth_of(expected, None)
-    plan = pipeline.plan
-    if expected is not None:
-        return ExpectedItems(expected, _chooses(pipeline))
+    plan, workers = pipeline.plan, None
+    if expected is None and plan.merge.chooses and not plan.after and not any(stage.chooses for stage in plan.worker):
+        with suppress(UnknownStageError), Oracle(pipeline) as truth:
+            workers = [list(worker) for worker in truth.workers()]
+    items = _delivered(pipeline, "asyncio") if expected is None else expected
+    return ExpectedItems(items, _chooses(pipeline), workers)
+
+
+def _delivered(pipeline: Pipeline[Any], loop: str) -> list[Any]:
+    """Return what an uninterrupted run delivers: as the oracle says, or as it is found."""
     try:
-        with Oracle(pipeline) as truth:
-            seen = plan.merge.chooses and not plan.after and not any(stage.chooses for stage in plan.worker)
-            workers = [list(worker) for worker in truth.workers()] if seen else None
-            return ExpectedItems(list(truth), _chooses(pipeline), workers)
+        return oracle(pipeline)
     except UnknownStageError:
-        return ExpectedItems(_uninterrupted(pipeline, "asyncio"), _chooses(pipeline))
+        return _uninterrupted(pipeline, loop)
 
 
 def _chooses(pipeline: Pipeline[Any]) -> bool:

@@ -35,7 +35,7 @@ def storage(scheme: str) -> Callable[[S], S]:
       PlanError: streamline reads this scheme itself.
     """
     scheme = scheme.lower()
-    if scheme_of(f"{scheme}://") != scheme or scheme in (*STORES, "http", "https", "file"):
+    if scheme_of(f"{scheme}://") != scheme or scheme in (*SCHEMES, "file"):
         raise PlanError(f"@storage({scheme!r}): expected a scheme that streamline doesn't read itself, such as zip")
 
     def register(make: S) -> S:
@@ -58,7 +58,7 @@ class Storages:
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:
         self._access = access or Access()
         self._traffic = traffic or Traffic()
-        self._open: dict[str, Storage] = {}
+        self._open: dict[Callable[..., Storage], Storage] = {}
         self.cache = _cache(self._access, self._traffic)
 
     def of(self, path: str) -> Storage:
@@ -68,34 +68,21 @@ class Storages:
           ReadError: this is not asyncio's event loop.
         """
         scheme = scheme_of(path)
-        kind = scheme if scheme in self._access.added else "objects" if scheme in STORES else "local"
-        kind = "http" if scheme in ("http", "https") else kind
-        if kind not in self._open:
-            made = self._make(kind)
-            self._open[kind] = (
-                made
-                if self.cache is None or kind == "local"
-                else CachedStorage(made, self.cache, _scope(kind, self._access))
-            )
-        return self._open[kind]
+        make = self._access.added.get(scheme) or SCHEMES.get(scheme, _local)
+        if make not in self._open:
+            self._open[make] = self._opened(make, own=scheme in self._access.added)
+        return self._open[make]
 
-    def _make(self, kind: str) -> Storage:
+    def _opened(self, make: Callable[..., Storage], *, own: bool) -> Storage:
         if asyncio._get_running_loop() is None:
             raise ReadError(
                 "files, servers and stores are read in asyncio's event loop, and this isn't one (trio's?): "
                 "open the pipeline with backend=sl.Threads(n), whose threads have one each"
             )
-        if kind == "local":
-            return LocalStorage()
-        if kind in self._access.added:
-            return self._access.added[kind](self._access)
-        if kind == "objects":
-            from streamline.io.storage.object_store import ObjectStorage
-
-            return ObjectStorage(self._access.storage_options, self._access.http, self._traffic)
-        from streamline.io.storage.http import HttpStorage  # aiohttp takes 0.2 s to import
-
-        return HttpStorage(self._access.http or HttpOptions(), self._traffic)
+        made = make(self._access) if own else make(self._access, self._traffic)
+        if self.cache is None or make is _local:
+            return made
+        return CachedStorage(made, self.cache, _where(self._access) if make is _objects else "")
 
     async def aclose(self) -> None:
         """Close them all."""
@@ -111,9 +98,32 @@ def _cache(access: Access, traffic: Traffic) -> ObjectCache | None:
     )
 
 
-def _scope(kind: str, access: Access) -> str:
+def _where(access: Access) -> str:
     """Return what says, besides their paths, which objects a store's are: not credentials, which come and go."""
-    if kind != "objects":
-        return ""
     named = {**os.environ, **(access.storage_options or {})}
     return repr(sorted((name.lower(), str(value)) for name, value in named.items() if WHERE.search(name.lower())))
+
+
+def _local(access: Access, traffic: Traffic) -> Storage:
+    return LocalStorage()
+
+
+def _http(access: Access, traffic: Traffic) -> Storage:
+    from streamline.io.storage.http import HttpStorage  # aiohttp takes 0.2 s to import
+
+    return HttpStorage(access.http or HttpOptions(), traffic)
+
+
+def _objects(access: Access, traffic: Traffic) -> Storage:
+    from streamline.io.storage.object_store import ObjectStorage
+
+    return ObjectStorage(access.storage_options, access.http, traffic)
+
+
+SCHEMES: dict[str, Callable[[Access, Traffic], Storage]] = {
+    "": _local,
+    "http": _http,
+    "https": _http,
+    **dict.fromkeys(STORES, _objects),
+}
+"""What makes the storages that streamline has itself, by scheme."""

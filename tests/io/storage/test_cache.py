@@ -465,7 +465,7 @@ def test_a_store_whose_listing_tells_etags_is_asked_for_nothing_but_the_listing(
 
 def test_the_same_name_at_another_endpoint_is_another_object(monkeypatch: pytest.MonkeyPatch) -> None:
     def scope(**options: str) -> str:
-        return storages._scope("objects", Access(storage_options=options))
+        return storages._where(Access(storage_options=options))
 
     assert scope(endpoint="http://a") != scope(endpoint="http://b") != scope()
     assert scope(aws_endpoint_url="http://a") != scope(azure_storage_account_name="a")
