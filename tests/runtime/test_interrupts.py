@@ -428,7 +428,7 @@ def test_an_iteration_that_is_dropped_has_ended_whatever_strikes_its_finalizer(
     assert strikes.struck == {"_dropped", "_leave", "leave", "stopped"}
 
 
-def test_a_replica_that_is_dropped_is_named_to_the_others_whatever_strikes_its_finalizer(
+def test_a_dropped_replica_is_named_to_the_others_whatever_strikes_its_finalizer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)

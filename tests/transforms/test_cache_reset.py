@@ -55,7 +55,7 @@ def test_a_loader_draws_anew_in_the_epoch_after_a_reset(backend: Any, tmp_path: 
         assert list(loader) == found[-12:]
 
 
-def test_a_loader_that_was_left_is_between_epochs_and_one_that_was_loaded_there_is_not(tmp_path: Path) -> None:
+def test_a_loader_that_was_left_is_between_epochs_a_loaded_one_is_not(tmp_path: Path) -> None:
     pipe = shuffled(tmp_path)
     with pipe.loader() as loader:
         first = list(itertools.islice(loader, 5))
