@@ -148,14 +148,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
-        """Let streams that are opened from now on draw anew what `.cache(path=)` keeps. After this one's end or close.
-
-        In memory, each stream draws its own anyway.
-
-        Raises:
-          PlanError: the stream goes on; or there is no `.cache`.
-          ReadError: a folder can't be written.
-        """
+        """As `SyncStream.reset_cache`: after this one's end or close."""
         if not self._closed:
             raise PlanError(RESET_WITHIN)
         if self._resolve is not None:
@@ -163,23 +156,9 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
-        """Return what `async with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
-
-        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; after it,
-        everything goes on where it was. Calls that are at work when it is entered are waited for. `async with` gives
-        the names of those that didn't end in time; they are logged, too, and their results wait.
-
-        Snapshots may be taken inside. The items of the list at hand may be taken, too; asking for more is a
-        `PausedError`. Pauses don't nest. Of a stream that has ended, it is at rest already.
-
-        Args:
-          quiesce_timeout: seconds that entering waits for what is at work; 0: it waits for nothing.
+        """Return what `async with` makes a pause of, as `SyncStream.paused`.
 
         Cancellation: while it is entered, the stream goes on; also when a timeout strikes.
-
-        Raises:
-          PlanError: `quiesce_timeout` is no finite number from 0 on.
-          PausedError: on entering, the stream is paused already.
         """
         return Pause(self._session.gate, quiesce_timeout)
 

@@ -54,11 +54,8 @@ def passes_of(
     agree over a store begin their streams in one order.
 
     Args:
-      open_at: `Pipeline.open`.
-      options: for it.
-      source: of the plan.
+      open_at: `Pipeline.open`; `settled` returns it with what depends on the calling thread, for passes opened ahead.
       stay: whether hosts stay between passes.
-      settled: returns `open_at` with what depends on the calling thread: the next pass is opened in another one.
     """
     if not isinstance(stay, bool):
         raise PlanTypeError(f".loader(persistent=) is True or False, got {given(stay)}")
@@ -86,10 +83,8 @@ class Passes(Generic[T]):
     """Opens the passes of one loader.
 
     Args:
-      open_at: opens the pipeline.
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
-      ahead: whether passes may be opened ahead.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The dispatcher of a replicated stream: the one task that reads it, and hands item i to replica i mod n.
 
 It runs in the event loop of the first reader, if the stream is async; else in a thread with a loop of its own. It knows
-the shares, never the replicas: one that is dropped is noticed. One task fills the shares, one reader empties each,
-perhaps in another thread: each counter has one writer, and a deque's two ends may be used at once.
+the shares, never the replicas: one that is dropped is noticed.
 
 Success: the stream's end, then each replica's, after its last item; the stream is closed by then. Failure: likewise,
 with the user's own exception. A replica whose queue is full stops the reading; while others starve of that, a clock
@@ -39,12 +38,12 @@ from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaSh
 
 __all__ = [
     "Dispatcher",
+    "IterableReplicaSource",
     "Passed",
     "PlanReplicaSource",
     "ReplicaSource",
     "ReplicasEnd",
     "check_source",
-    "source_of",
 ]
 
 
@@ -450,7 +449,7 @@ class PlanReplicaSource(ReplicaSource):
 
 
 def check_source(source: object) -> None:
-    """Insist on something that `tap_of` can read.
+    """Insist on something that a `ReplicaSource` can read.
 
     Raises:
       PlanTypeError: it can't be iterated.
@@ -472,10 +471,3 @@ def check_source(source: object) -> None:
     raise PlanTypeError(
         f"StreamReplicator(source) is a pipeline, or an iterable, sync or async, got {type(source).__name__}{hint}"
     )
-
-
-def source_of(source: Any, options: RunOptions, resume: Snapshot | None, at: int) -> ReplicaSource:
-    """Return what reads `source`; of a pipeline, opened with these options, after `resume` and `at` items."""
-    if isinstance(source, Openable):
-        return PlanReplicaSource(source, options, resume, at)
-    return IterableReplicaSource(source)

@@ -28,12 +28,12 @@ from streamline.sources.live import CountedStream
 from streamline.training.loader_state import SealedState
 from streamline.training.replica_dispatch import (
     Dispatcher,
+    IterableReplicaSource,
     Passed,
     PlanReplicaSource,
     ReplicasEnd,
     ReplicaSource,
     check_source,
-    source_of,
 )
 from streamline.training.replica_shares import ReplicaShare, ReplicaShares, ReplicaStats
 
@@ -283,7 +283,11 @@ class Replicator(Generic[T]):
         shares = ReplicaShares(taken, self._capacity, at)
         for replica in closed:
             shares.all[replica].leave("closed")
-        open_source: Callable[[], ReplicaSource] = partial(source_of, self._source, self._options, resume, at)
+        open_source: Callable[[], ReplicaSource]
+        if isinstance(self._source, Openable):
+            open_source = partial(PlanReplicaSource, self._source, self._options, resume, at)
+        else:
+            open_source = partial(IterableReplicaSource, self._source)
         self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
         self._cleanup = Cleanup(self, _orphaned, self._dispatcher).not_at_exit()
 

@@ -288,6 +288,17 @@ def test_one_that_only_the_factory_holds_is_kept_no_longer_than_the_factory() ->
     assert seen() is None
 
 
+def test_the_identity_of_one_that_only_its_user_held_is_no_other_ones() -> None:
+    """A `map` can't have a weak reference: freed, its identity would be that of a later one, which is refused then."""
+    numbers = [map(abs, range(3))]
+    pipe = sl.from_iterable(lambda: numbers[-1])
+    assert list(pipe) == [0, 1, 2]
+    first = id(numbers.pop())
+    assert first not in [id(other) for other in [map(abs, range(3)) for _ in range(20_000)]]
+    numbers.append(map(abs, range(3)))
+    assert list(pipe) == [0, 1, 2]
+
+
 def read_twice() -> weakref.ref[Item]:
     item = Item()
     numbers = iter([item, item])

@@ -190,9 +190,47 @@ class LazyFrame:
         raise AssertionError("not called")
 
 
+class DataFrameGroupBy:
+    """As pandas' is met: it has a length, and `[0]` is a column."""
+
+    __module__ = "pandas.core.groupby.generic"
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: Any) -> Any:
+        raise KeyError(key)
+
+
+class Dataset:
+    """As Hugging Face's map-style one is met."""
+
+    __module__ = "datasets.arrow_dataset"
+
+    def __init__(self, style: str | None) -> None:
+        self.format = {"type": style}
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: int) -> dict[str, int]:
+        return {"n": key}
+
+    def __getitems__(self, keys: list[int]) -> list[dict[str, int]]:
+        return [{"n": key} for key in keys]
+
+
+@pytest.mark.parametrize("style", [None, "numpy", "torch", "jax"])
+def test_a_hugging_face_dataset_is_read_by_row_in_formats_whose_lists_are_rows(style: str | None) -> None:
+    assert list(sl.from_items(Dataset(style))) == [{"n": 0}, {"n": 1}]
+
+
 @pytest.mark.parametrize(
     ("items", "message"),
     [
+        (DataFrameGroupBy(), r"a pandas DataFrameGroupBy is read by key, not by position: sl.from_items\(list\(gr"),
+        (Dataset("arrow"), r"the format 'arrow', in which a list of rows is a table: .*with_format\(None"),
+        (Dataset("polars"), r"the format 'polars', in which a list of rows is a table: .*with_format\(None"),
         ({1, 2}, r"set has not both: it has no order, sl.from_items\(sorted\(items\)\)"),
         (iter([1]), r"list_iterator has not both: of an iterator, sl.from_items\(list\(items\)\), or"),
         (sqlite3.connect(":memory:").execute("select 1"), "Cursor has not both: of an iterator"),
