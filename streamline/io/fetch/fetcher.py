@@ -65,7 +65,7 @@ class Fetcher:
         return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
-        """Return the files from `index` on that are there, whole: one at least, at most `most`, behind an error none.
+        """Return the files from `index` on that are there, whole: one at least, at most `most`, none after an error.
 
         Files are asked for in order.
         """
@@ -102,7 +102,7 @@ class Fetcher:
     def _storage(self, part: FilePart) -> Storage:
         storage = self._lease.storages.of(part.path)
         if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
-            storage.told(part.found)  # it would ask for the size, to see whether all of the object has been read
+            storage.note(part.found)  # it would ask for the size, to see whether all of the object has been read
         return storage
 
     def _crew(self) -> RequestPool:
@@ -118,7 +118,7 @@ class Fetcher:
 
     async def _local(self, index: int, most: int) -> list[Whole]:
         storage = self._lease.storages.of(self._parts[index].path)
-        if not isinstance(storage, LocalStorage):  # what is kept on disk of a remote file, say
+        if not isinstance(storage, LocalStorage):  # of a remote file that is kept on disk, say
             return [(index, await self._joined(index))]
         stop = index + 1
         while stop < min(len(self._parts), index + most) and self._parts[stop].local:
@@ -182,7 +182,7 @@ class SharedStorages:
     """The storages of a source, for one of its flows; the last one that gives them back closes them.
 
     Args:
-      session: of the running.
+      session: of the run.
       name: of the source.
       access: how it reads.
 
@@ -210,7 +210,7 @@ class SharedStorages:
         return shared.crew
 
     async def aclose(self) -> None:
-        """Give them back. Idempotent."""
+        """Release them. Idempotent."""
         if not self._held:
             return
         self._held = False

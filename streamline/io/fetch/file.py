@@ -1,4 +1,4 @@
-"""A file as a format sees it: bytes from anywhere, read ahead behind its back."""
+"""A file as a format sees it: bytes from anywhere, read ahead where they are remote."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ GUESS_BYTES = 256 * 2**10
 
 
 class Owner(Protocol):
-    """Who has asked, and what it must know."""
+    """The reader that a request is made for."""
 
     account: Account
 
     def is_first(self, request: Request) -> bool:
         """Whether the reader waits for this request, or will next."""
 
-    def told(self, request: Request, found: FoundObject, rest: bool) -> None:
+    def learn(self, request: Request, found: FoundObject, rest: bool) -> None:
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
 
     def again(self, request: Request) -> None:
@@ -45,7 +45,7 @@ class Request:
       stop: None: nothing is known of the object, so its first part is asked for.
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
-      hidden: whether `blocks` may still be thrown away: nobody can tell yet whether they are the object's only part.
+      hidden: whether `blocks` may still be thrown away: it is unknown yet whether they are the object's only part.
       over: whether nothing more will come.
       error: why not.
     """
@@ -114,7 +114,7 @@ class Request:
                 self._complete()
 
     def fail(self, error: Exception) -> None:
-        """Be over, with an error behind what has come."""
+        """End with an error, after what has come."""
         self.error = error
         self._complete()
 
@@ -132,7 +132,7 @@ class Request:
 
         Args:
           found: of the object.
-          end: the offset behind its last byte; None: unknown.
+          end: the offset after its last byte; None: unknown.
           ranged: whether it is what was asked for, and not the whole object.
 
         Returns:
@@ -151,7 +151,7 @@ class Request:
             return False
         self.untold = False
         self.stop = end
-        self.owner.told(self, found, rest)
+        self.owner.learn(self, found, rest)
         return True
 
     def put(self, block: bytes) -> bool:

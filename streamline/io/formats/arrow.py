@@ -42,7 +42,7 @@ MOST_METADATA_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ArrowFormat(Columnar):
-    """Reads Arrow files. Place: `formats.arrow_groups`."""
+    """Reads Arrow files. Place: see `columnar`."""
 
     kind: ClassVar[str] = "read_arrow"
     reread: ClassVar[str] = "reads its record batch again (a stream: all that is before it)"
@@ -170,8 +170,8 @@ class _ArrowStreamReader:
         self.gave = True
         (group, data), path = pending, self._file.path
         start = self._begin["row"] if group.index == self._begin["group"] else 0
-        behind = after or {"file": path, "group": group.index + 1, "row": 0}
-        where = Where(path, self._format.unit, group, behind, start, None)
+        end = after or {"file": path, "group": group.index + 1, "row": 0}
+        where = Where(path, self._format.unit, group, end, start, None)
         async with aclosing(self._format.items(self._table, [data], where, self._name, self._demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

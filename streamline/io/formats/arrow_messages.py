@@ -1,4 +1,4 @@
-"""Where the pieces of an Arrow IPC file or stream are: what pyarrow doesn't tell, and fetching them needs. Pure.
+"""Where the messages of an Arrow IPC file or stream are: pyarrow doesn't tell, and fetching them needs it. Pure.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication", with the
 tables of Message.fbs and File.fbs; flatbuffers: https://flatbuffers.dev/internals.
@@ -64,7 +64,7 @@ class Message:
 
     Attributes:
       kind: SCHEMA, DICTIONARY, RECORD_BATCH, or something else.
-      body: bytes behind the metadata.
+      body: bytes after the metadata.
       rows: of a record batch.
     """
 

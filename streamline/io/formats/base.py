@@ -1,7 +1,4 @@
-"""What a format is: a file's bytes to items, from any of its positions on.
-
-The states behind items that are counted within a file: rows of a group, members of an archive.
-"""
+"""What a format is: it turns a file's bytes into items, from any of its positions on."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class Format(ABC, Generic[T]):
 
     @property
     def ahead_bytes(self) -> int | None:
-        """What items may hold that wait behind the source, where they may be large; None: nobody counts."""
+        """Bytes that items may hold while they wait for the next stage, where items may be large; None: not counted."""
         return None
 
     @abstractmethod
@@ -62,7 +59,7 @@ class Format(ABC, Generic[T]):
     async def lists(
         self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
     ) -> Lists[T]:
-        """Yield the items of files, one file behind the other, from `place` in the first on. As `chunks`."""
+        """Yield the items of files, one file after the other, from `place` in the first on. As `chunks`."""
         for index in range(len(parts)):
             begin = self.begin(parts[index].path) if index else place
             after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
@@ -72,14 +69,14 @@ class Format(ABC, Generic[T]):
 
     @abstractmethod
     def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
-        """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state behind it.
+        """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state after it.
 
         Args:
           file: what is read; `file.part` says whether it is shared.
           begin: a place in it.
-          after: the place behind it: that of the file's last item, wherever it is known to be the last.
+          after: the place after the file: that of its last item, wherever it is known to be the last.
           name: of the source; states are kept under it.
-          demand: says what is done about a record that can't be decoded.
+          demand: decides what is done about a record that can't be decoded.
 
         Raises:
           DataError: a record that can't be decoded, unless it is to be left out; what is before it has been yielded.
@@ -112,22 +109,22 @@ class Format(ABC, Generic[T]):
         return {}
 
     def stands(self, place: Place) -> str:
-        """Say where a place is, and what it takes to get there, for a person."""
+        """Return where a place is, and what it takes to get there, for messages."""
         if place["file"] is None:
             return "nothing is left"
         return ", ".join([place["file"], *(f"{key} {value:,}" for key, value in place.items() if key != "file")])
 
 
 class IndexedStates:
-    """A column: behind item i of a list, `place` with `key` set to `first` + i.
+    """A column of states: after item i of a list, `place` with `key` set to `first` + i.
 
     Args:
       name: of the source.
       place: what all of them share.
       key: the part of a place that counts.
-      first: what it is behind the list's first item.
+      first: its value after the list's first item.
       count: items in the list.
-      last: the place behind the last item, where that is another one: the next group's, the next file's.
+      last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 
     __slots__ = ("_count", "_first", "_key", "_last", "_name", "_place")

@@ -1,16 +1,8 @@
-"""From a group of rows to items, each with the state behind it: decoded in a thread, handed out in the event loop.
-
-What the formats of columns have in common: groups of rows, fetched one after the other. Place: `arrow_groups`.
-
-Groups of rows in a file of columns: what can be had of it without the rest.
+"""What Parquet and Arrow files have in common: groups of rows, fetched one after the other and decoded in a thread.
 
 A place in such a file is {"file", "group", "row"}. `group` is a row group of a Parquet file, a record batch of an Arrow
-file. `row` counts the rows of the group that are behind it, before any filter: so a resume decodes one group from its
-start, and goes on at the row.
-
-pyarrow, where it is needed: an extra, imported late.
-
-Seeing that a local file stays what it was: it is read in pieces, and has no ETag that would tell.
+file. `row` counts the rows of the group that were read, before any filter: so a resume decodes one group from its
+start, and goes on at the row. pyarrow is an extra, and imported late.
 """
 
 from __future__ import annotations
@@ -113,8 +105,8 @@ class Columnar(Format[Any]):
                             f"{start:,}: has it been replaced?"
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
-                    behind = after if following is None else self._at(file.path, following.index)
-                    where = Where(file.path, self.unit, group, behind, start, unchanged)
+                    end = after if following is None else {"file": file.path, "group": following.index, "row": 0}
+                    where = Where(file.path, self.unit, group, end, start, unchanged)
                     async with aclosing(self.items(table, data, where, name, demand)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -124,16 +116,12 @@ class Columnar(Format[Any]):
     def items(
         self, table: GroupedTable, data: Sequence[bytes], where: Where, name: str, demand: Demand
     ) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items of a group from its row `where.row` on, each with the state behind it."""
+        """Yield the items of a group from its row `where.row` on, each with the state after it."""
         return RowItems(self.batch_rows, name, demand).of_group(table, data, where)
-
-    @staticmethod
-    def _at(path: str, group: int, row: int = 0) -> Place:
-        return {"file": path, "group": group, "row": row}
 
 
 async def watched(file: File, demand: Demand) -> Unchanged | None:
-    """Return what sees whether a local file changes; of others, their ETag tells."""
+    """Return what checks that a local file doesn't change; remote ones have an ETag."""
     if not file.local:
         return None
     size = file.part.found.size
@@ -182,7 +170,7 @@ class DecodedRows:
       batch: a record batch: what is wanted of them.
       rows: the numbers in the group of those that are in it; None: all from `start` on.
       start: the first, before any filter.
-      stop: behind the last.
+      stop: after the last.
     """
 
     batch: Any
@@ -227,9 +215,9 @@ class Where:
       path: of the file.
       unit: what a group is called.
       group: the group.
-      after: the place behind it.
-      row: rows of it that are behind us.
-      unchanged: sees whether the file changes; None: nobody has to.
+      after: the place after it.
+      row: rows of it that were read.
+      unchanged: checks that the file doesn't change; None: not needed.
     """
 
     path: str
@@ -240,7 +228,7 @@ class Where:
     unchanged: Unchanged | None
 
     def place(self, row: int) -> Place:
-        """Return the place behind `row` rows of the group."""
+        """Return the place after `row` rows of the group."""
         if self.group.rows is not None and row >= self.group.rows:
             return self.after
         return {"file": self.path, "group": self.group.index, "row": row}
@@ -268,7 +256,7 @@ CALL_BYTES = 16 * 1024 * 1024
 
 
 class FilteredStates:
-    """The states behind rows that a filter let through; the last one is behind all that were looked at."""
+    """The states after rows that a filter let through; the last one follows all that were looked at."""
 
     __slots__ = ("_last", "_name", "_place", "_rows")
 
@@ -295,7 +283,7 @@ class RowItems:
     Args:
       batch_rows: rows in a record batch; None: items are rows.
       name: of the source.
-      demand: says what is done about damage.
+      demand: decides what is done about damage.
     """
 
     batch_rows: int | None
@@ -326,24 +314,23 @@ class RowItems:
                 return
 
     def _left_out(self, failure: Exception, where: Where) -> Chunk[Any]:
-        """Return the progress behind a group that can't be decoded any further, if it may be left out."""
+        """Return the progress after a group that can't be decoded any further, if it may be left out."""
         if isinstance(failure, ReadError):
             raise failure
         error = failure if isinstance(failure, StreamlineError) else where.error(failure)
         rows, size = (where.group.rows or 0) - where.row, self.batch_rows
-        behind = At(self.name, where.after)
         item = {"file": where.path, "group": where.group.index, "row": where.row, "rows": rows}
         self.demand.judge(
             error, item, At(self.name, where.place(where.row)), max(1, rows if size is None else -(-rows // size))
         )
-        return Chunk((), (), behind)
+        return Chunk((), (), At(self.name, where.after))
 
     def _chunks(self, decoded: DecodedRows, where: Where) -> Iterator[Chunk[Any]]:
-        behind, count = where.place(decoded.stop), decoded.batch.num_rows
+        end, count = where.place(decoded.stop), decoded.batch.num_rows
         if not count:
-            yield Chunk((), (), At(self.name, behind))
+            yield Chunk((), (), At(self.name, end))
         elif self.batch_rows is not None:
-            yield Chunk([decoded.batch], (At(self.name, behind),))
+            yield Chunk([decoded.batch], (At(self.name, end),))
         else:
             at = 0
             while at < count:
@@ -353,7 +340,7 @@ class RowItems:
                     rows, failure = _rows(decoded.batch.slice(at, taken))
                     self._pace(perf_counter() - began)
                 if rows:
-                    yield Chunk(rows, self._states(decoded, where, at, len(rows), behind))
+                    yield Chunk(rows, self._states(decoded, where, at, len(rows), end))
                 at += len(rows)
                 if failure is not None:
                     yield self._bad_row(failure, decoded, where, at)
@@ -361,13 +348,13 @@ class RowItems:
 
     def _bad_row(self, failure: Exception, decoded: DecodedRows, where: Where, at: int) -> Chunk[Any]:
         row = decoded.start + at if decoded.rows is None else decoded.rows[at]
-        behind = At(self.name, where.place(row + 1))
+        after = At(self.name, where.place(row + 1))
         item = {"file": where.path, "group": where.group.index, "row": row}
-        self.demand.judge(where.error(failure, row), item, behind)
-        return Chunk((), (), behind)
+        self.demand.judge(where.error(failure, row), item, after)
+        return Chunk((), (), after)
 
-    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, behind: Place) -> States:
-        last = behind if at + count == decoded.batch.num_rows else None
+    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, end: Place) -> States:
+        last = end if at + count == decoded.batch.num_rows else None
         place = where.place(0)
         if decoded.rows is not None:
             return FilteredStates(self.name, place, decoded.rows[at : at + count], last)
@@ -400,10 +387,10 @@ class _DecodeStep:
 
     decoding: Iterator[DecodedRows]
     where: Where
-    _behind: int = field(init=False)
+    _row: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._behind = self.where.row
+        self._row = self.where.row
 
     def __call__(self) -> tuple[list[DecodedRows], Exception | None, bool]:
         """Return what was decoded, what it failed with, and whether that was all of the group."""
@@ -411,7 +398,7 @@ class _DecodeStep:
         try:
             if self.where.unchanged is not None:
                 self.where.unchanged.check()
-        except ReadError as error:  # nobody knows of which file these rows are
+        except ReadError as error:  # these rows may be of another file
             return [], error, True
         return found, failure, ended
 
@@ -423,16 +410,16 @@ class _DecodeStep:
                 if (decoded := next(self.decoding, None)) is None:
                     return found, self._end(), True
                 found.append(decoded)
-                self._behind = decoded.stop
+                self._row = decoded.stop
                 size += decoded.batch.nbytes
         except Exception as error:
             return found, error, True
         return found, None, False
 
     def _end(self) -> Exception | None:
-        if self._behind == self.where.group.rows:
+        if self._row == self.where.group.rows:
             return None
-        return ValueError(f"expected {self.where.group.rows} rows, found {self._behind:,}")
+        return ValueError(f"expected {self.where.group.rows} rows, found {self._row:,}")
 
 
 def require_pyarrow(function: str) -> None:
@@ -469,7 +456,7 @@ class Predicate:
 
 
 class Unchanged:
-    """What a local file was like when it was opened. Does (sync) I/O.
+    """What a local file was like when it was opened: it is read in pieces, and has no ETag. Does (sync) I/O.
 
     Args:
       path: of the file.
@@ -495,9 +482,7 @@ class Unchanged:
             what = (
                 f"it had {self._was[0]:,} bytes, and has {now[0]:,}" if now[0] != self._was[0] else "with as many bytes"
             )
-            raise ReadError(
-                f"{self._path} changed while it was read: somebody has written to it, or replaced it ({what})"
-            )
+            raise ReadError(f"{self._path} changed while it was read: it was written to, or replaced ({what})")
 
     def _look(self) -> tuple[int, int, int]:
         try:

@@ -42,7 +42,7 @@ NEEDED = {0x1F: 2, 0x28: 4, **dict.fromkeys(range(0x50, 0x60), 4), 0xFD: 6, 0x42
 
 
 PIECE_BYTES = 256 * 1024
-"""A piece at the most: about a millisecond of work for gzip, so that the event loop goes on between two."""
+"""The largest piece: about a millisecond of work for gzip, so that the event loop can run between two."""
 
 
 STEP_BYTES = 64 * 1024
@@ -54,7 +54,7 @@ XZ_BYTES = 256 * 1024 * 1024
 
 
 ZSTD_WINDOW_LOG = 27
-"""The window at the most, 128 MiB, as the zstd tool has it (`zstd --long=27`): a header may ask for terabytes."""
+"""The largest window, 128 MiB, as the zstd tool has it (`zstd --long=27`): a header may ask for terabytes."""
 
 
 class Decoder(Protocol):
@@ -74,7 +74,7 @@ class Compression:
     """A kind of compression.
 
     Attributes:
-      name: for a person.
+      name: for messages.
       part: what a stream is called: "member".
       suffixes: of names, in lower case.
       magic: matches the first `HEAD_BYTES`, or as many as there are.
@@ -243,13 +243,13 @@ KINDS = (
 
 
 def named(path: str) -> Compression | None:
-    """Return what a path's or a URL's name says; None: that it isn't compressed. A query string is no part of it."""
+    """Return what a path's or a URL's name says; None: it isn't compressed. The query of a URL is ignored."""
     name = (re.split("[?#]", path, maxsplit=1)[0] if "://" in path else path).lower()
     return next((kind for kind in KINDS if name.endswith(kind.suffixes)), None)
 
 
 def sniffed(head: bytes) -> Compression | None:
-    """Return what a file's first bytes say; None: that it isn't compressed."""
+    """Return what a file's first bytes say; None: it isn't compressed."""
     return next((kind for kind in KINDS if kind.magic.match(head)), None)
 
 

@@ -1,14 +1,8 @@
-"""CSV files, read from any record on.
+"""CSV files, read from any record on: slices of whole lines to records, and records to items.
 
-CSV: slices of whole lines to records, and records to items.
-
-What a record is, `formats.csv_rows` says. A slice may end inside one, which is then *open*, and is tried again with
-more lines behind it.
-
-CSV: what the standard library's `csv` makes of a slice of whole lines, and where each record ends.
-
-`csv` says what a record is (RFC 4180, strictly): a line end inside quotes belongs to a field. It is fed a record at a
-time where counting quotes tells the records apart, which is faster than a line at a time; its answer is the proof.
+The standard library's `csv` decides what a record is (RFC 4180, strictly): a line end inside quotes belongs to a field.
+It is fed a record at a time where counting quotes tells the records apart, which is faster than a line at a time; its
+answer is the proof. A slice may end inside a record, which is then *open*, and is tried again with more lines.
 """
 
 from __future__ import annotations
@@ -84,7 +78,7 @@ class Dialect:
         return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quotechar, strict=True)
 
     def every_line_is_a_record(self, text: str) -> bool:
-        """Whether it is so, as far as that is seen at once; and none is blank."""
+        """Whether that can be seen at once, and none is blank."""
         if self.quotechar is not None and self.quotechar in text:
             return False
         return not ("\n\n" in text or "\n\r" in text or text.startswith(("\n", "\r")))
@@ -92,7 +86,7 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat(Format[Any]):
-    """CSV files. Place: `formats.positions`; `line` is the last line of a record.
+    """CSV files. Place: see `line_reader`; `line` is the last line of a record.
 
     Attributes:
       header: as `Header`; False: items are lists.
@@ -219,7 +213,7 @@ class _CsvCursor:
         return self._learn(self._pending(), final)
 
     def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
-        """Yield the items of the next slice; behind a record that is left out, only the place."""
+        """Yield the items of the next slice; after a record that is left out, only the place."""
         if not isinstance(raw, TooLong):
             self._feed(raw)
             if final or self._size >= self._needed or self._size > self._format.max_record_bytes:
@@ -263,20 +257,20 @@ class _CsvCursor:
         where = LineSlice(self._path, "", self._line, self._byte, raw, lines, successor)
         self._pass(lines, len(raw))
         self.splitter.learn(max(1, len(decoded.items)), len(raw))
-        trailing = kept is not None and (not kept or kept[-1] != lines - 1)  # blank lines behind the last item
+        trailing = kept is not None and (not kept or kept[-1] != lines - 1)  # blank lines after the last item
         after = LineState(self._name, where, lines - 1) if trailing else None
         return Chunk(decoded.items, LineStates(self._name, where, kept), after)
 
     def _leave_out(
         self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand
     ) -> Chunk[Any]:
-        """Go on behind the next record, which is bad, if it may be left out."""
-        demand.judge(error, raw, self._behind(lines, size, None))
-        behind = self._behind(lines, size, self._after if final else None)
+        """Go on after the next record, which is bad, if it may be left out."""
+        demand.judge(error, raw, self._after_record(lines, size, None))
+        after = self._after_record(lines, size, self._after if final else None)
         self._pass(lines, size)
-        return Chunk((), (), behind)
+        return Chunk((), (), after)
 
-    def _behind(self, lines: int, size: int, successor: Place | None) -> LineState:
+    def _after_record(self, lines: int, size: int, successor: Place | None) -> LineState:
         where = LineSlice(self._path, "", self._line + lines - 1, self._byte + size, b"", 1, successor)
         return LineState(self._name, where, 0)
 
@@ -370,10 +364,10 @@ class Records:
 
         Args:
           raw: begins where a record does.
-          final: nothing comes behind it: what is open never ends.
+          final: nothing follows: what is open never ends.
 
         Returns:
-          As `Decoded`. Its `lines` are fewer than the slice has, without a fault, where the last record is open.
+          As `DecodedSlice`. Its `lines` are fewer than the slice has, without a fault, where the last record is open.
         """
         try:
             text, wrong = raw.decode(), None
@@ -400,7 +394,7 @@ class Records:
                 if self._width is None or set(map(len, rows)) <= {self._width}:
                     return CsvItems(rows, found.lines, kept)
             except ValueError:
-                pass  # which of them it is, is told below
+                pass  # the loop below finds the record
         ends = range(1, len(rows) + 1) if found.ends is None else found.ends
         items: list[Any] = []
         kept = []
@@ -474,19 +468,19 @@ OPEN = "unexpected end of data"
 
 
 FIELD_CHARACTERS = 131_072
-"""What `csv` allows in a field, unless somebody says otherwise for the whole process."""
+"""What `csv` allows in a field, unless its limit was raised for the whole process."""
 
 
 @dataclass(slots=True)
 class CsvRows:
-    """The records of a slice, up to one that is open or can't be told.
+    """The records of a slice, up to one that is open or bad.
 
     Attributes:
       rows: the fields of each; none for a blank line.
       ends: how many lines of the slice end with each record or before; None: every line is one.
       lines: that they take up.
       size: of those lines, in bytes.
-      bad: why what is behind them is no record; None: nothing is there, or an open record.
+      bad: why what follows them is no record; None: nothing follows, or an open record.
     """
 
     rows: list[Row]
@@ -504,7 +498,7 @@ def read(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
                 rows = list(dialect.reader(StringIO(text, newline="\n")))
             return CsvRows(rows, None, len(rows), len(raw))
         except csv.Error:
-            pass  # where it is, is told below
+            pass  # `_read_one_by_one` finds the record
     elif dialect.quotechar is not None and dialect.quotechar.isascii():
         found = _read_between_quotes(dialect, ord(dialect.quotechar), raw)
         if found is not None:
@@ -513,10 +507,10 @@ def read(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
 
 
 def _read_between_quotes(dialect: Dialect, quote: int, raw: bytes) -> CsvRows | None:
-    """Return the records, if each ends with a line behind which an even number of quotes has been; else None.
+    """Return the records, if an even number of quotes has been read at the end of each; else None.
 
     If `csv` makes one row of each of the pieces between such line ends, it makes the same rows of their lines. In a
-    piece, a quote follows each line end but the last; and behind a line end that isn't inside quotes, as `csv` sees
+    piece, a quote follows each line end but the last; and after a line end that isn't inside quotes, as `csv` sees
     them, anything but the piece's end is an error. Where another rule ended a record later, rows would be fewer.
     """
     codes = np.frombuffer(raw, np.uint8)

@@ -1,8 +1,8 @@
 """Lines: cutting blocks of bytes into slices of whole lines, and slices into items.
 
-A line ends behind b"\\n", and nowhere else; the last may lack it. Work is done a slice at a time: some hundred lines as
-one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Nobody counts
-bytes per line on the way; where line i of a slice ends is found when somebody asks (`formats.positions`).
+A line ends after b"\\n", and nowhere else; the last may lack it. Work is done a slice at a time: some hundred lines as
+one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Where line i of a
+slice ends is computed only when a state is read (`line_reader`).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Splitter:
         return bool(end)
 
     def rest(self) -> bytes:
-        """Return what came behind the last line end: at the end of the data, a line that lacks its end, or b""."""
+        """Return what came after the last line end: at the end of the data, a line that lacks its end, or b""."""
         joined = b"".join(self._tail)
         self._tail.clear()
         self._tail_bytes = 0
@@ -235,7 +235,7 @@ _decode_values = msgspec.json.Decoder(Any).decode_lines
 
 
 NO_BEGINS, NO_ENDS = b" \t\r\n,:]}", b" \t\r\n,:[{"
-"""What a line doesn't begin, or end, with if it is apart from the line before, or behind it. Between two tokens of one
+"""Bytes with which no line begins, and none ends, where each line is a value of its own. Between two tokens of one
 value is a comma or a colon, or one of them is a bracket: so next to a line end inside a value is one of these."""
 
 

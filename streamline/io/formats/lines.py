@@ -29,7 +29,7 @@ SLICE_LINES = LIST_ITEMS * 7 // 8
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(Format[T]):
-    """Files of lines. Place: `formats.positions`.
+    """Files of lines. Place: see `line_reader`.
 
     Attributes:
       made_by: the public function.
@@ -81,7 +81,7 @@ class LineFormat(Format[T]):
 
 
 def _decoded(chunks: Iterator[Chunk[T]], meter: StageMeter | None) -> Chunk[T] | None:
-    """Return the next list out of a block, decoded; None: there are no more."""
+    """Return the next decoded list of a block; None: there are no more."""
     with HoldTimer(meter):
         return next(chunks, None)
 
@@ -137,7 +137,7 @@ class _LineCursor(Generic[T]):
         return self._over
 
     def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[T]]:
-        """Yield the items of the next slice; behind a line that is left out, only the place."""
+        """Yield the items of the next slice; after a line that is left out, only the place."""
         if isinstance(raw, TooLong):
             if not raw.size:
                 raise raw.error
@@ -145,7 +145,7 @@ class _LineCursor(Generic[T]):
                 self.in_line = False
                 self._pass(raw.size)
                 return
-            demand.judge(raw.error, raw.head, self._behind_line(raw.size, None))
+            demand.judge(raw.error, raw.head, self._after_line(raw.size, None))
             yield Chunk((), (), self._left_out(raw.size, self._after if final else None))
             return
         raw = self._owned(raw)
@@ -163,7 +163,7 @@ class _LineCursor(Generic[T]):
                 yield chunk
             raw = raw[fault.at :]
             size = raw.find(b"\n") + 1 or len(raw)
-            demand.judge(error, raw[:size], self._behind_line(size, None))
+            demand.judge(error, raw[:size], self._after_line(size, None))
             yield Chunk((), (), self._left_out(size, self._after if final and size == len(raw) else None))
             raw = raw[size:]
 
@@ -182,21 +182,21 @@ class _LineCursor(Generic[T]):
         self.byte += len(raw)
         self.splitter.learn(decoded.lines, len(raw))
         name, kept, last = self._name, decoded.kept, decoded.lines - 1
-        trailing = kept is not None and (not kept or kept[-1] != last)  # skipped lines behind the last item
+        trailing = kept is not None and (not kept or kept[-1] != last)  # skipped lines after the last item
         after = LineState(name, where, last) if trailing else None
         return Chunk(decoded.items, LineStates(name, where, kept), after), fault
 
-    def _behind_line(self, size: int, successor: Place | None) -> LineState:
-        """Return the state behind the next line, of `size` bytes with its end."""
+    def _after_line(self, size: int, successor: Place | None) -> LineState:
+        """Return the state after the next line, of `size` bytes with its end."""
         where = LineSlice(self._part.path, self._shard, self.line, self.byte + size, b"", 1, successor)
         return LineState(self._name, where, 0)
 
     def _left_out(self, size: int, successor: Place | None) -> LineState:
-        """Go on behind the next line, and return the state there."""
-        behind = self._behind_line(size, successor)
+        """Go on after the next line, and return the state there."""
+        after = self._after_line(size, successor)
         self.line += 1
         self._pass(size)
-        return behind
+        return after
 
     def _pass(self, size: int) -> None:
         self.byte += size

@@ -1,8 +1,7 @@
-"""The rows of one array, wherever they are: mapped, fetched by ranges, or unpacked from the start.
+"""npy and npz files: rows along the first axis, from any row on.
 
-npy and npz files: rows along the first axis, from any row on.
-
-What an npy file's header says: where the rows are, and what they are. Read by `numpy.lib.format`, without I/O.
+The rows of an array are mapped (a local file), fetched by ranges (a remote one), or decompressed from the start
+(deflated). `numpy.lib.format` reads the header.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ map, nothing is read here, so lists of large rows are as long as others."""
 
 
 BLOCK_ROWS = 1 << 16
-"""Rows in a block at the most: tiny ones are handed on in lists of 256, and this many take some 10 ms."""
+"""Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class NpyFormat(Format[Any]):
                 table = await self._table(file, demand.site.tasks.threads.run)
             if row > table.rows:
                 raise ResumeError(
-                    f"the snapshot stands behind {row:,} rows of {file.path}, which has {table.rows:,}: it was "
+                    f"the snapshot was taken after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
                     "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
                 )
             share = contiguous(table.rows, part.num_shards, part.shard)
@@ -296,8 +295,8 @@ class DeflatedColumn(ArrayColumn):
                     del held[: end - at]
                     at = end
                 if end == self._member.size:
-                    async for _ in pieces:  # to its checksum, which is behind its last byte
-                        raise DataError(f"array {self.name!r} is damaged: it goes on behind its last row")
+                    async for _ in pieces:  # to its checksum, which follows its last byte
+                        raise DataError(f"array {self.name!r} is damaged: it goes on after its last row")
                 yield layout.array(data, stop - start)
 
 
@@ -305,7 +304,7 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
     """Return what has the rows of a file, or of a member of an archive.
 
     Args:
-      head: the first bytes of the file, or of the member where it isn't packed, as far as somebody has read them.
+      head: the first bytes of the file, or of the member where it isn't packed, as far as they have been read.
       in_thread: calls a sync function in a thread.
 
     Raises:
@@ -320,7 +319,7 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
     name = "" if member is None else member.name
     if size is not None and size > layout.stop:
         raise DataError(
-            f"there are {size - layout.stop:,} bytes behind the array: was another one saved into the same file? Use "
+            f"there are {size - layout.stop:,} bytes after the array: was another one saved into the same file? Use "
             "np.savez for several"
         )
     good = layout.rows
@@ -360,7 +359,7 @@ async def _gathered(blocks: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _header(file: File, member: ArchivedArray | None, head: bytes) -> bytes:
-    """Return the bytes of a header, and perhaps some behind it."""
+    """Return the bytes of a header, and perhaps some after it."""
     if member is not None and member.packed:
         async with aclosing(inflated(file, member)) as pieces:
             async for piece in pieces:
@@ -403,11 +402,11 @@ MAGIC = b"\x93NUMPY"
 
 
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
-"""Bytes of the header's length, behind the magic and the version. Source: NEP 1, and `numpy.lib.format`."""
+"""Bytes of the header's length, after the magic and the version. Source: NEP 1, and `numpy.lib.format`."""
 
 
 MAX_HEADER_BYTES = 2**20
-"""More is damage: numpy itself reads no header of more than 10,000 characters unless it is told to."""
+"""More is damage: numpy itself reads no header of more than 10,000 characters by default."""
 
 
 @dataclass(frozen=True)
@@ -435,7 +434,7 @@ class Layout:
 
     @property
     def stop(self) -> int:
-        """The byte behind the last row, from the header's first byte on."""
+        """The byte after the last row, from the header's first byte on."""
         return self.start + self.rows * self.row_bytes
 
     def array(self, data: bytes, rows: int) -> np.ndarray[Any, Any]:
@@ -472,7 +471,7 @@ def header_bytes(head: bytes) -> int:
 
 
 def layout_of(head: bytes) -> Layout:
-    """Return what a whole header says; what is behind it is not looked at.
+    """Return what a whole header says; what follows it is not looked at.
 
     Raises:
       DataError: it can't be read, or what it says can't be; it says no place.

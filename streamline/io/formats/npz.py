@@ -34,7 +34,7 @@ MAX_DIRECTORY_BYTES = 64 * 2**20
 
 LOCAL_HEADER = struct.Struct("<4s2xHH4xIIIHH")
 """A member's own header: magic, flags, method, CRC, packed and unpacked size, and the lengths of the name and of the
-extra field behind it (APPNOTE.TXT 4.3.7)."""
+extra field after it (APPNOTE.TXT 4.3.7)."""
 
 
 EXTRA_BYTES = 64
@@ -50,7 +50,7 @@ MANY = 0xFFFF
 
 
 SIZES_FOLLOW = 0x8
-"""The flag of a member whose sizes and CRC are behind its data: the header doesn't say them."""
+"""The flag of a member whose sizes and CRC follow its data: the header doesn't have them."""
 
 
 UTF_8 = 0x800
@@ -155,7 +155,7 @@ def _check_count(end: bytes, comment: bytes, found: int) -> None:
 
 
 async def _start(file: File, info: ZipInfo, size: int) -> int:
-    """Return the byte at which a member's data begins, behind its own header, which must say what the directory says.
+    """Return the byte at which a member's data begins, after its own header, which must say what the directory says.
 
     Raises:
       DataError: it doesn't: one of the two is damaged, and nothing tells which.
@@ -164,7 +164,7 @@ async def _start(file: File, info: ZipInfo, size: int) -> int:
     if not 0 <= at <= size - LOCAL_HEADER.size:
         raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")
     head = await file.read(at, min(size, at + LOCAL_HEADER.size + len(named) + EXTRA_BYTES))
-    magic, flags, method, *told, name, extra = LOCAL_HEADER.unpack_from(head)
+    magic, flags, method, *sizes, name, extra = LOCAL_HEADER.unpack_from(head)
     start: int = at + LOCAL_HEADER.size + name + extra
     if magic != MAGICS[0] or start + info.compress_size > size:
         raise DataError(f"the zip archive is damaged: {info.filename!r} isn't at byte {at:,}, where its directory says")
@@ -177,7 +177,7 @@ async def _start(file: File, info: ZipInfo, size: int) -> int:
         differ = "method", info.compress_type, method
     elif not flags & SIZES_FOLLOW:
         listed = [info.CRC, info.compress_size, info.file_size]
-        found = _with_long_sizes(told, head[begin : begin + extra])
+        found = _with_long_sizes(sizes, head[begin : begin + extra])
         differ = None if found == listed else ("CRC-32 and sizes", listed, found)
     if differ is not None:
         what, directory, header = differ
@@ -192,9 +192,9 @@ def _name_of(info: ZipInfo) -> bytes:
     return info.orig_filename.encode("utf-8" if info.flag_bits & UTF_8 else "cp437")
 
 
-def _with_long_sizes(told: list[int], extra: bytes) -> list[int]:
+def _with_long_sizes(sizes: list[int], extra: bytes) -> list[int]:
     """Return CRC, packed and unpacked size of a header, with what its extra field says of them."""
-    crc, stored, size = told
+    crc, stored, size = sizes
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<HH", extra)
         if kind == ZIP64:

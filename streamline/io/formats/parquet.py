@@ -1,4 +1,4 @@
-"""Parquet files: the format, as it is told; what it takes to read one is in `formats.parquet_table`."""
+"""Parquet files: finding and fetching the footer; `parquet_table` decodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetFormat(Columnar):
-    """Reads Parquet files. Place: `formats.arrow_groups`."""
+    """Reads Parquet files. Place: see `columnar`."""
 
     kind: ClassVar[str] = "read_parquet"
     reread: ClassVar[str] = "reads its row group again"
@@ -61,7 +61,7 @@ async def size_of(file: File) -> int:
     """Return the size of a file that is read from its end.
 
     Raises:
-      ReadError: nobody says it, or it has changed.
+      ReadError: it is unknown, or has changed.
     """
     size = (await file.found()).size
     if size is None:

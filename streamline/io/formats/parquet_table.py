@@ -33,7 +33,7 @@ MAGIC_BYTES = 4
 `cache_dir=` keeps it."""
 
 PADDING_BYTES = 100
-"""Behind a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
+"""Read after a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
 
 
 class ParquetTable:
@@ -172,7 +172,7 @@ class ParquetTable:
         return 0 if start <= MAGIC_BYTES else start, min(self._size, stop + PADDING_BYTES)
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a group from row `start` on, as `Table.decode`."""
+        """Yield the rows of a group from row `start` on, as `GroupedTable.decode`."""
         if not self._local:
             pieces = ((start, piece) for (start, _), piece in zip(group.spans, data, strict=True))
             self._sparse.hold([(self._tail, self._footer), *pieces])

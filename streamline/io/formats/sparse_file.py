@@ -1,4 +1,4 @@
-"""A file of which only some spans are here: what a reader of columns fetches, and what its decoder then finds. Pure."""
+"""A file of which only some spans are in memory: those that a reader of columns has fetched. Pure."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class AbsentFile(SparseFile):
     """Has a size, and no byte.
 
     Attributes:
-      error: what it raises. pyarrow keeps it for good: whoever asked clears its traceback, which holds their frames.
+      error: what it raises. pyarrow keeps it for good, so the caller clears its traceback, which holds frames.
     """
 
     def __init__(self, size: int) -> None:

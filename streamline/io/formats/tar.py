@@ -1,11 +1,7 @@
-"""Samples of a tar archive: consecutive members that share a key, as WebDataset groups them. No I/O.
+"""Tar archives, read from any sample on: WebDataset's (consecutive members that share a key), or single members.
 
-Tar archives, read from any sample on: WebDataset's, or any other's members.
-
-Where in a tar archive the samples of each share begin: found by a walk over its headers, past the data.
-
-An archive has no index, and data may look like headers (an archive in an archive), so nothing but the headers from the
-first on says where a member begins.
+An archive has no index, and data may look like headers (an archive in an archive). So where the samples of each share
+begin is found by a walk over the headers from the first on, past the data.
 """
 
 from __future__ import annotations
@@ -31,13 +27,13 @@ from streamline.sharding.split import byte_range
 
 __all__ = [
     "MAX_SAMPLE_BYTES",
+    "BadSample",
     "Begin",
     "Gathered",
     "Member",
     "Samples",
     "TarFormat",
     "Walk",
-    "Wrong",
     "part_of",
     "walk_of",
 ]
@@ -51,7 +47,7 @@ MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 class TarFormat(Format[Any]):
     """Tar archives. Place: {"file", "byte", "sample"}: where the next sample begins, and how many are before it.
 
-    A byte of 0 in a share other than the first means that nobody has looked yet where its first sample begins.
+    A byte of 0 in a share other than the first: where its first sample begins has not been looked for yet.
 
     Attributes:
       group: whether members are grouped into samples; otherwise each is one.
@@ -142,7 +138,7 @@ async def _reader(
 
 
 class _ArchiveReader:
-    """Turns what is found in one archive into chunks.
+    """Turns the samples of one archive into chunks.
 
     Attributes:
       byte: where it begins to read.
@@ -169,7 +165,7 @@ class _ArchiveReader:
         self._demand = demand
 
     def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
-        """Yield the samples of a slice; behind one that is left out, only the place.
+        """Yield the samples of a slice; after one that is left out, only the place.
 
         Raises:
           DataError: what the slice ends with.
@@ -193,11 +189,11 @@ class _ArchiveReader:
 
 
 class _SampleEnds:
-    """A column: behind sample i of a list, the byte where the next one begins.
+    """A column of states: after sample i of a list, the byte where the next one begins.
 
     Args:
       first: samples of the archive up to the list's first one, with it.
-      last: the place behind the last one, where it is the archive's last; else None.
+      last: the place after the last one, where it is the archive's last; else None.
     """
 
     __slots__ = ("_ends", "_first", "_last", "_name", "_path")
@@ -224,7 +220,7 @@ def _place(path: str, byte: int, sample: int) -> Place:
 
 
 SLICE_MEMBERS = 128
-"""Members dealt with between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
+"""Members between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
 
 
 class Member(NamedTuple):
@@ -234,8 +230,8 @@ class Member(NamedTuple):
     data: bytes
 
 
-class Wrong(NamedTuple):
-    """What is wrong with a sample, what to call it, and where the next one begins; None: behind the archive."""
+class BadSample(NamedTuple):
+    """A sample that can be left out: its error, its name, and where the next one begins; None: after the archive."""
 
     error: DataError
     item: Any
@@ -248,14 +244,14 @@ class Gathered(NamedTuple):
     Attributes:
       items: samples, in order.
       ends: for each, where in the archive the next one begins.
-      wrong: what is wrong with the sample behind them, which can be left out; None: nothing.
-      failure: what is wrong with the archive behind them; None: nothing.
+      wrong: the sample after them, if that is bad and can be left out.
+      failure: what is wrong with the archive after them; None: nothing.
       more: whether there may be more in what was fed.
     """
 
     items: list[Any]
     ends: list[int]
-    wrong: Wrong | None = None
+    wrong: BadSample | None = None
     failure: DataError | None = None
     more: bool = False
 
@@ -291,13 +287,13 @@ class Samples:
     Args:
       path: for messages.
       scanner: at the beginning of a sample.
-      stop: samples that begin at this byte or behind it are another's; None: there is no other.
+      stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
-      patient: whether a sample that something is wrong with is read to its end before that is said.
+      patient: whether a bad sample is read to its end before its error is returned.
 
     Attributes:
-      over: whether the next sample is another's.
+      over: whether the next sample belongs to the next share.
     """
 
     def __init__(
@@ -359,7 +355,7 @@ class Samples:
         return Gathered(items, ends)
 
     def _step(self, items: list[Any], ends: list[int]) -> bool:
-        """Deal with one member; return whether that could be done with what was fed, and was needed."""
+        """Take one member; return whether there may be another in what was fed."""
         if self._field is not None:
             return self._take(self._field)
         scanner = self._scanner
@@ -425,11 +421,11 @@ class Samples:
             )
         return None
 
-    def _left_out(self, error: DataError, end: int | None) -> Wrong:
+    def _left_out(self, error: DataError, end: int | None) -> BadSample:
         """Return what is wrong with the sample that is being read, and forget it."""
         item = {"__key__": self._key} if self._group and self._item is not None else self._item
         self._item = self._error = None
-        return Wrong(error, item, end)
+        return BadSample(error, item, end)
 
     def _keep(self, items: list[Any], ends: list[int]) -> None:
         """Add the sample that is being read, if it is known to be whole."""
@@ -445,11 +441,11 @@ Begin = tuple[int, int]
 
 
 SEEK_BYTES = 1024 * 1024
-"""Data to pass over that are worth another request, rather than to be read: some 1 to 10 ms of reading."""
+"""Data that are skipped by another request, rather than read: some 1 to 10 ms of reading."""
 
 
 FIRST_BYTES = 64 * 1024
-"""Read at first, and behind data that were passed over."""
+"""Read at first, and after data that were skipped."""
 
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -461,7 +457,7 @@ SLICE_HEADERS = 64
 
 
 class Walk:
-    """The walk over one archive, for all shares that one event loop reads: whoever waits for his share takes a step.
+    """The walk over one archive, for all shares that one event loop reads: a flow that waits for its own takes a step.
 
     Args:
       path: for messages.
@@ -503,7 +499,7 @@ class Walk:
         """Read a window and walk through it. Cancelled, it has done nothing that can't be done again."""
         start = self._read
         stop = min(start + self._window, self.size)
-        if start >= stop:  # whoever reads the last sample says whether the archive is whole
+        if start >= stop:  # the reader of the last sample checks whether the archive is whole
             self._found += [None] * (self._num_shards - len(self._found))
             return
         if not start:

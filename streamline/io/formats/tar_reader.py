@@ -1,9 +1,7 @@
-"""A tar archive's bytes, cut into headers and data as they come. No I/O.
+"""A tar archive's bytes, cut into headers and data as they come (POSIX.1-2001, "pax", and GNU's). No I/O.
 
-The headers of a tar archive (POSIX.1-2001, "pax interchange format", and GNU's): blocks of 512 bytes, no I/O.
-
-The standard library's `tarfile` reads them; what is here decides how many bytes it needs for one member, and which
-members a stream can read.
+The standard library's `tarfile` parses the headers; what is here decides how many bytes it needs for one member, and
+which members a stream can read.
 """
 
 from __future__ import annotations
@@ -165,11 +163,11 @@ def _sparse(name: str) -> str:
 
 
 class NoEndMarkError(DataError):
-    """An archive stops behind a member, without the mark that says that it is whole."""
+    """An archive stops after a member, without the mark that says that it is whole."""
 
 
 class Scanner:
-    """Is fed blocks; gives a member's header, then its data, if they are wanted.
+    """Is fed blocks; returns a member's header, then its data, if they are wanted.
 
     Args:
       path: for messages.
@@ -186,11 +184,11 @@ class Scanner:
     def __init__(self, path: str, at: int) -> None:
         self._path = path
         self._blocks: deque[bytes] = deque()
-        self._from = 0  # of the first block: bytes that are done with
+        self._from = 0  # of the first block: bytes that were taken
         self._have = 0
         self._skip = 0
         self._size = self._padding = 0
-        self._open = False  # whether there was a header whose data are neither taken nor passed over
+        self._open = False  # whether there was a header whose data are neither taken nor skipped
         self.at = self.start = self.mark = at
         self.name = ""
         self.ended = False
@@ -204,7 +202,7 @@ class Scanner:
         """Return the next member's header; None: more has to be fed, or, if it has `ended`, nothing follows.
 
         Raises:
-          DataError: it is damaged, or of a kind that a stream can't read; something stands behind the end mark.
+          DataError: it is damaged, or of a kind that a stream can't read; something follows the end mark.
         """
         if self._skip and not self._pass_on():
             return None
@@ -240,16 +238,16 @@ class Scanner:
         return found
 
     def skip(self) -> None:
-        """Pass over the data of the last header."""
+        """Skip the data of the last header."""
         self._skip, self._open = self._size + self._padding, False
 
     @property
     def beyond(self) -> int:
-        """Bytes to pass over behind what was fed."""
+        """Bytes to skip after what was fed."""
         return max(0, self._skip - self._have)
 
     def jump(self) -> None:
-        """Pass over what is to be passed over without its being fed: the next block begins at `at`."""
+        """Skip without being fed what is to be skipped: the next block begins at `at`."""
         self._pass_on()
         self.at += self._skip
         self._skip = 0
@@ -258,7 +256,7 @@ class Scanner:
         """Check that the archive is whole; all of it has been fed.
 
         Raises:
-          NoEndMarkError: it stops behind a member.
+          NoEndMarkError: it stops after a member.
           DataError: it stops in the middle of one.
         """
         if not self._open:
@@ -269,12 +267,12 @@ class Scanner:
         if self._open or self._skip > self._padding:
             inside = f"inside {self.name!r} (its header is at byte {self.start:,})"
         elif self._have and self._peek(0, self._have).strip(b"\0"):
-            inside = f"inside the header at byte {self.at:,}" + (f", behind {self.name!r}" if self.name else "")
+            inside = f"inside the header at byte {self.at:,}" + (f", after {self.name!r}" if self.name else "")
         else:
-            stops = f"stops at byte {end:,}{f', behind {self.name!r},' if self.name else ''}" if end else "is empty,"
+            stops = f"stops at byte {end:,}{f', after {self.name!r},' if self.name else ''}" if end else "is empty,"
             raise NoEndMarkError(
                 f"{self._path} {stops} without the end mark of an archive (blocks of zeros), so it may have been cut "
-                'short: write it anew, or leave out what is behind its last sure sample with on_error="skip"'
+                'short: write it anew, or leave out what follows its last sure sample with on_error="skip"'
             )
         raise DataError(f"{self._path} is truncated: it ends at byte {end:,}, {inside}")
 
@@ -284,8 +282,8 @@ class Scanner:
             return DataError(
                 f"{self._path} doesn't begin with a tar header, so it is no tar archive, or damaged: {why}"
             )
-        behind = f" behind {self.name!r}" if self.name else ""
-        return DataError(f"{self._path}, byte {self.at:,}: the tar header there{behind} can't be read: {why}")
+        after = f" after {self.name!r}" if self.name else ""
+        return DataError(f"{self._path}, byte {self.at:,}: the tar header there{after} can't be read: {why}")
 
     def _group(self) -> bytes | None:
         """Return the next header's bytes, with those that extend it; None: more has to be fed."""
@@ -298,7 +296,7 @@ class Scanner:
         return None
 
     def _pass_on(self) -> bool:
-        """Pass over what is to be passed over, as far as it is here; say whether that is all."""
+        """Skip what is to be skipped, as far as it was fed; return whether that is all."""
         count = min(self._skip, self._have)
         self._drop(count)
         self._skip -= count
@@ -327,7 +325,7 @@ class Scanner:
             self._from -= len(self._blocks.popleft())
 
     def _check_zeros(self) -> None:
-        """Drop what is behind the end mark.
+        """Drop what follows the end mark.
 
         Raises:
           DataError: there is something else than zeros: more members, say, or what was a member before it was damaged.
@@ -337,7 +335,7 @@ class Scanner:
             if block != bytes(len(block)):
                 byte = self.at + len(block) - len(block.lstrip(b"\0"))
                 raise DataError(
-                    f"{self._path} has data behind its end mark, at byte {byte:,} (the mark is behind {self.name!r}): "
+                    f"{self._path} has data after its end mark, at byte {byte:,} (the mark follows {self.name!r}): "
                     "it is damaged, or archives were joined with cat. Join them with tar --concatenate, or cut off "
                     "what is no archive"
                 )

@@ -63,9 +63,9 @@ class WholeFormat(Format[WholeFile]):
                 index += len(items)
             last = found[-1][1]
             if isinstance(last, ReadError):
-                behind = _FileStates(name, paths, index)[0]
-                demand.judge(last, paths[index], behind)
-                yield Chunk((), (), behind)
+                after = _FileStates(name, paths, index)[0]
+                demand.judge(last, paths[index], after)
+                yield Chunk((), (), after)
                 index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
@@ -74,7 +74,7 @@ class WholeFormat(Format[WholeFile]):
 
 
 class _FileStates:
-    """A column: behind file i of a list stands file `first` + i + 1 of all files."""
+    """A column of states: after file i of a list, file `first` + i + 1 of all files is next."""
 
     __slots__ = ("_first", "_name", "_paths")
 
@@ -89,5 +89,4 @@ class _FileStates:
         return At(self._name, {"file": path})
 
     def trimmed(self, first: int, count: int) -> States:
-        """As `states.trimmed`; what is kept is small."""
         return _FileStates(self._name, self._paths[self._first + first : self._first + first + count + 1], 0)

@@ -15,18 +15,18 @@ __all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "
 
 
 MODIFIED = "Last-Modified: "
-"""How `Found.etag` begins where it is a date: no ETag does, which is in quotes."""
+"""How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """What is known of an object: in a listing, or because somebody has asked.
+    """What is known of an object, from a listing or an answer.
 
     Attributes:
       path: local path or URL, as it is opened, and as states name it.
-      size: in bytes; None: nobody has said.
+      size: in bytes; None: unknown.
       etag: tells one version from another: an ETag, or `MODIFIED` and a date, where a server tells only that;
-        None: nobody has said, or there is none (local files).
+        None: unknown, or there is none (local files).
       ranged: whether its server is known to send parts of it; not saved.
     """
 
@@ -97,7 +97,7 @@ class Storage(Protocol):
         """Yield bytes `start` to `stop` (None: the end) in blocks of bounded size, none of them empty, as they come.
 
         Args:
-          etag: of the version that is wanted; None: whichever there is, but one from start to end.
+          etag: of the version that is wanted; None: any, but one from start to end.
 
         Raises:
           ReadError: the object can't be had, is another version than wanted, changed on the way, or has no byte

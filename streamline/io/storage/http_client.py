@@ -1,10 +1,8 @@
-"""Requests over one session: connections that are kept, names, certificates, proxies, redirects, time limits.
+"""Requests over one session: kept connections, names, certificates, proxies, redirects, time limits, and errors.
 
 All time limits but that of a connection are our own. aiohttp's `sock_read` begins anew with each byte and with each
-interim answer (100 Continue, 103 Early Hints), so a server could hold a request for as long as it likes; its `total`
-goes on while the training loop holds a block.
-
-What went wrong on the way to a server, said for a person: whether another try may help, and what else does.
+interim answer (100 Continue, 103 Early Hints), so a server could hold a request forever; its `total` goes on while the
+training loop holds a block.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class HttpClient:
         within_s: float = math.inf,
         unpack: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Return the answer to a request, behind redirects; whoever gets it closes it.
+        """Return the answer to a request, after redirects; the caller closes it.
 
         Args:
           headers: of this request; what identifies comes on top, as far as the URL's own host is asked.
@@ -94,7 +92,7 @@ class HttpClient:
         Raises:
           ReadError: no URL, a redirect that leads nowhere, a file of certificates that can't be read.
           TransientError: no connection, or no whole header of an answer, in time.
-          aiohttp.ClientError, OSError: see `http_errors.judged`.
+          aiohttp.ClientError, OSError: see `judged`.
         """
         session, ends = self._opened or await self._open(), monotonic() + within_s
         target, proxy = self._target(url)
@@ -270,7 +268,7 @@ def _redirected(url: str, target: URL, location: str | None) -> URL:
     """Return where a redirect leads.
 
     Raises:
-      ReadError: nowhere, or from https to http, where anybody on the way could put in other data.
+      ReadError: nowhere, or from https to http, where the data could be replaced on the way.
     """
     if not location:
         raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
@@ -330,7 +328,7 @@ def _context(options: HttpOptions) -> ssl.SSLContext:
 
 def _no_password() -> str:
     """Stand for the password of a key: OpenSSL would ask the terminal for it, and wait."""
-    raise ValueError("its key is encrypted: store it decrypted, readable by nobody else")
+    raise ValueError("its key is encrypted: store it decrypted, readable only by its user")
 
 
 def _bad_file(option: str, file: str | os.PathLike[str], error: Exception, wanted: str) -> ReadError:
@@ -459,7 +457,7 @@ def _name(url: str, error: aiohttp.ClientConnectorDNSError) -> TransientError:
 def _proxy(url: str, error: aiohttp.ClientHttpProxyError) -> TransientError:
     said = f"the proxy answered {status_name(error.status)}"
     if error.status in (408, 429) or error.status >= 500:
-        told = None if error.headers is None else error.headers.get("Retry-After")
-        return TransientError(said, retry_after_s(told))
+        wait = None if error.headers is None else error.headers.get("Retry-After")
+        return TransientError(said, retry_after_s(wait))
     advice = "give user and password in its URL" if error.status == 407 else "ask those who run it"
     raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from error

@@ -1,6 +1,6 @@
 """Local files, read in large blocks: what the kernel has in memory at once, the rest in a thread.
 
-A block that a thread has read is in another core's cache, and handing it over costs more than copying it (bench
+A block that a thread has read is in another core's cache, and passing it on costs more than copying it (bench
 read_jsonl: 0.7 of 2.8 us for a record of 1 kB). Linux reads without waiting for the disk, where the file system knows
 how to (RWF_NOWAIT: ext4, xfs, btrfs; not tmpfs).
 """
@@ -55,7 +55,7 @@ CALL_S = 0.001
 
 
 CLOSE_S = 0.5
-"""Seconds that closing waits at the most for a read that hangs; the thread closes the file whenever that ends."""
+"""Seconds that closing waits at the most for a read that hangs; the thread closes the file when that ends."""
 
 
 class LocalStorage:
@@ -219,7 +219,7 @@ class _LocalFile:
         """Check that reading up to `end` was reading all of the file that was opened.
 
         Raises:
-          ReadError: it is shorter or longer than it was, or somebody has written to it.
+          ReadError: it is shorter or longer than it was, or it was written to.
         """
         assert self._handle is not None
         status = os.fstat(self._handle.fileno())
@@ -230,7 +230,7 @@ class _LocalFile:
                 f"at its end (read up to byte {end:,})"
             )
         if status.st_mtime_ns != self._changed_ns:
-            raise ReadError(f"{self._path} changed while it was read: somebody has written to it")
+            raise ReadError(f"{self._path} changed while it was read: it was written to")
 
     def close(self) -> None:
         """Close the file, if it was opened. Idempotent."""

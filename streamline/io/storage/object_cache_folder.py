@@ -1,17 +1,17 @@
 """A folder of whole objects on local disk, which any number of processes share. Calls block.
 
 An object is written to a file of its own, "<digest>.part", and renamed to "<digest>.object" when all of it is there. So
-what has the second name is whole, whatever was killed when. Who writes a part holds a lock on it that the kernel frees
-when the process ends, in whatever way: a part that can be locked is nobody's, and is removed. A pid could be another
-process's by then.
+what has the second name is whole, even after a kill at any moment. The writer of a part holds a lock on it that the
+kernel frees when the process ends: a part that can be locked is abandoned, and is removed. (A pid could be another
+process's by then.)
 
-Behind an object's bytes stands a trailer, which says how many they are. Journalling file systems (ext4, XFS, Btrfs,
-APFS) lengthen a file only once the bytes are on disk. So a power cut leaves one that was written in order too short,
-and its trailer missing; one that was written out of order could have holes, and is synced before it is renamed.
+A trailer after an object's bytes says how many they are. Journalling file systems (ext4, XFS, Btrfs, APFS) lengthen a
+file only once the bytes are on disk. So after a power cut, one that was written in order is too short, and its trailer
+missing; one that was written out of order could have holes, and is synced before it is renamed.
 
-Nothing but files of these names is counted or removed, and no name comes from a URL: it is a digest. Others may be able
-to write to the folder, and to compute a digest. So a part is only ever a new file, and what is read is a regular file
-of this user.
+Only files of these names are counted or removed, and names are digests, never parts of a URL. Others may be able to
+write to the folder, and to compute a digest: so a part is always a new file, and only regular files of this user are
+read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def digest(path: str, etag: str, scope: str = "") -> str:
 
 
 class CacheFolder:
-    """What is kept in one folder.
+    """The objects in one folder.
 
     Attributes:
       path: of the folder.
@@ -139,7 +139,7 @@ class CacheFolder:
             return None
 
     def _check_part(self, name: str) -> None:
-        """Insist that a part, if there is one, is a file that this user is writing: `begin` takes any other for one."""
+        """Check that a part, if there is one, is this user's: `begin` would take any other for one being written."""
         try:
             os.close(open_own(self._part(name), os.O_RDONLY, strict=True))
         except UnsafeFileError as error:
@@ -160,7 +160,7 @@ class CacheFolder:
     # Writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> PartialObject | None:
-        """Return a new part to be written; None: somebody is writing it, it is there by now, or the disk failed."""
+        """Return a new part to be written; None: it is being written, it is there by now, or the disk failed."""
         if not self._writes:
             return None
         path = self._part(name)
@@ -212,7 +212,7 @@ class CacheFolder:
     # Room ---------------------------------------------------------------------------------------------------------
 
     def _look(self, nbytes: int = 0) -> None:
-        """Remove parts that are nobody's, and the objects that were used least recently, until there is room."""
+        """Remove abandoned parts, and the objects that were used least recently, until there is room."""
         with self._looking:
             objects: list[tuple[int, int, str]] = []
             used = nbytes
@@ -228,7 +228,7 @@ class CacheFolder:
             for _, size, path in sorted(objects) if used > most else ():
                 if used <= most:
                     break
-                with suppress(FileNotFoundError):  # somebody else has
+                with suppress(FileNotFoundError):  # another process has
                     Path(path).unlink()
                 used -= size
             room = min(self.max_bytes - used, self.max_bytes // LOOKS)
@@ -260,7 +260,7 @@ class CachedObject:
         self.size = size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return bytes `start` to `stop`; fewer if somebody has cut the file."""
+        """Return bytes `start` to `stop`; fewer if the file was cut."""
         data = os.pread(self._fd, stop - start, start)
         if len(data) == stop - start or not data:
             return data
@@ -280,7 +280,7 @@ class PartialObject:
         self._fd = fd
         self._path = path
         self._target = target
-        self._behind = 0
+        self._end = 0
         self._in_order = True
 
     def write(self, position: int, data: bytes) -> None:
@@ -289,9 +289,9 @@ class PartialObject:
         Raises:
           OSError: the disk is full, or fails.
         """
-        self._in_order &= position == self._behind
+        self._in_order &= position == self._end
         _write(self._fd, position, data)
-        self._behind = max(self._behind, position + len(data))
+        self._end = max(self._end, position + len(data))
 
     def keep(self, size: int) -> None:
         """All `size` bytes are written: give it its name.
@@ -313,7 +313,7 @@ class PartialObject:
             self.close()
 
     def close(self) -> None:
-        """Let go of it, where it isn't ours. Idempotent."""
+        """Close it. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,14 +1,11 @@
 """Object stores, S3, Google's and Azure's, through obstore: listed, streamed, resumed at the byte.
 
-Success: the body comes in one answer. A body that breaks off, a stall or a busy server: asked again for the bytes from
-where it broke, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the store
-says that the object ends; nothing else is.
+After a body that breaks off, a stall or an answer of a busy store, the bytes from there on are requested again, of the
+same version (`If-Match`). A body ends only where the store says that the object ends.
 
-What an object store's refusal means, and what to do about it. Pure: decided by the text that obstore gives.
-
-obstore names the HTTP status and what the server said, in all its errors alike; which class they are of differs between
-the operations. Its texts hold whole URLs, which may be signed: so only parts of them are told on, and an error of ours
-is not chained to one of its.
+What an error means is decided by obstore's text: it has the HTTP status and what the server said in all errors alike,
+while their classes differ between operations. The texts hold whole URLs, which may be signed: so messages show only
+parts of them, and our errors are not chained to obstore's.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
 
-__all__ = ["ObjectStorage", "behind_end", "meaning", "other_version"]
+__all__ = ["ObjectStorage", "meaning", "other_version", "past_end"]
 
 
 R = TypeVar("R")
@@ -40,7 +37,7 @@ BLOCK_BYTES = 1024 * 1024
 
 
 AS_IT_COMES = 1
-"""The least that a block holds behind a failure: else a body that breaks off again and again within its first MiB would
+"""The least that a block holds after a failure: else a body that breaks off again and again within its first MiB would
 never get on, since what obstore has gathered of a block is lost with it."""
 
 
@@ -54,7 +51,7 @@ class ObjectStorage:
     Args:
       options: the user's `storage_options=`.
       http: how often and how long is tried.
-      traffic: counts what is asked; None: nobody wants to know.
+      traffic: counts what is asked; None: not counted.
     """
 
     def __init__(
@@ -102,7 +99,7 @@ class ObjectStorage:
             return joined(printable(path), [block async for block in blocks], start, stop)
 
     async def aclose(self) -> None:
-        """Let go of the stores: their connections close behind them."""
+        """Drop the stores, which closes their connections."""
         self._stores.clear()
 
     async def _blocks(
@@ -129,14 +126,14 @@ class ObjectStorage:
                     attempts.wanted()
                 if position == end:
                     return
-                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had told")
+                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store said")
             except ReadError:
                 raise
             except Exception as error:
-                _let_go(error)
+                _drop_traceback(error)
                 if other_version(error) and known is not None:
                     raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
-                if behind_end(error) and await self._ends_at(path, position, known):
+                if past_end(error) and await self._ends_at(path, position, known):
                     return
                 await _failed(attempts, error, position)
                 size = AS_IT_COMES
@@ -148,8 +145,8 @@ class ObjectStorage:
           ReadError: it is shorter, or not as long as it was.
         """
         size = (await self.stat(path)).size
-        told = position if known is None or known[1] is None else known[1][0]
-        if size is not None and (size < position or size != told):
+        expected = position if known is None or known[1] is None else known[1][0]
+        if size is not None and (size < position or size != expected):
             raise ReadError(
                 f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
             )
@@ -162,7 +159,7 @@ class ObjectStorage:
         return objects
 
     async def _below(self, url: str, directory: str | None) -> Sequence[Any]:
-        """Return all objects below a directory; what fails on the way goes on behind the last one that came."""
+        """Return all objects below a directory; after a failure, listing goes on after the last one that came."""
         store, attempts = self._store(bucket_of(url)[0]), self._attempts(url)
         listed: Any = []
         while True:
@@ -177,7 +174,7 @@ class ObjectStorage:
             except Exception as error:
                 await _failed(attempts, error, 0)
                 if any(one["path"] > other["path"] for one, other in pairwise(listed)):
-                    listed = []  # S3's directory buckets keep no order: there is no "behind" in them
+                    listed = []  # S3's directory buckets keep no order, so there is no "after" in them
             else:
                 return tuple(listed)
 
@@ -190,7 +187,7 @@ class ObjectStorage:
             try:
                 await store.head_async(key)
             except FileNotFoundError as error:
-                _let_go(error)
+                _drop_traceback(error)
                 return False
             return True
 
@@ -224,11 +221,10 @@ async def _next(attempts: Attempts, parts: AsyncIterator[Any]) -> Any:
         return await anext(parts, b"")
 
 
-def _let_go(error: Exception) -> None:
-    """Take its traceback from an error of obstore's, which may hold on to it until it is asked for something else.
+def _drop_traceback(error: Exception) -> None:
+    """Drop the traceback of an error of obstore's, which may keep the error until its next call.
 
-    Its threads give references back only then. Through the traceback's frames, a storage that was closed would keep its
-    connections.
+    Through the traceback's frames, a storage that was closed would keep its connections.
     """
     error.__traceback__ = None
 
@@ -239,7 +235,7 @@ async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
     Raises:
       ReadError: there is none.
     """
-    _let_go(error)
+    _drop_traceback(error)
     meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):
         raise meant from None
@@ -330,7 +326,7 @@ WAYS = {
 """What says with which credentials to read, by the first two letters of a scheme."""
 
 
-def behind_end(error: Exception) -> bool:
+def past_end(error: Exception) -> bool:
     """Whether bytes were asked for that the object doesn't have."""
     text = str(error)
     return _status(text) == 416 or "Wanted range starting at" in text  # obstore's own word, where the store sent less
@@ -389,8 +385,8 @@ def _give_credentials(path: str) -> str:
 
 
 def _give_region(text: str) -> str:
-    told = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
-    region = printable(told[1] or told[2]) if told else "…"
+    found = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
+    region = printable(found[1] or found[2]) if found else "…"
     return f'Set AWS_REGION, or storage_options={{"region": "{region}"}}'
 
 

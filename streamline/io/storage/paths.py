@@ -1,9 +1,8 @@
-"""Paths as users give them: which storage a path is in, braces, local globs, and errors that say what to do.
+"""Paths as users give them: which storage a path is in, braces, globs, and errors that say what to do.
 
-Globs over the keys of an object store, as a shell has them over files. Pure.
-
-`*` and `?` stop at a slash, `[abc]` and `[!abc]` are one character, `**` is any number of directories, none too; as
-the last part, everything below. A bracket makes a character plain: [*], [?], [[].
+Globs over the keys of an object store mean what they mean over files in a shell: `*` and `?` stop at a
+slash, `[abc]` and `[!abc]` are one character, `**` is any number of directories, none too; as the last part, everything
+below. A bracket makes a character plain: [*], [?], [[].
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 MAX_FILES = 1_000_000
-"""Paths that braces may make at the most: beyond that a number is a slip of the finger."""
+"""Paths that braces may make at the most: beyond that a number is a mistake."""
 
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
@@ -182,7 +181,7 @@ def _one(path: object) -> str:
 
 
 def check_user(text: str) -> None:
-    """Insist on a URL that names nobody.
+    """Refuse a URL with a user or a password in it.
 
     Raises:
       PlanError: there is a user, or a password, in it.
@@ -197,9 +196,7 @@ def check_user(text: str) -> None:
 def _check_url(text: str) -> None:
     check_user(text)
     if "#" in text:
-        raise PlanError(
-            f"{text}: what is behind a # is never sent: leave it out, or write %23 if it belongs to the name"
-        )
+        raise PlanError(f"{text}: what follows a # is never sent: leave it out, or write %23 if it belongs to the name")
     if "*" in text.split("?")[0]:
         raise PlanError(
             f"HTTP has no listing, so a * can't be expanded: {text}\n"
@@ -251,7 +248,7 @@ def check_once(paths: Iterable[str]) -> None:
 
 
 def _one_file(path: str, other: str) -> bool:
-    """Whether two names mean one file that look as if they did: behind a link to a directory, ".." is elsewhere."""
+    """Whether two names that look alike mean one file: after a link to a directory, ".." is elsewhere."""
     parts = {*path.split("/"), *other.split("/")}
     return path == other or ".." not in parts or Path(path).samefile(other)
 

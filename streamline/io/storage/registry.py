@@ -49,10 +49,10 @@ class Storages:
     """The storages that one `Access` needs, each opened when a path needs it.
 
     Attributes:
-      cache: what keeps objects on local disk, and counts what that saves; None: nothing does.
+      cache: keeps objects on local disk, and counts what that saves; None: they are not kept.
 
     Args:
-      traffic: counts what they ask of servers; None: nobody wants to know.
+      traffic: counts what they ask of servers; None: not counted.
     """
 
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:

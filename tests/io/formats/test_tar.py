@@ -277,7 +277,7 @@ def test_cut_anywhere_gives_whole_samples_and_an_error(put: Any) -> None:
 def test_truncated_names_the_member_and_its_header(put: Any) -> None:
     data = archive()
     assert failing(sl.read_tar(put(data[:1800])))[1] == (
-        f"{put(data[:1800])} is truncated: it ends at byte 1,800, inside the header at byte 1,536, behind 'train/0.JPG'"
+        f"{put(data[:1800])} is truncated: it ends at byte 1,800, inside the header at byte 1,536, after 'train/0.JPG'"
     )
     cut = ends(data)[2] + 600
     message = failing(sl.read_tar(put(data[:cut])))[1]
@@ -289,7 +289,7 @@ def test_a_missing_end_mark_is_an_error_that_can_be_skipped(put: Any) -> None:
     path = put(data[: ends(data)[-1]])
     items, message = failing(sl.read_tar(path))
     assert items == SAMPLES[:3]
-    assert "behind '3.a', without the end mark" in message
+    assert "after '3.a', without the end mark" in message
     with sl.read_tar([path, put(data, "b.tar")]).open(on_error="skip") as stream:
         assert list(stream) == [*SAMPLES[:3], *SAMPLES]
         assert stream.errors.total == 1
@@ -303,7 +303,7 @@ def test_a_damaged_header_is_an_error_never_the_end(put: Any, blocks: None, at: 
     data[start + at] ^= 0x55
     items, message = failing(sl.read_tar(put(bytes(data))))
     assert items == SAMPLES[:1]
-    assert f"a.tar, byte {start:,}: the tar header there behind 'train/1.seg.png' can't be read" in message
+    assert f"a.tar, byte {start:,}: the tar header there after 'train/1.seg.png' can't be read" in message
 
 
 def test_a_block_of_zeros_among_members_is_no_end(put: Any, blocks: None) -> None:
@@ -312,7 +312,7 @@ def test_a_block_of_zeros_among_members_is_no_end(put: Any, blocks: None) -> Non
     holed = data[:start] + bytes(512) + data[start + 512 :]
     items, message = failing(sl.read_tar(put(holed)))
     assert items == SAMPLES[:2]
-    assert f"data behind its end mark, at byte {start + 512:,} (the mark is behind 'train/1.seg.png')" in message
+    assert f"data after its end mark, at byte {start + 512:,} (the mark follows 'train/1.seg.png')" in message
     assert "joined with cat" in failing(sl.read_tar(put(data + data)))[1]
 
 

@@ -512,7 +512,7 @@ async def test_a_version_that_is_named_in_another_way_is_refused_on_demand(
                 assert await read(storage, url) == DATA
                 continue
             with pytest.raises(
-                ReadError, match=r"expected an? (ETag|Last-Modified), as the server told before, got none"
+                ReadError, match=r"expected an? (ETag|Last-Modified), as the server sent before, got none"
             ):
                 await read(storage, url)
 

@@ -385,7 +385,7 @@ def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
         given_paths("http://me:s3cret@h/x@y")
     assert "s3cret" not in str(refused.value)
     assert given_paths("http://h/x@y?me:z@h") == ("http://h/x@y?me:z@h",)
-    with pytest.raises(PlanError, match="behind a # is never sent"):
+    with pytest.raises(PlanError, match="follows a # is never sent"):
         given_paths("http://h/x#y")
 
 
