@@ -27,10 +27,8 @@ from streamline.sharding.split import byte_range
 
 __all__ = ["Fetcher", "SharedStorages", "Whole"]
 
-
 LIST_BYTES = 4 * 2**20
 """Whole files are handed out together up to this size: more of them would be older than the cache."""
-
 
 Whole = tuple[int, bytes | ReadError]
 """The index of a file, and all that is in it, or why that can't be had."""

@@ -12,7 +12,6 @@ from streamline.io.storage.base import FoundObject, Storage
 
 __all__ = ["GUESS_BYTES", "Owner", "Request", "expected"]
 
-
 GUESS_BYTES = 256 * 2**10
 """What an answer of unknown size is taken to hold at least, until it says so: what a connection buffers anyway."""
 

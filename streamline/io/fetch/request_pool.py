@@ -12,7 +12,6 @@ from streamline.io.fetch.request import Request
 
 __all__ = ["RequestPool", "Requester"]
 
-
 WINDOW = 2
 """Requests that are begun and not taken yet, for each that may be in flight."""
 

@@ -26,15 +26,13 @@ from streamline.io.formats.arrow_messages import (
 )
 from streamline.io.formats.base import Place
 from streamline.io.formats.columnar import Columnar, GroupedTable, RowGroup, Where, check_schema, watched
-from streamline.io.formats.parquet import FOOTER_BYTES, size_of
+from streamline.io.formats.parquet import FOOTER_BYTES
 from streamline.io.formats.sparse_file import from_start
 
 __all__ = ["ArrowFormat"]
 
-
 TAIL_BYTES = 4 + len(MAGIC)
 """The footer's length, little-endian, and the magic."""
-
 
 MOST_METADATA_BYTES = 256 * 1024 * 1024
 """A message's metadata beyond this are damaged: a schema of a million columns takes 100 MB."""
@@ -52,7 +50,7 @@ class ArrowFormat(Columnar):
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         with Working(demand.meter):
             unchanged = await watched(file, demand)
-            size = await size_of(file)
+            size = await file.size("reading a file from its end")
             tail = await _tail(file, size)
             table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
         if table is None:

@@ -21,17 +21,13 @@ __all__ = [
     "blocks",
 ]
 
-
 MAGIC = b"ARROW1"
 """A file begins and ends with it; a stream doesn't."""
-
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """A message begins with it since Arrow 0.15, then comes the length of its metadata in 4 bytes; 0: the stream's end."""
 
-
 PREFIX_BYTES = 8
-
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """What a message's header may be: the union `MessageHeader`."""

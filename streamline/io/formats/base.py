@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -19,13 +19,10 @@ from streamline.io.fetch.file import File, FilePart
 
 __all__ = ["AHEAD_BYTES", "Format", "IndexedStates", "Place"]
 
-
 T = TypeVar("T")
-
 
 AHEAD_BYTES = 16 * 2**20
 """Large items that wait for the next stage: more of them would only leave the cache; one is always admitted."""
-
 
 Place: TypeAlias = "dict[str, Json]"
 """Where a reader stands: {"file": path, ...}; what else is in it is the format's. A file of None: nothing is left."""
@@ -116,32 +113,32 @@ class Format(ABC, Generic[T]):
 
 
 class IndexedStates:
-    """A column of states: after item i of a list, `place` with `key` set to `first` + i.
+    """A column of states: after item i of a list, `place` with each key of `columns` set to its value i.
 
     Args:
       name: of the source.
       place: what all of them share.
-      key: the part of a place that counts.
-      first: its value after the list's first item.
-      count: items in the list.
+      columns: values by key, one for each item.
       last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 
-    __slots__ = ("_count", "_first", "_key", "_last", "_name", "_place")
+    __slots__ = ("_columns", "_count", "_last", "_name", "_place")
 
-    def __init__(self, name: str, place: Place, key: str, first: int, count: int, last: Place | None = None) -> None:
+    def __init__(
+        self, name: str, place: Place, columns: Mapping[str, Sequence[Json]], last: Place | None = None
+    ) -> None:
         self._name = name
         self._place = place
-        self._key = key
-        self._first = first
-        self._count = count
+        self._columns = columns
+        self._count = len(next(iter(columns.values())))
         self._last = last
 
     def __getitem__(self, index: int, /) -> State:
         if self._last is not None and index == self._count - 1:
             return At(self._name, self._last)
-        return At(self._name, {**self._place, self._key: self._first + index})
+        return At(self._name, self._place | {key: values[index] for key, values in self._columns.items()})
 
     def trimmed(self, first: int, count: int) -> States:
         last = self._last if first + count == self._count else None
-        return IndexedStates(self._name, self._place, self._key, self._first + first, count, last)
+        columns = {key: values[first : first + count] for key, values in self._columns.items()}
+        return IndexedStates(self._name, self._place, columns, last)

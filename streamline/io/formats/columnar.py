@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
-from streamline.core.state import At, State, States
+from streamline.core.state import At, States
 from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.fetch.file import File
@@ -250,30 +250,8 @@ def _said(error: Exception) -> str:
 STEP_S = 0.004
 """Seconds that a call in a thread goes on: going there and back takes some 0.1 ms."""
 
-
 CALL_BYTES = 16 * 1024 * 1024
 """Decoded in one call in a thread at the most, unless one batch is larger."""
-
-
-class FilteredStates:
-    """The states after rows that a filter let through; the last one follows all that were looked at."""
-
-    __slots__ = ("_last", "_name", "_place", "_rows")
-
-    def __init__(self, name: str, place: Place, rows: Sequence[int], last: Place | None) -> None:
-        self._name = name
-        self._place = place
-        self._rows = rows
-        self._last = last
-
-    def __getitem__(self, index: int, /) -> State:
-        if self._last is not None and index == len(self._rows) - 1:
-            return At(self._name, self._last)
-        return At(self._name, {**self._place, "row": self._rows[index] + 1})
-
-    def trimmed(self, first: int, count: int) -> States:
-        last = self._last if first + count == len(self._rows) else None
-        return FilteredStates(self._name, self._place, self._rows[first : first + count], last)
 
 
 @dataclass
@@ -357,8 +335,9 @@ class RowItems:
         last = end if at + count == decoded.batch.num_rows else None
         place = where.place(0)
         if decoded.rows is not None:
-            return FilteredStates(self.name, place, decoded.rows[at : at + count], last)
-        return IndexedStates(self.name, place, "row", decoded.start + at + 1, count, last)
+            return IndexedStates(self.name, place, {"row": [row + 1 for row in decoded.rows[at : at + count]]}, last)
+        first = decoded.start + at + 1
+        return IndexedStates(self.name, place, {"row": range(first, first + count)}, last)
 
     def _pace(self, spent: float) -> None:
         if spent > SLICE_S:

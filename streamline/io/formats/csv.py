@@ -42,18 +42,14 @@ __all__ = [
     "too_long",
 ]
 
-
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
-
 
 HEAD_BYTES = 64 * 1024
 """Read of a file's beginning for its header: as the first block of a local file."""
 
-
 SLICE_RECORDS = LIST_ITEMS * 7 // 8
 """Lines that a slice should have, as for files of lines."""
-
 
 Header = bool | tuple[str, ...]
 """Whether a file's first record names its columns; or their names, if it doesn't."""
@@ -462,10 +458,8 @@ def _not_utf8(error: UnicodeDecodeError, raw: bytes, line: int) -> str:
 
 Row = list[str]
 
-
 OPEN = "unexpected end of data"
 """What `csv` says of a record whose quote isn't closed."""
-
 
 FIELD_CHARACTERS = 131_072
 """What `csv` allows in a field, unless its limit was raised for the whole process."""

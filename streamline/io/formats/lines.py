@@ -9,7 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from streamline.core.counters import HoldTimer, StageMeter, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
-from streamline.errors import DataError, PlanError, ReadError
+from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.formats.compression import named, not_splittable
@@ -19,9 +19,7 @@ from streamline.sharding.split import byte_range
 
 __all__ = ["LineFormat"]
 
-
 T = TypeVar("T")
-
 
 SLICE_LINES = LIST_ITEMS * 7 // 8
 """Lines that a slice should have: the length of the next ones is a guess, and more than a list makes two of it."""
@@ -90,9 +88,7 @@ async def _cursor(reader: LineFormat[T], file: File, begin: Place, after: Place,
     """Return a cursor at `begin`; the beginning of a share of a file is where its first line is."""
     part, start, stop = file.part, 0, None
     if part.num_shards > 1:
-        size = (await file.found()).size
-        if size is None:
-            raise ReadError(f"{part.path}: the server doesn't tell its size, which splitting it into shards needs")
+        size = await file.size("splitting it into shards")
         start, stop = byte_range(size, part.num_shards, part.shard)
     byte, in_line = begin["byte"], False
     if start and not byte:

@@ -42,11 +42,9 @@ __all__ = [
     "layout_of",
 ]
 
-
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
 map, nothing is read here, so lists of large rows are as long as others."""
-
 
 BLOCK_ROWS = 1 << 16
 """Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
@@ -145,7 +143,8 @@ class NpyFormat(Format[Any]):
                         with HoldTimer(meter):
                             items = table.items([column[at : at + LIST_ITEMS] for column in block])
                         last = after if row + len(items) == stop else None
-                        yield Chunk(items, IndexedStates(name, begin, "row", row + 1, len(items), last))
+                        rows = range(row + 1, row + 1 + len(items))
+                        yield Chunk(items, IndexedStates(name, begin, {"row": rows}, last))
                         row += len(items)
             if row < stop:
                 raise DataError(_cut_short(table))
@@ -189,9 +188,7 @@ def _cut_short(table: ArrayTable) -> str:
 HEAD_BYTES = 4096
 """Asked for first: nearly every header takes 128 bytes, and a request as long as it takes."""
 
-
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-
 
 Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 
@@ -400,10 +397,8 @@ def _mapped(file: File, layout: Layout, base: int, good: int) -> np.ndarray[Any,
 
 MAGIC = b"\x93NUMPY"
 
-
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 """Bytes of the header's length, after the magic and the version. Source: NEP 1, and `numpy.lib.format`."""
-
 
 MAX_HEADER_BYTES = 2**20
 """More is damage: numpy itself reads no header of more than 10,000 characters by default."""

@@ -18,11 +18,9 @@ from streamline.sharding.split import contiguous
 
 __all__ = ["ParquetTable"]
 
-
 DICTIONARY_ROWS = 1024
 """Rows made at a time of texts that are kept once for all rows: no size says what they take together. A file of 258
 bytes made 1.9 GB; fewer rows at a time would cost speed."""
-
 
 BUFFER_BYTES = 256 * 1024
 """Read at a time of each column of a local file: without it, pyarrow reads all of a row group's column, and keeps it

@@ -6,7 +6,7 @@ begin is found by a walk over the headers from the first on, past the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -16,10 +16,10 @@ import anyio
 from streamline.core.counters import HoldTimer, StageMeter, Working
 from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import Pace
-from streamline.core.state import At, State, States
+from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, Place
+from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
@@ -37,7 +37,6 @@ __all__ = [
     "part_of",
     "walk_of",
 ]
-
 
 MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 """The most data that a sample has unless the user says otherwise: as long as the longest line."""
@@ -174,7 +173,8 @@ class _ArchiveReader:
         if found.items:
             self._sample += len(found.items)
             first = self._sample - len(found.items) + 1
-            states = _SampleEnds(self._name, self._path, first, found.ends, self._after if last else None)
+            columns = {"byte": found.ends, "sample": range(first, self._sample + 1)}
+            states = IndexedStates(self._name, {"file": self._path}, columns, self._after if last else None)
             yield Chunk(found.items, states)
         elif last:
             yield Chunk((), (), At(self._name, dict(self._after)))
@@ -186,33 +186,6 @@ class _ArchiveReader:
             place = dict(self._after) if end is None else _place(self._path, end, self._sample)
             self._demand.judge(found.wrong.error, found.wrong.item, At(self._name, place))
             yield Chunk((), (), At(self._name, place))
-
-
-class _SampleEnds:
-    """A column of states: after sample i of a list, the byte where the next one begins.
-
-    Args:
-      first: samples of the archive up to the list's first one, with it.
-      last: the place after the last one, where it is the archive's last; else None.
-    """
-
-    __slots__ = ("_ends", "_first", "_last", "_name", "_path")
-
-    def __init__(self, name: str, path: str, first: int, ends: Sequence[int], last: Place | None) -> None:
-        self._name = name
-        self._path = path
-        self._first = first
-        self._ends = ends
-        self._last = last
-
-    def __getitem__(self, index: int, /) -> State:
-        if self._last is not None and index == len(self._ends) - 1:
-            return At(self._name, dict(self._last))
-        return At(self._name, _place(self._path, self._ends[index], self._first + index))
-
-    def trimmed(self, first: int, count: int) -> States:
-        last = self._last if first + count == len(self._ends) else None
-        return _SampleEnds(self._name, self._path, self._first + first, self._ends[first : first + count], last)
 
 
 def _place(path: str, byte: int, sample: int) -> Place:
@@ -439,18 +412,14 @@ class Samples:
 Begin = tuple[int, int]
 """Where a sample begins, in bytes, and how many are before it."""
 
-
 SEEK_BYTES = 1024 * 1024
 """Data that are skipped by another request, rather than read: some 1 to 10 ms of reading."""
-
 
 FIRST_BYTES = 64 * 1024
 """Read at first, and after data that were skipped."""
 
-
 MOST_BYTES = 4 * 1024 * 1024
 """Read at a time where members are small."""
-
 
 SLICE_HEADERS = 64
 """Headers between two looks at the clock: some 1 ms."""
@@ -543,9 +512,7 @@ async def walk_of(file: File, group: bool) -> Walk:
     Raises:
       ReadError: the server doesn't tell its size.
     """
-    size = (await file.found()).size
-    if size is None:
-        raise ReadError(f"{file.path}: the server doesn't tell its size, which splitting it into shards needs")
+    size = await file.size("splitting it into shards")
     made = Walk(file.path, size, file.part.num_shards, group=group)
     walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
     return walk

@@ -28,28 +28,21 @@ __all__ = [
     "rounded",
 ]
 
-
 BLOCK = tarfile.BLOCKSIZE
 """Bytes that everything in an archive is a multiple of: 512."""
 
-
 ZEROS = bytes(BLOCK)
-
 
 TYPE = 156
 """Where in a header its type is."""
 
-
 EXTENDING = (b"x", b"X", b"g", b"L", b"K")
 """Types of headers whose data belong to the next one: pax, Solaris' pax, pax for all that follow, GNU's long names."""
-
 
 MAX_EXTENSION_BYTES = 1024 * 1024
 """Most bytes before a member's own header: names of some thousand bytes are real, more is damage or an attack."""
 
-
 SPARSE = re.compile(rb"(?:^|\n)\d+ GNU\.sparse\.")
-
 
 GLOBAL = re.compile(rb"(?:^|\n)\d+ (?:path|linkpath|size|GNU\.sparse\.[a-z.]+)=")
 

@@ -13,7 +13,6 @@ from streamline.errors import ReadError
 
 __all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
 
-
 MODIFIED = "Last-Modified: "
 """How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
 
@@ -134,7 +133,6 @@ def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> 
 
 
 R = TypeVar("R")
-
 
 IN_FLIGHT = 64
 """Questions in flight: at 30 ms each, a thousand take half a second."""

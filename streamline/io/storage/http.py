@@ -26,25 +26,19 @@ from streamline.io.storage.retry import Attempts, TransientError
 
 __all__ = ["HttpStorage"]
 
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
-
 
 FAILURES = (aiohttp.ClientError, TransientError, OSError)
 """What a request may fail with; which of them may pass is `judged`."""
 
-
 UNKNOWN = sys.maxsize
 """The end of an object of unknown size."""
-
 
 REFUSAL_BYTES = 4096
 """How much of a refusal is looked at for what it says ..."""
 
-
 REFUSAL_S = 2.0
 """... and for how long."""
-
 
 UNNAMED: set[str] = set()
 """Hosts for which this process has logged that they name no versions."""

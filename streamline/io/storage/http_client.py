@@ -38,17 +38,13 @@ from streamline.io.storage.retry import TransientError
 
 __all__ = ["HttpClient", "judged", "more_of", "shown"]
 
-
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
-
 
 MAX_REDIRECTS = 10
 """More are a loop: browsers follow 20, and objects are one or two away."""
 
-
 PLAIN = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]*"
-
 
 ENCODED = re.compile(rf"{PLAIN}(?:%[0-9A-Fa-f]{{2}}{PLAIN})*")
 """A URL that needs no quoting: it is sent as it is, for a signature covers every character."""
@@ -363,18 +359,14 @@ def _resolved(host: str, family: int, proto: int, address: tuple[object, ...]) -
 
 USER = re.compile(r"(?<=://)[^/?#]*@")
 
-
 SECRET = re.compile(r"([?&][^=&#]*(?:sig|token|secret|password|credential|api-?_?key)[^=&#]*=)[^&#]*", re.IGNORECASE)
 """Parts of a query that open a door: X-Amz-Signature, sig (Azure), access_token, X-Goog-Credential, ..."""
-
 
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that isn't TLS, by its version."""
 
-
 TLS_ALERT = r"b'\x15\x03"
 """How aiohttp shows the beginning of what servers that speak TLS say to plain HTTP (RFC 8446, 5.1 and 6)."""
-
 
 MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 """Name look-ups that failed, rather than having found no such name."""

@@ -16,21 +16,16 @@ from streamline.io.storage.retry import TransientError
 
 __all__ = ["Answer", "Version", "ask", "refusal", "retry_after_s", "status_name", "understand"]
 
-
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
-
 
 PLAIN = ("", "identity", "aws-chunked", "utf-8", "binary")
 """Values of Content-Encoding with which the bytes are the object's own: some uploaders set them."""
 
-
 NAMED = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz", ".br": "br", ".z": "compress"}
 """Some servers tell what an object's name says, too: then the bytes are those of the file."""
 
-
 WORDS = [re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL | re.IGNORECASE) for tag in ("message", "title")]
 """Where an answer's content says in a few words what is wrong: in the XML of stores, in the HTML of servers."""
-
 
 WORDS_LENGTH = 200
 

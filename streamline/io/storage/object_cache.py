@@ -33,22 +33,17 @@ from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder,
 
 __all__ = ["CachePart", "CachedStorage", "ObjectCache", "Spans"]
 
-
 logger = logging.getLogger(__name__)
-
 
 BLOCK_BYTES = 1024 * 1024
 """What is read from disk at once, as for local files."""
-
 
 VERSION_S = 5.0
 """Seconds for which an ETag that a server sent holds for more ranges of the object: a file that is read in a hundred
 ranges asks once. Opening an object from its start asks anew."""
 
-
 IDLE_PARTS = 64
 """Parts without a reader that are kept open for more ranges. Of more, the oldest is dropped."""
-
 
 CLOSE_S = 2.0
 """Seconds that closing waits at the most for a disk that hangs; its thread ends whenever that does."""

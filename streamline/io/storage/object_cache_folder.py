@@ -31,27 +31,20 @@ from streamline.errors import PlanError, ReadError
 
 __all__ = ["FOLDER", "CacheFolder", "CachedObject", "PartialObject", "digest"]
 
-
 logger = logging.getLogger(__name__)
-
 
 FOLDER = "objects-v1"
 """Where in `cache_dir` they are: another layout gets another name, and leaves these alone."""
 
-
 NAME = re.compile(r"([0-9a-f]{64})\.(object|part)")
-
 
 TRAILER = struct.Struct("<8sQ")
 
-
 MAGIC = b"slcached"
-
 
 LOOKS = 64
 """A process looks through the folder, and makes room, whenever it has written 1/64 of what the folder may hold: some
 1,600 objects of 100 KiB for 10 GiB; looking at 100,000 files takes 0.2 s."""
-
 
 FILLED = 7 / 8
 """How full a folder is left when room is made: eight processes, each a 64th ahead of its last look, still fit."""

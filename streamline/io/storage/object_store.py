@@ -28,18 +28,14 @@ from streamline.io.storage.retry import Attempts, TransientError
 
 __all__ = ["ObjectStorage", "meaning", "other_version", "past_end"]
 
-
 R = TypeVar("R")
-
 
 BLOCK_BYTES = 1024 * 1024
 """A block is at least so long, and at most some 0.3 MiB longer: each is a hop to obstore's threads and back, 60 µs."""
 
-
 AS_IT_COMES = 1
 """The least that a block holds after a failure: else a body that breaks off again and again within its first MiB would
 never get on, since what obstore has gathered of a block is lost with it."""
-
 
 PAGE = 1000
 """Objects that a store lists in one answer."""
@@ -289,28 +285,20 @@ def _etag(meta: Any) -> str | None:
 
 STATUS = re.compile(r"status code: (\d{3})(?: ([\w ]+))?")
 
-
 CODE = re.compile(r"<Code>\s*(.*?)\s*</Code>", re.DOTALL)
-
 
 SAID = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
 
-
 QUERY = re.compile(r"\?\S*")
-
 
 METADATA = re.compile(r"://169\.254\.|metadata\.google\.internal|/latest/api/token|/computeMetadata/|/identity/oauth2/")
 """Where a machine in a cloud asks who it is: tried when nothing else says with which credentials to read."""
 
-
 CERTIFICATE = re.compile(r"certificate|UnknownIssuer|CertExpired|NotValidForName", re.IGNORECASE)
-
 
 REGIONS = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 
-
 BUCKETS = ("NoSuchBucket", "ContainerNotFound")
-
 
 WAYS = {
     "s3": (

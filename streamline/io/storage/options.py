@@ -22,7 +22,6 @@ from streamline.io.storage.base import ADDED, Storage
 
 __all__ = ["Access", "AccessOptions", "HttpOptions", "check_proxy", "check_storage_options", "open_store"]
 
-
 CONCURRENCY = 64
 """Requests in flight: with 30 ms for each, some 2,000 objects a second; twice as many gained nothing on two cores."""
 
@@ -94,10 +93,8 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """A header's name (RFC 9110, 5.6.2)."""
 
-
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What no header's value may hold: a line end would begin another header."""
-
 
 OURS = {"range", "if-range", "accept-encoding", "content-length", "transfer-encoding"}
 """Headers that say which bytes are asked for: another value would bring other bytes."""
@@ -256,7 +253,6 @@ def _check_text(option: str, value: object) -> None:
 NESTED = ("client_options", "credential_provider")
 """What obstore takes beside its configuration."""
 
-
 CLIENT = frozenset(
     (
         "allow_http",
@@ -283,7 +279,6 @@ CLIENT = frozenset(
 )
 """What belongs to `client_options`, and may be written beside the rest. Source: obstore 0.12, `ClientConfig`; in the
 configuration itself, obstore panics at them."""
-
 
 LONG = "30 days"
 """obstore's own limit for a request with all of its body is 30 s: a consumer that trains meanwhile takes longer. What

@@ -40,9 +40,7 @@ __all__ = [
     "size_of",
 ]
 
-
 MAGIC = re.compile(r"[*?\[]")
-
 
 DEEP = "**"
 
@@ -91,20 +89,15 @@ def _match(parts: tuple[Callable[[str], object] | None, ...], names: list[str]) 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-
 MAX_FILES = 1_000_000
 """Paths that braces may make at the most: beyond that a number is a mistake."""
 
-
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
-
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
-
 STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 """Schemes of object stores: those of obstore."""
-
 
 NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 """Other names of theirs, which obstore doesn't know."""

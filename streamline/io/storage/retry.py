@@ -20,18 +20,14 @@ from streamline.errors import ReadError, printable
 
 __all__ = ["Attempts", "TransientError"]
 
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
-
 
 BACKOFF_S = 0.25
 """The first pause before another attempt; each doubles it, and a random part of up to a half is taken off.
 
 Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 (there: equal jitter)."""
 
-
 MAX_BACKOFF_S = 20.0
-
 
 DEADLINE_BYTES = 2**20
 """How much must come within `deadline_s`: time for a whole object would be too much for small ones, or too little for
