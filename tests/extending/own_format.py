@@ -33,4 +33,4 @@ class Records(Format[bytes]):
             data = await file.read(first * self.size, stop * self.size)
             items = [data[at : at + self.size] for at in range(0, len(data), self.size)]
             last = after if stop == count else None
-            yield Chunk(items, IndexedStates(name, begin, "record", first + 1, len(items), last))
+            yield Chunk(items, IndexedStates(name, begin, {"record": range(first + 1, first + 1 + len(items))}, last))

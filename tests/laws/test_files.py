@@ -113,7 +113,7 @@ def unturned(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[str, tuple[Any, dict[str, Any], Callable[[pytest.MonkeyPatch], None]]] = {
-    "bytes of lines": (sl.read_lines, {}, later(positions.LineSlice, "behind", "byte")),
+    "bytes of lines": (sl.read_lines, {}, later(positions.LineSlice, "after", "byte")),
     "rows of arrays": (sl.read_npy, {}, later(steps.IndexedStates, "__getitem__", "row")),
     "rows of groups": (sl.read_parquet, {}, later(steps.IndexedStates, "__getitem__", "row")),
     "turns of files": (sl.read_lines, {"interleave": 2}, unturned),

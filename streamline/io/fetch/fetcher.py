@@ -26,10 +26,8 @@ from streamline.sharding.split import byte_range
 
 __all__ = ["Fetcher", "SharedStorages", "Whole"]
 
-
 LIST_BYTES = 4 * 2**20
 """Whole files are handed out together up to this size: more of them would be older than the cache."""
-
 
 Whole = tuple[int, bytes | ReadError]
 """The index of a file, and all that is in it, or why that can't be had."""
@@ -64,7 +62,7 @@ class Fetcher:
         return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
-        """Return the files from `index` on that are there, whole: one at least, at most `most`, after an error none.
+        """Return the files from `index` on that are there, whole: one at least, at most `most`, none after an error.
 
         Files are asked for in order.
         """
@@ -117,7 +115,7 @@ class Fetcher:
 
     async def _local(self, index: int, most: int) -> list[Whole]:
         storage = self._lease.storages.of(self._parts[index].path)
-        if not isinstance(storage, LocalStorage):  # what is kept on disk of a remote file, say
+        if not isinstance(storage, LocalStorage):  # of a remote file that is kept on disk, say
             return [(index, await self._joined(index))]
         stop = index + 1
         while stop < min(len(self._parts), index + most) and self._parts[stop].local:
@@ -181,7 +179,7 @@ class SharedStorages:
     """The storages of a source, for one of its flows; the last one that gives them back closes them.
 
     Args:
-      session: of the running.
+      session: of the run.
       name: of the source.
       access: how it reads.
 
@@ -209,7 +207,7 @@ class SharedStorages:
         return shared.crew
 
     async def aclose(self) -> None:
-        """Give them back. Idempotent."""
+        """Release them. Idempotent."""
         if not self._held:
             return
         self._held = False

@@ -1,4 +1,4 @@
-"""A file as a format sees it: bytes from anywhere, read ahead."""
+"""A file as a format sees it: bytes from anywhere, read ahead where they are remote."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from streamline.errors import ReadError
 from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
 from streamline.io.fetch.request_pool import RequestPool
 from streamline.io.storage.base import FoundObject, Storage
@@ -88,6 +89,17 @@ class File:
         if self._found.size is None:
             self._found = await self._storage.stat(self.path)
         return self._found
+
+    async def size(self, need: str) -> int:
+        """Return the file's size in bytes.
+
+        Raises:
+          ReadError: it is unknown, which `need`, the subject of a sentence, doesn't allow.
+        """
+        size = (await self.found()).size
+        if size is None:
+            raise ReadError(f"{self.path}: the server doesn't tell its size, which {need} needs")
+        return size
 
     def blocks(self, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `start` on, in order, in blocks of bounded size. As `Storage.blocks`."""

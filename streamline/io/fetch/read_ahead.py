@@ -1,7 +1,7 @@
-"""What one reader reads, in order: objects, one after the other, and of each object one part after the other.
+"""What one reader reads, in order: objects one after the other, and the parts of each object one after the other.
 
-The reader takes from the front; requests for what follows are made meanwhile, as far as the budget and the window
-allow. Nothing is asked for before the reader first comes.
+The reader takes the first; requests for the following ones are made meanwhile, as far as the budget and the window
+allow. Nothing is requested before the reader first asks.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ReadAhead:
         crew.join(self)
 
     def add(self, reading: ObjectReader) -> None:
-        """Read this object before the others, which are after it in order."""
+        """Read this object before the others, which come later in order."""
         self.readings.appendleft(reading)
         self._unfinished.insert(0, reading)
         self._crew.poke()
@@ -127,7 +127,7 @@ class ReadAhead:
                 return request
 
     async def blocks(self, reading: ObjectReader) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the first object; closing this before the end gives up the rest."""
+        """Yield the bytes of the first object; closing this before the end drops the rest."""
         position = reading.start
         try:
             while not reading.taken:
@@ -222,14 +222,14 @@ class ReadAhead:
             self._forget(request)
         self.account.close()
 
-    # What requests say.
+    # Called by requests.
 
     def is_first(self, request: Request) -> bool:
         """Whether the reader waits for this request, or will next."""
         reading = self.readings[0] if self.readings else None
         return reading is not None and bool(reading.requests) and reading.requests[0] is request
 
-    def answered(self, request: Request, found: FoundObject, rest: bool) -> None:
+    def learn(self, request: Request, found: FoundObject, rest: bool) -> None:
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
         reading = self._owners[request]
         reading.found = found
@@ -264,10 +264,10 @@ class ReadAhead:
         if self._waiting is not None and self.is_first(request):
             self._wake()
 
-    # What is done about it.
+    # Choosing the next request.
 
     def _starves(self) -> bool:
-        """Whether no request is out for what the reader needs next, so that no window may keep it waiting."""
+        """Whether what the reader needs next is not requested yet: then no window may keep it waiting."""
         if self._again and self.is_first(self._again[0][2]):
             return True
         return not self.readings or not (self.readings[0].requests or self.readings[0].taken)
@@ -300,7 +300,7 @@ class ReadAhead:
         return request
 
     def _finished(self, reading: ObjectReader) -> bool:
-        """Whether there is nothing more to ask for of an object, as far as anybody knows."""
+        """Whether there is nothing more to ask for of an object, as far as is known."""
         if reading.spans is None:
             return bool(reading.requests) or reading.stream
         return reading.next_span is None
@@ -314,7 +314,7 @@ class ReadAhead:
     def _take(self, reading: ObjectReader, request: Request) -> None:
         reading.requests.popleft()
         if reading.spans is None:
-            reading.spans = iter(())  # its end has come, and its size was never known
+            reading.spans = iter(())  # it ends here, and its size was unknown
         self._forget(request)
 
     def _forget(self, request: Request) -> None:

@@ -12,20 +12,19 @@ from streamline.io.storage.base import FoundObject, Storage
 
 __all__ = ["GUESS_BYTES", "Owner", "Request", "expected"]
 
-
 GUESS_BYTES = 256 * 2**10
 """What an answer of unknown size is taken to hold at least, until it says so: what a connection buffers anyway."""
 
 
 class Owner(Protocol):
-    """Who has asked, and what it must know."""
+    """The reader that a request is made for."""
 
     account: Account
 
     def is_first(self, request: Request) -> bool:
         """Whether the reader waits for this request, or will next."""
 
-    def answered(self, request: Request, found: FoundObject, rest: bool) -> None:
+    def learn(self, request: Request, found: FoundObject, rest: bool) -> None:
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
 
     def again(self, request: Request) -> None:
@@ -45,7 +44,7 @@ class Request:
       stop: None: nothing is known of the object, so its first part is asked for.
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
-      hidden: whether `blocks` may still be thrown away: it isn't known yet whether they are the object's only part.
+      hidden: whether `blocks` may still be thrown away: it is unknown yet whether they are the object's only part.
       over: whether nothing more will come.
       error: why not.
     """
@@ -65,7 +64,7 @@ class Request:
         "start",
         "stop",
         "storage",
-        "unsized",
+        "untold",
     )
 
     def __init__(
@@ -84,7 +83,7 @@ class Request:
         self._dropped = False
         self.start = start
         self.stop = stop
-        self.unsized = stop is None
+        self.untold = stop is None
         self._etag = found.etag
         self._part = part_bytes
         self._got = 0
@@ -98,7 +97,7 @@ class Request:
         """Make the request; what goes wrong, `error` says. Cancellation: it is not over."""
         self._got, self.hidden, self._dropped = 0, False, False
         try:
-            if self.unsized and not hasattr(self.storage, "fetch"):
+            if self.untold and not hasattr(self.storage, "fetch"):
                 self._look(await self.storage.stat(self.path))
             if not self._dropped:
                 await self._fetch()
@@ -114,7 +113,7 @@ class Request:
                 self._complete()
 
     def fail(self, error: Exception) -> None:
-        """Be over, with an error after what has come."""
+        """End with an error, after what has come."""
         self.error = error
         self._complete()
 
@@ -138,7 +137,7 @@ class Request:
         Returns:
           Whether its bytes are wanted.
         """
-        if not self.unsized:
+        if not self.untold:
             return True
         if end is None:
             self.hidden = True
@@ -149,9 +148,9 @@ class Request:
             return self._as_stream()
         if not self._charged(count):
             return False
-        self.unsized = False
+        self.untold = False
         self.stop = end
-        self.owner.answered(self, found, rest)
+        self.owner.learn(self, found, rest)
         return True
 
     def put(self, block: bytes) -> bool:
@@ -182,8 +181,8 @@ class Request:
             self._as_stream()
 
     def _complete(self) -> None:
-        if self.hidden or self.unsized:
-            self.hidden = self.unsized = False
+        if self.hidden or self.untold:
+            self.hidden = self.untold = False
             self.owner.account.take(self._got - self.charge, True)
             self.charge = self._got
         self.over = True

@@ -12,7 +12,6 @@ from streamline.io.fetch.request import Request
 
 __all__ = ["RequestPool", "Requester"]
 
-
 WINDOW = 2
 """Requests that are begun and not taken yet, for each that may be in flight."""
 
@@ -43,22 +42,22 @@ class RequestPool:
         self.budget = budget
         self.concurrency = concurrency
         self._tasks = tasks
-        self._askers: deque[Requester] = deque()
+        self._requesters: deque[Requester] = deque()
         self._idle: list[tuple[asyncio.Future[Request], Job]] = []
         self._busy: dict[Request, Job] = {}
         self._jobs: set[Job] = set()
         self._closed = False
         self._share()
 
-    def join(self, asker: Requester) -> None:
+    def join(self, requester: Requester) -> None:
         """Make the requests of a flow, too."""
-        self._askers.append(asker)
+        self._requesters.append(requester)
         self._share()
 
-    async def leave(self, asker: Requester, requests: list[Request]) -> None:
+    async def leave(self, requester: Requester, requests: list[Request]) -> None:
         """Make no more requests of a flow, and break off `requests`, which are on their way."""
-        if asker in self._askers:
-            self._askers.remove(asker)
+        if requester in self._requesters:
+            self._requesters.remove(requester)
             self._share()
         await self.stop(requests)
         self.poke()
@@ -70,7 +69,7 @@ class RequestPool:
             await self._stop(jobs)
 
     def poke(self) -> None:
-        """See whether there is work that no task does."""
+        """Start the requests that may begin and that no task has taken."""
         while not self._closed and (self._idle or len(self._jobs) < self.concurrency):
             request = self._take()
             if request is None:
@@ -89,14 +88,14 @@ class RequestPool:
         await self._stop(list(self._jobs))
 
     def _share(self) -> None:
-        self.window = max(2, WINDOW * self.concurrency // max(1, len(self._askers)))
+        self.window = max(2, WINDOW * self.concurrency // max(1, len(self._requesters)))
 
     def _take(self) -> Request | None:
-        askers = self._askers
-        for _ in range(len(askers)):
-            asker = askers[0]
-            askers.rotate(-1)
-            if (request := asker.next_request()) is not None:
+        requesters = self._requesters
+        for _ in range(len(requesters)):
+            requester = requesters[0]
+            requesters.rotate(-1)
+            if (request := requester.next_request()) is not None:
                 return request
         return None
 

@@ -26,15 +26,13 @@ from streamline.io.formats.arrow_messages import (
 )
 from streamline.io.formats.base import Place
 from streamline.io.formats.columnar import Columnar, GroupedTable, RowGroup, Where, check_schema, watched
-from streamline.io.formats.parquet import FOOTER_BYTES, size_of
+from streamline.io.formats.parquet import FOOTER_BYTES
 from streamline.io.formats.sparse_file import from_start
 
 __all__ = ["ArrowFormat"]
 
-
 TAIL_BYTES = 4 + len(MAGIC)
 """The footer's length, little-endian, and the magic."""
-
 
 MOST_METADATA_BYTES = 256 * 1024 * 1024
 """A message's metadata beyond this are damaged: a schema of a million columns takes 100 MB."""
@@ -42,7 +40,7 @@ MOST_METADATA_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ArrowFormat(Columnar):
-    """Reads Arrow files. Place: `formats.arrow_groups`."""
+    """Reads Arrow files. Place: see `columnar`."""
 
     kind: ClassVar[str] = "read_arrow"
     reread: ClassVar[str] = "reads its record batch again (a stream: all that is before it)"
@@ -52,7 +50,7 @@ class ArrowFormat(Columnar):
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         with Working(demand.meter):
             unchanged = await watched(file, demand)
-            size = await size_of(file)
+            size = await file.size("reading a file from its end")
             tail = await _tail(file, size)
             table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
         if table is None:
@@ -170,8 +168,8 @@ class _ArrowStreamReader:
         self.gave = True
         (group, data), path = pending, self._file.path
         start = self._begin["row"] if group.index == self._begin["group"] else 0
-        next_place = after or {"file": path, "group": group.index + 1, "row": 0}
-        where = Where(path, self._format.unit, group, next_place, start, None)
+        end = after or {"file": path, "group": group.index + 1, "row": 0}
+        where = Where(path, self._format.unit, group, end, start, None)
         async with aclosing(self._format.items(self._table, [data], where, self._name, self._demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

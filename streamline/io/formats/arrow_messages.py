@@ -1,4 +1,4 @@
-"""Where the pieces of an Arrow IPC file or stream are: what pyarrow doesn't tell, and fetching them needs. Pure.
+"""Where the messages of an Arrow IPC file or stream are: pyarrow doesn't tell, and fetching them needs it. Pure.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication", with the
 tables of Message.fbs and File.fbs; flatbuffers: https://flatbuffers.dev/internals.
@@ -21,17 +21,13 @@ __all__ = [
     "blocks",
 ]
 
-
 MAGIC = b"ARROW1"
 """A file begins and ends with it; a stream doesn't."""
-
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """A message begins with it since Arrow 0.15, then comes the length of its metadata in 4 bytes; 0: the stream's end."""
 
-
 PREFIX_BYTES = 8
-
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """What a message's header may be: the union `MessageHeader`."""

@@ -20,7 +20,7 @@ __all__ = ["FileTable", "StreamTable"]
 
 
 class _BatchDecoder:
-    """What is done with a record batch of an Arrow file, whichever way it has come."""
+    """Decodes the record batches of a file or a stream."""
 
     def __init__(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
@@ -107,7 +107,7 @@ class FileTable:
         return self._batches.selection.schema
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a record batch from row `start` on, as `Table.decode`."""
+        """Yield the rows of a record batch from row `start` on, as `GroupedTable.decode`."""
         if data:
             ((begin, _),) = group.spans
             group.rows = Message.of(_metadata(data[0], self._found[group.index].start - begin)).rows
@@ -159,16 +159,16 @@ class StreamTable:
         return self._batches.selection.schema
 
     def learn(self, dictionary: bytes) -> None:
-        """Take note of a dictionary for the record batches after it."""
+        """Keep a dictionary for the record batches that follow it."""
         self._head.append(dictionary)
 
     def catch_up(self) -> None:
-        """Take note of the dictionaries that stood after a record batch which had not been decoded yet."""
+        """Keep the dictionaries that followed a record batch which had not been decoded yet."""
         self._head += self.later
         self.later = []
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a record batch from row `start` on, as `Table.decode`."""
+        """Yield the rows of a record batch from row `start` on, as `GroupedTable.decode`."""
         stream = ipc.open_stream(pa.BufferReader(b"".join([*self._head, *data])), options=self._batches.options)
         yield from self._batches.decoded(stream.read_next_batch(), start)
 

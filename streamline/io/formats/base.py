@@ -1,9 +1,9 @@
-"""What a format is: it makes items of a file's bytes, from any of its places on."""
+"""What a format is: it turns a file's bytes into items, from any of its positions on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD_BYTES", "Format", "IndexedStates", "Place"]
 
-
 T = TypeVar("T")
-
 
 AHEAD_BYTES = 16 * 2**20
 """Large items that wait for the next stage: more of them would only leave the cache; one is always admitted."""
-
 
 Place: TypeAlias = "dict[str, Json]"
 """Where a reader stands: {"file": path, ...}; what else is in it is the format's. A file of None: nothing is left."""
@@ -51,7 +48,7 @@ class Format(ABC, Generic[T]):
 
     @property
     def ahead_bytes(self) -> int | None:
-        """What items may hold that wait after the source, where they may be large; None: not counted."""
+        """Bytes that items may hold while they wait for the next stage, where items may be large; None: not counted."""
         return None
 
     @abstractmethod
@@ -76,9 +73,9 @@ class Format(ABC, Generic[T]):
         Args:
           file: what is read; `file.part` says whether it is shared.
           begin: a place in it.
-          after: the place after it: that of the file's last item, wherever it is known to be the last.
+          after: the place after the file: that of its last item, wherever it is known to be the last.
           name: of the source; states are kept under it.
-          demand: says what is done about a record that can't be decoded.
+          demand: decides what is done about a record that can't be decoded.
 
         Raises:
           DataError: a record that can't be decoded, unless it is to be left out; what is before it has been yielded.
@@ -111,39 +108,39 @@ class Format(ABC, Generic[T]):
         return {}
 
     def stands(self, place: Place) -> str:
-        """Say where a place is, and what it takes to get there, for a person."""
+        """Return where a place is, and what it takes to get there, for messages."""
         if place["file"] is None:
             return "nothing is left"
         return ", ".join([place["file"], *(f"{key} {value:,}" for key, value in place.items() if key != "file")])
 
 
 class IndexedStates:
-    """A column: after item i of a list, `place` with `key` set to `first` + i.
+    """A column of states: after item i of a list, `place` with each key of `columns` set to its value i.
 
     Args:
       name: of the source.
       place: what all of them share.
-      key: the part of a place that counts.
-      first: what it is after the list's first item.
-      count: items in the list.
+      columns: values by key, one for each item.
       last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 
-    __slots__ = ("_count", "_first", "_key", "_last", "_name", "_place")
+    __slots__ = ("_columns", "_count", "_last", "_name", "_place")
 
-    def __init__(self, name: str, place: Place, key: str, first: int, count: int, last: Place | None = None) -> None:
+    def __init__(
+        self, name: str, place: Place, columns: Mapping[str, Sequence[Json]], last: Place | None = None
+    ) -> None:
         self._name = name
         self._place = place
-        self._key = key
-        self._first = first
-        self._count = count
+        self._columns = columns
+        self._count = len(next(iter(columns.values())))
         self._last = last
 
     def __getitem__(self, index: int, /) -> State:
         if self._last is not None and index == self._count - 1:
             return At(self._name, self._last)
-        return At(self._name, {**self._place, self._key: self._first + index})
+        return At(self._name, self._place | {key: values[index] for key, values in self._columns.items()})
 
     def trimmed(self, first: int, count: int) -> States:
         last = self._last if first + count == self._count else None
-        return IndexedStates(self._name, self._place, self._key, self._first + first, count, last)
+        columns = {key: values[first : first + count] for key, values in self._columns.items()}
+        return IndexedStates(self._name, self._place, columns, last)

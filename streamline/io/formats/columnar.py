@@ -1,8 +1,8 @@
-"""What Parquet and Arrow files have in common: groups of rows, fetched one after the other, decoded in a thread.
+"""What Parquet and Arrow files have in common: groups of rows, fetched one after the other and decoded in a thread.
 
-A place is {"file", "group", "row"}. `group` is a row group of a Parquet file, a record batch of an Arrow file. `row`
-counts the rows of the group before the place, filtered ones included: a resume decodes one group from its start, and
-goes on at the row. A local file, which has no ETag, is watched for changes while it is read.
+A place in such a file is {"file", "group", "row"}. `group` is a row group of a Parquet file, a record batch of an Arrow
+file. `row` counts the rows of the group that were read, before any filter: so a resume decodes one group from its
+start, and goes on at the row. pyarrow is an extra, and imported late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
-from streamline.core.state import At, State, States
+from streamline.core.state import At, States
 from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.fetch.file import File
@@ -105,8 +105,8 @@ class Columnar(Format[Any]):
                             f"{start:,}: has it been replaced?"
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
-                    following_place = after if following is None else self._at(file.path, following.index)
-                    where = Where(file.path, self.unit, group, following_place, start, unchanged)
+                    end = after if following is None else {"file": file.path, "group": following.index, "row": 0}
+                    where = Where(file.path, self.unit, group, end, start, unchanged)
                     async with aclosing(self.items(table, data, where, name, demand)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -119,13 +119,9 @@ class Columnar(Format[Any]):
         """Yield the items of a group from its row `where.row` on, each with the state after it."""
         return RowItems(self.batch_rows, name, demand).of_group(table, data, where)
 
-    @staticmethod
-    def _at(path: str, group: int, row: int = 0) -> Place:
-        return {"file": path, "group": group, "row": row}
-
 
 async def watched(file: File, demand: Demand) -> Unchanged | None:
-    """Return what sees whether a local file changes; of others, their ETag tells."""
+    """Return what checks that a local file doesn't change; remote ones have an ETag."""
     if not file.local:
         return None
     size = file.part.found.size
@@ -174,7 +170,7 @@ class DecodedRows:
       batch: a record batch: what is wanted of them.
       rows: the numbers in the group of those that are in it; None: all from `start` on.
       start: the first, before any filter.
-      stop: one more than the last.
+      stop: after the last.
     """
 
     batch: Any
@@ -220,8 +216,8 @@ class Where:
       unit: what a group is called.
       group: the group.
       after: the place after it.
-      row: rows of it that were passed.
-      unchanged: sees whether the file changes; None: not checked.
+      row: rows of it that were read.
+      unchanged: checks that the file doesn't change; None: not needed.
     """
 
     path: str
@@ -254,30 +250,8 @@ def _said(error: Exception) -> str:
 STEP_S = 0.004
 """Seconds that a call in a thread goes on: going there and back takes some 0.1 ms."""
 
-
 CALL_BYTES = 16 * 1024 * 1024
 """Decoded in one call in a thread at the most, unless one batch is larger."""
-
-
-class FilteredStates:
-    """The states after rows that a filter let through; the last one is after all that were looked at."""
-
-    __slots__ = ("_last", "_name", "_place", "_rows")
-
-    def __init__(self, name: str, place: Place, rows: Sequence[int], last: Place | None) -> None:
-        self._name = name
-        self._place = place
-        self._rows = rows
-        self._last = last
-
-    def __getitem__(self, index: int, /) -> State:
-        if self._last is not None and index == len(self._rows) - 1:
-            return At(self._name, self._last)
-        return At(self._name, {**self._place, "row": self._rows[index] + 1})
-
-    def trimmed(self, first: int, count: int) -> States:
-        last = self._last if first + count == len(self._rows) else None
-        return FilteredStates(self._name, self._place, self._rows[first : first + count], last)
 
 
 @dataclass
@@ -287,7 +261,7 @@ class RowItems:
     Args:
       batch_rows: rows in a record batch; None: items are rows.
       name: of the source.
-      demand: says what is done about damage.
+      demand: decides what is done about damage.
     """
 
     batch_rows: int | None
@@ -330,11 +304,11 @@ class RowItems:
         return Chunk((), (), At(self.name, where.after))
 
     def _chunks(self, decoded: DecodedRows, where: Where) -> Iterator[Chunk[Any]]:
-        place, count = where.place(decoded.stop), decoded.batch.num_rows
+        end, count = where.place(decoded.stop), decoded.batch.num_rows
         if not count:
-            yield Chunk((), (), At(self.name, place))
+            yield Chunk((), (), At(self.name, end))
         elif self.batch_rows is not None:
-            yield Chunk([decoded.batch], (At(self.name, place),))
+            yield Chunk([decoded.batch], (At(self.name, end),))
         else:
             at = 0
             while at < count:
@@ -344,7 +318,7 @@ class RowItems:
                     rows, failure = _rows(decoded.batch.slice(at, taken))
                     self._pace(perf_counter() - began)
                 if rows:
-                    yield Chunk(rows, self._states(decoded, where, at, len(rows), place))
+                    yield Chunk(rows, self._states(decoded, where, at, len(rows), end))
                 at += len(rows)
                 if failure is not None:
                     yield self._bad_row(failure, decoded, where, at)
@@ -352,17 +326,18 @@ class RowItems:
 
     def _bad_row(self, failure: Exception, decoded: DecodedRows, where: Where, at: int) -> Chunk[Any]:
         row = decoded.start + at if decoded.rows is None else decoded.rows[at]
-        state = At(self.name, where.place(row + 1))
+        after = At(self.name, where.place(row + 1))
         item = {"file": where.path, "group": where.group.index, "row": row}
-        self.demand.judge(where.error(failure, row), item, state)
-        return Chunk((), (), state)
+        self.demand.judge(where.error(failure, row), item, after)
+        return Chunk((), (), after)
 
-    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, following: Place) -> States:
-        last = following if at + count == decoded.batch.num_rows else None
+    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, end: Place) -> States:
+        last = end if at + count == decoded.batch.num_rows else None
         place = where.place(0)
         if decoded.rows is not None:
-            return FilteredStates(self.name, place, decoded.rows[at : at + count], last)
-        return IndexedStates(self.name, place, "row", decoded.start + at + 1, count, last)
+            return IndexedStates(self.name, place, {"row": [row + 1 for row in decoded.rows[at : at + count]]}, last)
+        first = decoded.start + at + 1
+        return IndexedStates(self.name, place, {"row": range(first, first + count)}, last)
 
     def _pace(self, spent: float) -> None:
         if spent > SLICE_S:
@@ -391,10 +366,10 @@ class _DecodeStep:
 
     decoding: Iterator[DecodedRows]
     where: Where
-    _next_row: int = field(init=False)
+    _row: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._next_row = self.where.row
+        self._row = self.where.row
 
     def __call__(self) -> tuple[list[DecodedRows], Exception | None, bool]:
         """Return what was decoded, what it failed with, and whether that was all of the group."""
@@ -402,7 +377,7 @@ class _DecodeStep:
         try:
             if self.where.unchanged is not None:
                 self.where.unchanged.check()
-        except ReadError as error:  # these rows may be of either file
+        except ReadError as error:  # these rows may be of another file
             return [], error, True
         return found, failure, ended
 
@@ -414,16 +389,16 @@ class _DecodeStep:
                 if (decoded := next(self.decoding, None)) is None:
                     return found, self._end(), True
                 found.append(decoded)
-                self._next_row = decoded.stop
+                self._row = decoded.stop
                 size += decoded.batch.nbytes
         except Exception as error:
             return found, error, True
         return found, None, False
 
     def _end(self) -> Exception | None:
-        if self._next_row == self.where.group.rows:
+        if self._row == self.where.group.rows:
             return None
-        return ValueError(f"expected {self.where.group.rows} rows, found {self._next_row:,}")
+        return ValueError(f"expected {self.where.group.rows} rows, found {self._row:,}")
 
 
 def require_pyarrow(function: str) -> None:
@@ -460,7 +435,7 @@ class Predicate:
 
 
 class Unchanged:
-    """What a local file was like when it was opened. Does (sync) I/O.
+    """What a local file was like when it was opened: it is read in pieces, and has no ETag. Does (sync) I/O.
 
     Args:
       path: of the file.

@@ -14,10 +14,8 @@ from streamline.errors import DataError
 
 __all__ = ["Selection", "filter_columns", "named", "schema_difference", "within"]
 
-
 ROW = "streamline: row"
 """The column in which rows keep their number while they are filtered."""
-
 
 SHOWN = 20
 """Names of columns that a message lists."""

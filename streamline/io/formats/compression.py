@@ -2,7 +2,11 @@
 
 A file may hold several streams, one after the other (gzip calls them members, zstd frames), and means the content of
 all. After a stream of gzip, bzip2 or xz, zeros are padding, as xz, tapes and some file systems leave it; anything else
-there is an error. To add a kind, add an entry to `KINDS`.
+there is an error.
+
+To add a kind, add an entry to `KINDS`. Its decoder is any class that decodes one stream as `bz2.BZ2Decompressor` does:
+
+    Compression("lz4", "frame", (".lz4",), (b"\\x04\\x22\\x4d\\x18",), lz4.frame.LZ4FrameDecompressor),
 """
 
 from __future__ import annotations
@@ -32,29 +36,17 @@ __all__ = [
     "undecided",
 ]
 
-
-HEAD_BYTES = 10
-"""First bytes that tell how a file is compressed: those of bzip2 take most."""
-
-
-NEEDED = {0x1F: 2, 0x28: 4, **dict.fromkeys(range(0x50, 0x60), 4), 0xFD: 6, 0x42: HEAD_BYTES}
-"""How many are needed to tell, by the first of them; of others, no more."""
-
-
 PIECE_BYTES = 256 * 1024
-"""A piece at the most: about a millisecond of work for gzip, so that the event loop goes on between two."""
-
+"""The largest piece: about a millisecond of work for gzip, so that the event loop can run between two."""
 
 STEP_BYTES = 64 * 1024
 """Given to a decoder at a time, which copies what it hasn't used."""
 
-
 XZ_BYTES = 256 * 1024 * 1024
 """Memory that decompressing xz may take: `xz -9` asks for 65 MiB; a header may ask for 4 GiB."""
 
-
 ZSTD_WINDOW_LOG = 27
-"""The window at the most, 128 MiB, as the zstd tool has it (`zstd --long=27`): a header may ask for terabytes."""
+"""The largest window, 128 MiB, as the zstd tool has it (`zstd --long=27`): a header may ask for terabytes."""
 
 
 class Decoder(Protocol):
@@ -74,10 +66,10 @@ class Compression:
     """A kind of compression.
 
     Attributes:
-      name: for a person.
+      name: for messages.
       part: what a stream is called: "member".
       suffixes: of names, in lower case.
-      magic: matches the first `HEAD_BYTES`, or as many as there are.
+      magics: the bytes that a file may begin with.
       decoder: makes what decodes one stream.
       threaded: whether one step takes so long that it must not be made in the event loop.
       padded: whether zeros after a stream are padding.
@@ -87,7 +79,7 @@ class Compression:
     name: str
     part: str
     suffixes: tuple[str, ...]
-    magic: re.Pattern[bytes] = field(repr=False)
+    magics: tuple[bytes, ...] = field(repr=False)
     decoder: Callable[[], Decoder] = field(repr=False)
     threaded: bool = False
     padded: bool = True
@@ -203,12 +195,12 @@ def _zstd() -> Decoder:
 
 
 KINDS = (
-    Compression("gzip", "member", (".gz", ".gzip", ".tgz"), re.compile(rb"\x1f\x8b"), _Inflate),
+    Compression("gzip", "member", (".gz", ".gzip", ".tgz"), (b"\x1f\x8b",), _Inflate),
     Compression(
         "zstd",
         "frame",
         (".zst", ".zstd", ".tzst"),
-        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+        (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
         _zstd,
         padded=False,
         refusals={
@@ -222,7 +214,7 @@ KINDS = (
         "bzip2",
         "stream",
         (".bz2", ".tbz2", ".tbz"),
-        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+        tuple(b"BZh%d" % level + what for level in range(1, 10) for what in (b"1AY&SY", b"\x17rE8P\x90")),
         BZ2Decompressor,
         threaded=True,
     ),
@@ -230,7 +222,7 @@ KINDS = (
         "xz",
         "stream",
         (".xz", ".txz"),
-        re.compile(rb"\xfd7zXZ\x00"),
+        (b"\xfd7zXZ\x00",),
         partial(LZMADecompressor, FORMAT_XZ, XZ_BYTES),
         refusals={
             "emory usage limit": f"decompressing it takes more than {XZ_BYTES >> 20} MiB: compress it again, with "
@@ -241,21 +233,24 @@ KINDS = (
 """RFC 1952 (gzip), RFC 8878 (zstd, with skippable frames), bzip2 1.0, the .xz format 1.1. A piece of xz takes some
 3 ms; bzip2 decompresses blocks of 900 kB, at some 30 ms each."""
 
+HEAD_BYTES = max(len(magic) for kind in KINDS for magic in kind.magics)
+"""First bytes that tell how a file is compressed."""
+
 
 def named(path: str) -> Compression | None:
-    """Return what a path's or a URL's name says; None: that it isn't compressed. A query string is no part of it."""
+    """Return what a path's or a URL's name says; None: it isn't compressed. The query of a URL is ignored."""
     name = (re.split("[?#]", path, maxsplit=1)[0] if "://" in path else path).lower()
     return next((kind for kind in KINDS if name.endswith(kind.suffixes)), None)
 
 
 def sniffed(head: bytes) -> Compression | None:
-    """Return what a file's first bytes say; None: that it isn't compressed."""
-    return next((kind for kind in KINDS if kind.magic.match(head)), None)
+    """Return what a file's first bytes say; None: it isn't compressed."""
+    return next((kind for kind in KINDS if head.startswith(kind.magics)), None)
 
 
 def undecided(head: bytes) -> bool:
     """Whether more bytes than these are needed to tell."""
-    return not head or len(head) < NEEDED.get(head[0], 1)
+    return any(len(head) < len(magic) and magic.startswith(head) for kind in KINDS for magic in kind.magics)
 
 
 FOREIGN = {

@@ -1,8 +1,8 @@
-"""CSV files (RFC 4180, strictly), read from any record on.
+"""CSV files, read from any record on: slices of whole lines to records, and records to items.
 
-The standard library's `csv` says what a record is: a line end inside quotes belongs to a field. It is fed whole lines,
-a record at a time where counting quotes separates the records, which is faster than a line at a time; its answer is the
-proof. A slice of lines may end inside a record, which is then *open*, and is tried again with more lines.
+The standard library's `csv` decides what a record is (RFC 4180, strictly): a line end inside quotes belongs to a field.
+It is fed a record at a time where counting quotes tells the records apart, which is faster than a line at a time; its
+answer is the proof. A slice may end inside a record, which is then *open*, and is tried again with more lines.
 """
 
 from __future__ import annotations
@@ -42,18 +42,14 @@ __all__ = [
     "too_long",
 ]
 
-
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
-
 
 HEAD_BYTES = 64 * 1024
 """Read of a file's beginning for its header: as the first block of a local file."""
 
-
 SLICE_RECORDS = LIST_ITEMS * 7 // 8
 """Lines that a slice should have, as for files of lines."""
-
 
 Header = bool | tuple[str, ...]
 """Whether a file's first record names its columns; or their names, if it doesn't."""
@@ -61,7 +57,7 @@ Header = bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How fields are separated.
+    """How fields are told apart.
 
     Attributes:
       delimiter: one character.
@@ -78,7 +74,7 @@ class Dialect:
         return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quotechar, strict=True)
 
     def every_line_is_a_record(self, text: str) -> bool:
-        """Whether it is so, as far as that is seen at once; and none is blank."""
+        """Whether that can be seen at once, and none is blank."""
         if self.quotechar is not None and self.quotechar in text:
             return False
         return not ("\n\n" in text or "\n\r" in text or text.startswith(("\n", "\r")))
@@ -86,11 +82,11 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat(Format[Any]):
-    """CSV files. Place: `formats.positions`; `line` is the last line of a record.
+    """CSV files. Place: see `line_reader`; `line` is the last line of a record.
 
     Attributes:
       header: as `Header`; False: items are lists.
-      dialect: how fields are separated.
+      dialect: how fields are told apart.
       max_record_bytes: a longer record is an error.
     """
 
@@ -265,12 +261,12 @@ class _CsvCursor:
         self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand
     ) -> Chunk[Any]:
         """Go on after the next record, which is bad, if it may be left out."""
-        demand.judge(error, raw, self._state_after(lines, size, None))
-        state = self._state_after(lines, size, self._after if final else None)
+        demand.judge(error, raw, self._after_record(lines, size, None))
+        after = self._after_record(lines, size, self._after if final else None)
         self._pass(lines, size)
-        return Chunk((), (), state)
+        return Chunk((), (), after)
 
-    def _state_after(self, lines: int, size: int, successor: Place | None) -> LineState:
+    def _after_record(self, lines: int, size: int, successor: Place | None) -> LineState:
         where = LineSlice(self._path, "", self._line + lines - 1, self._byte + size, b"", 1, successor)
         return LineState(self._name, where, 0)
 
@@ -364,10 +360,10 @@ class Records:
 
         Args:
           raw: begins where a record does.
-          final: nothing comes after it: what is open never ends.
+          final: nothing follows: what is open never ends.
 
         Returns:
-          As `Decoded`. Its `lines` are fewer than the slice has, without a fault, where the last record is open.
+          As `DecodedSlice`. Its `lines` are fewer than the slice has, without a fault, where the last record is open.
         """
         try:
             text, wrong = raw.decode(), None
@@ -394,7 +390,7 @@ class Records:
                 if self._width is None or set(map(len, rows)) <= {self._width}:
                     return CsvItems(rows, found.lines, kept)
             except ValueError:
-                pass  # the lines below say which
+                pass  # the loop below finds the record
         ends = range(1, len(rows) + 1) if found.ends is None else found.ends
         items: list[Any] = []
         kept = []
@@ -462,25 +458,23 @@ def _not_utf8(error: UnicodeDecodeError, raw: bytes, line: int) -> str:
 
 Row = list[str]
 
-
 OPEN = "unexpected end of data"
 """What `csv` says of a record whose quote isn't closed."""
 
-
 FIELD_CHARACTERS = 131_072
-"""What `csv` allows in a field, by default."""
+"""What `csv` allows in a field, unless its limit was raised for the whole process."""
 
 
 @dataclass(slots=True)
 class CsvRows:
-    """The records of a slice, up to one that is open or can't be decided.
+    """The records of a slice, up to one that is open or bad.
 
     Attributes:
       rows: the fields of each; none for a blank line.
       ends: how many lines of the slice end with each record or before; None: every line is one.
       lines: that they take up.
       size: of those lines, in bytes.
-      bad: why what is after them is no record; None: nothing is there, or an open record.
+      bad: why what follows them is no record; None: nothing follows, or an open record.
     """
 
     rows: list[Row]
@@ -498,7 +492,7 @@ def read(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
                 rows = list(dialect.reader(StringIO(text, newline="\n")))
             return CsvRows(rows, None, len(rows), len(raw))
         except csv.Error:
-            pass  # the lines below say where
+            pass  # `_read_one_by_one` finds the record
     elif dialect.quotechar is not None and dialect.quotechar.isascii():
         found = _read_between_quotes(dialect, ord(dialect.quotechar), raw)
         if found is not None:
@@ -507,7 +501,7 @@ def read(dialect: Dialect, raw: bytes, text: str) -> CsvRows:
 
 
 def _read_between_quotes(dialect: Dialect, quote: int, raw: bytes) -> CsvRows | None:
-    """Return the records, if each ends with a line after which an even number of quotes has been; else None.
+    """Return the records, if an even number of quotes has been read at the end of each; else None.
 
     If `csv` makes one row of each of the pieces between such line ends, it makes the same rows of their lines. In a
     piece, a quote follows each line end but the last; and after a line end that isn't inside quotes, as `csv` sees

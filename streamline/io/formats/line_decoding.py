@@ -1,8 +1,8 @@
 """Lines: cutting blocks of bytes into slices of whole lines, and slices into items.
 
 A line ends after b"\\n", and nowhere else; the last may lack it. Work is done a slice at a time: some hundred lines as
-one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Nobody counts
-bytes per line on the way; where line i of a slice ends is found when asked for (`formats.positions`).
+one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Where line i of a
+slice ends is computed only when a state is read (`line_reader`).
 """
 
 from __future__ import annotations
@@ -30,29 +30,22 @@ __all__ = [
     "decode_text",
 ]
 
-
 T = TypeVar("T")
-
 
 BOM = b"\xef\xbb\xbf"
 """A byte order mark: at the beginning of a file it is no part of the text, anywhere else it is."""
 
-
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """The longest line that is read unless the user says otherwise: more is likely a file that has no lines."""
-
 
 SLICE_BYTES = 128 * 1024
 """A slice's size at the most, unless one line is longer: parsing as much JSON takes 0.2 ms."""
 
-
 SAMPLED = 16
 """A part of a slice, from its end, in which lines are counted to see whether they have become shorter."""
 
-
 HEAD_BYTES = 2048
 """What is kept of a line that is too long, to be shown."""
-
 
 FIRST_SLICE_BYTES = 4 * 1024
 """The first slice's size, before anything is known of the lines' length."""
@@ -230,14 +223,11 @@ def decode_text(raw: bytes) -> DecodedSlice[str]:
 
 _decode_value = msgspec.json.Decoder(Any).decode
 
-
 _decode_values = msgspec.json.Decoder(Any).decode_lines
 
-
 NO_BEGINS, NO_ENDS = b" \t\r\n,:]}", b" \t\r\n,:[{"
-"""What a line doesn't begin, or end, with if it is apart from the line before, or after it. Between two tokens of one
+"""Bytes with which no line begins, and none ends, where each line is a value of its own. Between two tokens of one
 value is a comma or a colon, or one of them is a bracket: so next to a line end inside a value is one of these."""
-
 
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

@@ -1,8 +1,9 @@
-"""A file as slices of whole lines, from any byte on. A place is {"file", "line", "byte"}.
+"""A file as slices of whole lines, from any byte on, and the states of its lines.
 
-`file` is named as it was opened; `line` is the 1-based number of the last line consumed, 0 before the first; `byte` is
-the offset after it, in decompressed bytes. A `file` of None means that nothing is left. In a contiguous shard other
-than the first, lines are counted from the shard's own start: what is before it is never read.
+The place of a reader of lines is {"file", "line", "byte"}. `file` is named as it was opened; `line` is the 1-based
+number of the last line consumed, 0 before the first; `byte` is the offset after it, in decompressed bytes. A `file` of
+None means that nothing is left. In a contiguous shard other than the first, lines are counted from the shard's own
+start, because what is before it has not been read.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ __all__ = ["LineSlice", "LineState", "LineStates", "TooLong", "slices", "stands"
 
 @dataclass(frozen=True)
 class TooLong:
-    """A line that was passed over, unread.
+    """A line that is too long, and was skipped.
 
     Attributes:
-      size: its bytes with its end; 0: it is where the reading ends.
+      size: its bytes with its end; 0: reading ends there.
       error: what is wrong with it.
       head: how it begins.
     """
@@ -51,7 +52,7 @@ async def slices(
 
     Args:
       splitter: cuts them; empty.
-      wrong: makes the error for the line after the slice yielded last, of what is wrong with it.
+      wrong: makes the error for the line after the slice yielded last, from the reason.
       skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
 
@@ -82,7 +83,7 @@ async def slices(
 
 
 def stands(place: Place) -> str:
-    """Say where a place is, and what it takes to get there, for a person."""
+    """Return where a place is, and what it takes to get there, for messages."""
     if place["file"] is None:
         return "nothing is left"
     said = f"{place['file']}, line {place['line']:,}, byte {place['byte']:,}"
@@ -93,7 +94,7 @@ def stands(place: Place) -> str:
 
 
 class LineSlice:
-    """Some lines of one file as a piece of bytes, which knows where it is.
+    """Some lines of one file, and where they are.
 
     Args:
       file: as opened.
@@ -102,7 +103,7 @@ class LineSlice:
       byte: where it begins.
       raw: whole lines.
       lines: how many.
-      successor: what a state after the last line says instead; None: nothing else.
+      successor: the place after the last line, where that is another one: the next file's.
     """
 
     __slots__ = ("_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
@@ -131,7 +132,7 @@ class LineSlice:
         found._ends = self._ends[first : first + count]
         return found
 
-    def place_after(self, index: int) -> Place:
+    def after(self, index: int) -> Place:
         """Return the place after line `index` of this slice."""
         if self._ends is not None:
             byte = self._ends[index]
@@ -140,19 +141,19 @@ class LineSlice:
         return {"file": self._file, "line": self._line + index + 1, "byte": byte}
 
     def json(self, index: int) -> Place:
-        """Return what a resume after line `index` is to read from."""
+        """Return where a resume after line `index` begins to read."""
         if index == self._lines - 1 and self._successor is not None:
             return self._successor
-        return self.place_after(index)
+        return self.after(index)
 
     def where(self, index: int) -> str:
-        """Return line `index` for a person."""
-        place = self.place_after(index)
+        """Return where line `index` is, for messages."""
+        place = self.after(index)
         return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
 
 
 class LineState(State):
-    """After a line; turned into a place only when it is read."""
+    """The state after a line; turned into a place only when it is read."""
 
     __slots__ = ("_index", "_name", "_slice")
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from streamline.core.counters import HoldTimer, StageMeter, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
-from streamline.errors import DataError, PlanError, ReadError
+from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.formats.compression import named, not_splittable
@@ -19,9 +19,7 @@ from streamline.sharding.split import byte_range
 
 __all__ = ["LineFormat"]
 
-
 T = TypeVar("T")
-
 
 SLICE_LINES = LIST_ITEMS * 7 // 8
 """Lines that a slice should have: the length of the next ones is a guess, and more than a list makes two of it."""
@@ -29,7 +27,7 @@ SLICE_LINES = LIST_ITEMS * 7 // 8
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(Format[T]):
-    """Files of lines. Place: `formats.positions`.
+    """Files of lines. Place: see `line_reader`.
 
     Attributes:
       made_by: the public function.
@@ -81,7 +79,7 @@ class LineFormat(Format[T]):
 
 
 def _decoded(chunks: Iterator[Chunk[T]], meter: StageMeter | None) -> Chunk[T] | None:
-    """Return the next list out of a block, decoded; None: there are no more."""
+    """Return the next decoded list of a block; None: there are no more."""
     with HoldTimer(meter):
         return next(chunks, None)
 
@@ -90,9 +88,7 @@ async def _cursor(reader: LineFormat[T], file: File, begin: Place, after: Place,
     """Return a cursor at `begin`; the beginning of a share of a file is where its first line is."""
     part, start, stop = file.part, 0, None
     if part.num_shards > 1:
-        size = (await file.found()).size
-        if size is None:
-            raise ReadError(f"{part.path}: the server doesn't tell its size, which splitting it into shards needs")
+        size = await file.size("splitting it into shards")
         start, stop = byte_range(size, part.num_shards, part.shard)
     byte, in_line = begin["byte"], False
     if start and not byte:
@@ -145,7 +141,7 @@ class _LineCursor(Generic[T]):
                 self.in_line = False
                 self._pass(raw.size)
                 return
-            demand.judge(raw.error, raw.head, self._state_after(raw.size, None))
+            demand.judge(raw.error, raw.head, self._after_line(raw.size, None))
             yield Chunk((), (), self._left_out(raw.size, self._after if final else None))
             return
         raw = self._owned(raw)
@@ -163,7 +159,7 @@ class _LineCursor(Generic[T]):
                 yield chunk
             raw = raw[fault.at :]
             size = raw.find(b"\n") + 1 or len(raw)
-            demand.judge(error, raw[:size], self._state_after(size, None))
+            demand.judge(error, raw[:size], self._after_line(size, None))
             yield Chunk((), (), self._left_out(size, self._after if final and size == len(raw) else None))
             raw = raw[size:]
 
@@ -186,17 +182,17 @@ class _LineCursor(Generic[T]):
         after = LineState(name, where, last) if trailing else None
         return Chunk(decoded.items, LineStates(name, where, kept), after), fault
 
-    def _state_after(self, size: int, successor: Place | None) -> LineState:
+    def _after_line(self, size: int, successor: Place | None) -> LineState:
         """Return the state after the next line, of `size` bytes with its end."""
         where = LineSlice(self._part.path, self._shard, self.line, self.byte + size, b"", 1, successor)
         return LineState(self._name, where, 0)
 
     def _left_out(self, size: int, successor: Place | None) -> LineState:
         """Go on after the next line, and return the state there."""
-        state = self._state_after(size, successor)
+        after = self._after_line(size, successor)
         self.line += 1
         self._pass(size)
-        return state
+        return after
 
     def _pass(self, size: int) -> None:
         self.byte += size

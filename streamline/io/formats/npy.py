@@ -1,6 +1,7 @@
-"""npy files: rows along the first axis, from any row on; mapped, fetched by ranges, or decompressed from the start.
+"""npy and npz files: rows along the first axis, from any row on.
 
-`numpy.lib.format` reads the header, which says where the rows are, and what they are.
+The rows of an array are mapped (a local file), fetched by ranges (a remote one), or decompressed from the start
+(deflated). `numpy.lib.format` reads the header.
 """
 
 from __future__ import annotations
@@ -41,14 +42,12 @@ __all__ = [
     "layout_of",
 ]
 
-
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
 map, nothing is read here, so lists of large rows are as long as others."""
 
-
 BLOCK_ROWS = 1 << 16
-"""Rows in a block at the most: tiny ones are handed on in lists of 256, and this many take some 10 ms."""
+"""Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class NpyFormat(Format[Any]):
                 table = await self._table(file, demand.site.tasks.threads.run)
             if row > table.rows:
                 raise ResumeError(
-                    f"the snapshot stands after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
+                    f"the snapshot was taken after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
                     "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
                 )
             share = contiguous(table.rows, part.num_shards, part.shard)
@@ -144,7 +143,8 @@ class NpyFormat(Format[Any]):
                         with HoldTimer(meter):
                             items = table.items([column[at : at + LIST_ITEMS] for column in block])
                         last = after if row + len(items) == stop else None
-                        yield Chunk(items, IndexedStates(name, begin, "row", row + 1, len(items), last))
+                        rows = range(row + 1, row + 1 + len(items))
+                        yield Chunk(items, IndexedStates(name, begin, {"row": rows}, last))
                         row += len(items)
             if row < stop:
                 raise DataError(_cut_short(table))
@@ -188,9 +188,7 @@ def _cut_short(table: ArrayTable) -> str:
 HEAD_BYTES = 4096
 """Asked for first: nearly every header takes 128 bytes, and a request as long as it takes."""
 
-
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-
 
 Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 
@@ -294,7 +292,7 @@ class DeflatedColumn(ArrayColumn):
                     del held[: end - at]
                     at = end
                 if end == self._member.size:
-                    async for _ in pieces:  # to its checksum, which is after its last byte
+                    async for _ in pieces:  # to its checksum, which follows its last byte
                         raise DataError(f"array {self.name!r} is damaged: it goes on after its last row")
                 yield layout.array(data, stop - start)
 
@@ -399,13 +397,11 @@ def _mapped(file: File, layout: Layout, base: int, good: int) -> np.ndarray[Any,
 
 MAGIC = b"\x93NUMPY"
 
-
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 """Bytes of the header's length, after the magic and the version. Source: NEP 1, and `numpy.lib.format`."""
 
-
 MAX_HEADER_BYTES = 2**20
-"""More is damage: numpy itself reads no header of more than 10,000 characters unless it is allowed to."""
+"""More is damage: numpy itself reads no header of more than 10,000 characters by default."""
 
 
 @dataclass(frozen=True)
@@ -470,7 +466,7 @@ def header_bytes(head: bytes) -> int:
 
 
 def layout_of(head: bytes) -> Layout:
-    """Return what a whole header says; what is after it is not looked at.
+    """Return what a whole header says; what follows it is not looked at.
 
     Raises:
       DataError: it can't be read, or what it says can't be; it says no place.

@@ -14,58 +14,46 @@ from typing import BinaryIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from streamline.core.pace import Pace
-from streamline.errors import DataError, ReadError
+from streamline.errors import DataError
 from streamline.io.fetch.file import File
+from streamline.io.formats.sparse_file import AbsentError, SparseFile
 
 __all__ = ["MAGICS", "ArchivedArray", "inflated", "members"]
-
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins, and how an empty one does (APPNOTE.TXT 4.3.7, 4.3.16)."""
 
-
 TAIL_BYTES = 64 * 1024
 """Asked for first: the directory of a thousand arrays."""
 
-
 MAX_DIRECTORY_BYTES = 64 * 2**20
 """More is damage: it would be the directory of a million arrays."""
-
 
 LOCAL_HEADER = struct.Struct("<4s2xHH4xIIIHH")
 """A member's own header: magic, flags, method, CRC, packed and unpacked size, and the lengths of the name and of the
 extra field after it (APPNOTE.TXT 4.3.7)."""
 
-
 EXTRA_BYTES = 64
 """Of the extra field, fetched with the header: the sizes of 64 bits that `np.savez` writes there take 20."""
-
 
 END = struct.Struct("<4s6xH10x")
 """The directory's end: its magic and the number of members (APPNOTE.TXT 4.3.16)."""
 
-
 MANY = 0xFFFF
 """In the place of a number that is larger: it is elsewhere."""
 
-
 SIZES_FOLLOW = 0x8
-"""The flag of a member whose sizes and CRC are after its data: the header doesn't say them."""
-
+"""The flag of a member whose sizes and CRC follow its data: the header doesn't have them."""
 
 UTF_8 = 0x800
 """The flag of a name in UTF-8; any other is in code page 437."""
 
-
 IN_EXTRA = 0xFFFFFFFF
 """In the place of a size that is in the extra field, under `ZIP64`."""
 
-
 ZIP64 = 1
 
-
 STEP_BYTES = 64 * 1024
-
 
 PIECE_BYTES = 256 * 1024
 """Inflated at once at the most: about a millisecond."""
@@ -99,9 +87,7 @@ async def members(file: File) -> list[ArchivedArray]:
       DataError: no archive, a damaged one, or something in it that is no array; it says no place.
       ReadError: it can't be had.
     """
-    size = (await file.found()).size
-    if size is None:
-        raise ReadError(f"{file.path}: the server doesn't tell its size, and an npz file's directory is at its end")
+    size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
     for info in await _directory(file, size):
         name = info.filename.removesuffix(".npy")
@@ -123,8 +109,9 @@ async def members(file: File) -> list[ArchivedArray]:
 async def _directory(file: File, size: int) -> list[ZipInfo]:
     tail = max(0, size - TAIL_BYTES)
     fetched, end = _Fetched(size), await file.read(tail, size)
-    fetched.add(tail, end)
+    parts = [(tail, end)]
     while True:
+        fetched.hold(parts)
         try:
             with ZipFile(cast(BinaryIO, fetched)) as archive:
                 found = archive.infolist()
@@ -132,10 +119,10 @@ async def _directory(file: File, size: int) -> list[ZipInfo]:
             return found
         except DataError:
             raise
-        except _Missing as missing:
+        except AbsentError as missing:
             if missing.stop - missing.start > MAX_DIRECTORY_BYTES:
                 raise DataError("the zip archive's directory is damaged: it can't be so long") from None
-            fetched.add(missing.start, await file.read(missing.start, missing.stop))
+            parts.append((missing.start, await file.read(missing.start, missing.stop)))
         except BadZipFile as error:
             raise DataError(f"expected a zip archive, as np.savez writes: {error} (cut short?)") from error
         except Exception as error:  # of zipfile, on garbage: struct.error, UnicodeDecodeError, NotImplementedError, ...
@@ -239,51 +226,8 @@ async def inflated(file: File, member: ArchivedArray) -> AsyncGenerator[bytes, N
         yield held
 
 
-class _Missing(Exception):  # noqa: N818 - it says what is needed
-    """Bytes that were not fetched yet."""
+class _Fetched(SparseFile):
+    """The fetched parts of a file, as `zipfile` reads them."""
 
-    def __init__(self, start: int, stop: int) -> None:
-        super().__init__(start, stop)
-        self.start = start
-        self.stop = stop
-
-
-class _Fetched:
-    """The fetched parts of a file, as `zipfile` wants it: sync. What is missing is asked for by an exception."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._at = 0
-        self._parts: list[tuple[int, bytes]] = []
-
-    def add(self, start: int, data: bytes) -> None:
-        """Take the bytes from `start` on."""
-        self._parts.append((start, data))
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a byte; none before the first."""
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
-            raise OSError("before the file's beginning")
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        """Return where this is."""
-        return self._at
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def read(self, count: int = -1) -> bytes:
-        """Return the next bytes, up to the end."""
-        start = self._at
-        stop = self._size if count < 0 else min(self._size, start + count)
-        for begin, data in self._parts:
-            if begin <= start and stop <= begin + len(data):
-                self._at = max(start, stop)
-                return data[start - begin : max(0, stop - begin)]
-        if stop <= start:
-            return b""
-        raise _Missing(start, stop)
+    def read(self, size: int = -1) -> bytes:  # type: ignore[override]  # zipfile searches in it
+        return bytes(super().read(size))

@@ -1,4 +1,4 @@
-"""Parquet files: the format, as a plan has it; what it takes to read one is in `formats.parquet_table`."""
+"""Parquet files: finding and fetching the footer; `parquet_table` decodes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from typing import Any, ClassVar
 from streamline.core.counters import Working
 from streamline.core.flow import Demand, Lists
 from streamline.core.threads import in_thread
-from streamline.errors import DataError, ReadError
+from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
 from streamline.io.formats.columnar import Columnar, GroupedTable, watched
 
 __all__ = ["ParquetFormat"]
 
-
 FOOTER_BYTES = 64 * 1024
 """Read from a file's end at first: the footer of most files is in it. Arrow's own guess."""
 
-
 TAIL_BYTES = 8
 """The footer's length in 4 bytes, little-endian, and the magic (parquet-format, "File format")."""
-
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetFormat(Columnar):
-    """Reads Parquet files. Place: `formats.arrow_groups`."""
+    """Reads Parquet files. Place: see `columnar`."""
 
     kind: ClassVar[str] = "read_parquet"
     reread: ClassVar[str] = "reads its row group again"
@@ -46,7 +43,7 @@ class ParquetFormat(Columnar):
                 yield chunk
 
     async def _opened(self, file: File, begin: Place, demand: Demand) -> GroupedTable:
-        size = await size_of(file)
+        size = await file.size("reading a file from its end")
         footer = await _footer(file, size)
 
         def open_() -> GroupedTable:
@@ -55,18 +52,6 @@ class ParquetFormat(Columnar):
             return ParquetTable(self, file, size, footer, begin["group"])
 
         return await in_thread(demand.site.tasks.threads, open_)
-
-
-async def size_of(file: File) -> int:
-    """Return the size of a file that is read from its end.
-
-    Raises:
-      ReadError: it isn't known, or it has changed.
-    """
-    size = (await file.found()).size
-    if size is None:
-        raise ReadError(f"{file.path}: the server doesn't tell its size, which reading a file from its end needs")
-    return size
 
 
 async def _footer(file: File, size: int) -> bytes:

@@ -18,11 +18,9 @@ from streamline.sharding.split import contiguous
 
 __all__ = ["ParquetTable"]
 
-
 DICTIONARY_ROWS = 1024
 """Rows made at a time of texts that are kept once for all rows: no size says what they take together. A file of 258
 bytes made 1.9 GB; fewer rows at a time would cost speed."""
-
 
 BUFFER_BYTES = 256 * 1024
 """Read at a time of each column of a local file: without it, pyarrow reads all of a row group's column, and keeps it
@@ -33,7 +31,7 @@ MAGIC_BYTES = 4
 `cache_dir=` keeps it."""
 
 PADDING_BYTES = 100
-"""After a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
+"""Read after a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
 
 
 class ParquetTable:
@@ -172,7 +170,7 @@ class ParquetTable:
         return 0 if start <= MAGIC_BYTES else start, min(self._size, stop + PADDING_BYTES)
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a group from row `start` on, as `Table.decode`."""
+        """Yield the rows of a group from row `start` on, as `GroupedTable.decode`."""
         if not self._local:
             pieces = ((start, piece) for (start, _), piece in zip(group.spans, data, strict=True))
             self._sparse.hold([(self._tail, self._footer), *pieces])

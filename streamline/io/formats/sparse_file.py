@@ -1,4 +1,4 @@
-"""A file of which only some spans are here: what a reader of columns fetches, and what its decoder then finds. Pure."""
+"""A file of which only some spans are in memory: those that a reader of columns has fetched. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentFile", "Span", "SparseFile", "coalesced", "from_start"]
-
+__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentError", "AbsentFile", "Span", "SparseFile", "coalesced", "from_start"]
 
 Span: TypeAlias = tuple[int, int]
 """Bytes from ... to, in a file."""
 
-
 HOLE_BYTES = 64 * 1024
 """A hole that is read along: it takes as long as 1 ms of waiting at 64 MB/s, less than any request."""
-
 
 SPAN_BYTES = 32 * 1024 * 1024
 """Spans are not joined beyond this size, so that several requests share a large group. Arrow's own limit."""
@@ -41,6 +38,15 @@ def from_start(start: int, hole: int = HOLE_BYTES) -> int:
     It isn't needed; but a file that is read whole is kept in a `cache_dir=`.
     """
     return 0 if start <= hole else start
+
+
+class AbsentError(EOFError):
+    """Bytes `start` to `stop` are not in memory."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(f"bytes {start:,} to {stop:,} are not where the file says that its data are")
+        self.start = start
+        self.stop = stop
 
 
 class SparseFile(io.RawIOBase):
@@ -70,14 +76,17 @@ class SparseFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if at < 0:
+            raise OSError("before the file's beginning")
+        self._at = at
+        return at
 
     def read(self, size: int = -1) -> memoryview:
         """Return the next bytes, all of them.
 
         Raises:
-          EOFError: some of them are not here.
+          AbsentError: some of them are not here.
         """
         start = self._at
         stop = self._size if size < 0 else min(self._size, start + size)
@@ -88,14 +97,14 @@ class SparseFile(io.RawIOBase):
             if stop <= begin + len(data):
                 self._at = stop
                 return data[start - begin : stop - begin]
-        raise EOFError(f"bytes {start:,} to {stop:,} are not where the file says that its data are")
+        raise AbsentError(start, stop)
 
 
 class AbsentFile(SparseFile):
     """Has a size, and no byte.
 
     Attributes:
-      error: what it raises. pyarrow keeps it for good: the caller clears its traceback, which holds frames.
+      error: what it raises. pyarrow keeps it for good, so the caller clears its traceback, which holds frames.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,12 +1,12 @@
-"""Tar archives, read from any sample on: consecutive members that share a key, as WebDataset groups them.
+"""Tar archives, read from any sample on: WebDataset's (consecutive members that share a key), or single members.
 
-An archive has no index, and data may look like headers (an archive in an archive), so nothing but the headers from the
-first on says where a member begins. A shared archive is walked, header by header, to find where each shard begins.
+An archive has no index, and data may look like headers (an archive in an archive). So where the samples of each share
+begin is found by a walk over the headers from the first on, past the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -16,10 +16,10 @@ import anyio
 from streamline.core.counters import HoldTimer, StageMeter, Working
 from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import Pace
-from streamline.core.state import At, State, States
+from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, Place
+from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
@@ -27,17 +27,16 @@ from streamline.sharding.split import byte_range
 
 __all__ = [
     "MAX_SAMPLE_BYTES",
+    "BadSample",
     "Begin",
     "Gathered",
     "Member",
     "Samples",
     "TarFormat",
     "Walk",
-    "Wrong",
     "part_of",
     "walk_of",
 ]
-
 
 MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 """The most data that a sample has unless the user says otherwise: as long as the longest line."""
@@ -47,7 +46,7 @@ MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 class TarFormat(Format[Any]):
     """Tar archives. Place: {"file", "byte", "sample"}: where the next sample begins, and how many are before it.
 
-    A byte of 0 in a share other than the first means that where its first sample begins is not known yet.
+    A byte of 0 in a share other than the first: where its first sample begins has not been looked for yet.
 
     Attributes:
       group: whether members are grouped into samples; otherwise each is one.
@@ -138,7 +137,7 @@ async def _reader(
 
 
 class _ArchiveReader:
-    """Turns what is found in one archive into chunks.
+    """Turns the samples of one archive into chunks.
 
     Attributes:
       byte: where it begins to read.
@@ -174,7 +173,8 @@ class _ArchiveReader:
         if found.items:
             self._sample += len(found.items)
             first = self._sample - len(found.items) + 1
-            states = _SampleEnds(self._name, self._path, first, found.ends, self._after if last else None)
+            columns = {"byte": found.ends, "sample": range(first, self._sample + 1)}
+            states = IndexedStates(self._name, {"file": self._path}, columns, self._after if last else None)
             yield Chunk(found.items, states)
         elif last:
             yield Chunk((), (), At(self._name, dict(self._after)))
@@ -188,39 +188,12 @@ class _ArchiveReader:
             yield Chunk((), (), At(self._name, place))
 
 
-class _SampleEnds:
-    """A column: after sample i of a list, the byte where the next one begins.
-
-    Args:
-      first: samples of the archive up to the list's first one, with it.
-      last: the place after the last one, where it is the archive's last; else None.
-    """
-
-    __slots__ = ("_ends", "_first", "_last", "_name", "_path")
-
-    def __init__(self, name: str, path: str, first: int, ends: Sequence[int], last: Place | None) -> None:
-        self._name = name
-        self._path = path
-        self._first = first
-        self._ends = ends
-        self._last = last
-
-    def __getitem__(self, index: int, /) -> State:
-        if self._last is not None and index == len(self._ends) - 1:
-            return At(self._name, dict(self._last))
-        return At(self._name, _place(self._path, self._ends[index], self._first + index))
-
-    def trimmed(self, first: int, count: int) -> States:
-        last = self._last if first + count == len(self._ends) else None
-        return _SampleEnds(self._name, self._path, self._first + first, self._ends[first : first + count], last)
-
-
 def _place(path: str, byte: int, sample: int) -> Place:
     return {"file": path, "byte": byte, "sample": sample}
 
 
 SLICE_MEMBERS = 128
-"""Members read between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
+"""Members between two returns: some 0.3 ms, or 1.5 ms where their headers are not plain."""
 
 
 class Member(NamedTuple):
@@ -230,8 +203,8 @@ class Member(NamedTuple):
     data: bytes
 
 
-class Wrong(NamedTuple):
-    """What is wrong with a sample, what to call it, and where the next one begins; None: after the archive."""
+class BadSample(NamedTuple):
+    """A sample that can be left out: its error, its name, and where the next one begins; None: after the archive."""
 
     error: DataError
     item: Any
@@ -244,14 +217,14 @@ class Gathered(NamedTuple):
     Attributes:
       items: samples, in order.
       ends: for each, where in the archive the next one begins.
-      wrong: what is wrong with the sample after them, which can be left out; None: nothing.
+      wrong: the sample after them, if that is bad and can be left out.
       failure: what is wrong with the archive after them; None: nothing.
       more: whether there may be more in what was fed.
     """
 
     items: list[Any]
     ends: list[int]
-    wrong: Wrong | None = None
+    wrong: BadSample | None = None
     failure: DataError | None = None
     more: bool = False
 
@@ -287,13 +260,13 @@ class Samples:
     Args:
       path: for messages.
       scanner: at the beginning of a sample.
-      stop: samples that begin at this byte or after it are another's; None: there is no other.
+      stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
-      patient: whether a sample that something is wrong with is read to its end before that is said.
+      patient: whether a bad sample is read to its end before its error is returned.
 
     Attributes:
-      over: whether the next sample is another's.
+      over: whether the next sample belongs to the next share.
     """
 
     def __init__(
@@ -355,7 +328,7 @@ class Samples:
         return Gathered(items, ends)
 
     def _step(self, items: list[Any], ends: list[int]) -> bool:
-        """Deal with one member; return whether that could be done with what was fed, and was needed."""
+        """Take one member; return whether there may be another in what was fed."""
         if self._field is not None:
             return self._take(self._field)
         scanner = self._scanner
@@ -421,11 +394,11 @@ class Samples:
             )
         return None
 
-    def _left_out(self, error: DataError, end: int | None) -> Wrong:
+    def _left_out(self, error: DataError, end: int | None) -> BadSample:
         """Return what is wrong with the sample that is being read, and forget it."""
         item = {"__key__": self._key} if self._group and self._item is not None else self._item
         self._item = self._error = None
-        return Wrong(error, item, end)
+        return BadSample(error, item, end)
 
     def _keep(self, items: list[Any], ends: list[int]) -> None:
         """Add the sample that is being read, if it is known to be whole."""
@@ -439,25 +412,21 @@ class Samples:
 Begin = tuple[int, int]
 """Where a sample begins, in bytes, and how many are before it."""
 
-
 SEEK_BYTES = 1024 * 1024
-"""Data to pass over that are worth another request, rather than to be read: some 1 to 10 ms of reading."""
-
+"""Data that are skipped by another request, rather than read: some 1 to 10 ms of reading."""
 
 FIRST_BYTES = 64 * 1024
-"""Read at first, and after data that were passed over."""
-
+"""Read at first, and after data that were skipped."""
 
 MOST_BYTES = 4 * 1024 * 1024
 """Read at a time where members are small."""
-
 
 SLICE_HEADERS = 64
 """Headers between two looks at the clock: some 1 ms."""
 
 
 class Walk:
-    """The walk over one archive, for all shares that one event loop reads: a reader that waits takes a step.
+    """The walk over one archive, for all shares that one event loop reads: a flow that waits for its own takes a step.
 
     Args:
       path: for messages.
@@ -499,7 +468,7 @@ class Walk:
         """Read a window and walk through it. Cancelled, it has done nothing that can't be done again."""
         start = self._read
         stop = min(start + self._window, self.size)
-        if start >= stop:  # the reader of the last sample checks that the archive is whole
+        if start >= stop:  # the reader of the last sample checks whether the archive is whole
             self._found += [None] * (self._num_shards - len(self._found))
             return
         if not start:
@@ -543,9 +512,7 @@ async def walk_of(file: File, group: bool) -> Walk:
     Raises:
       ReadError: the server doesn't tell its size.
     """
-    size = (await file.found()).size
-    if size is None:
-        raise ReadError(f"{file.path}: the server doesn't tell its size, which splitting it into shards needs")
+    size = await file.size("splitting it into shards")
     made = Walk(file.path, size, file.part.num_shards, group=group)
     walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
     return walk

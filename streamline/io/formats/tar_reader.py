@@ -1,7 +1,7 @@
-"""A tar archive's bytes, cut into headers and data as they come. No I/O.
+"""A tar archive's bytes, cut into headers and data as they come (POSIX.1-2001, "pax", and GNU's). No I/O.
 
-Headers (POSIX.1-2001, "pax interchange format", and GNU's) are blocks of 512 bytes. The standard library's `tarfile`
-reads them; this module decides how many bytes it needs for one member, and which members a stream can read.
+The standard library's `tarfile` parses the headers; what is here decides how many bytes it needs for one member, and
+which members a stream can read.
 """
 
 from __future__ import annotations
@@ -28,28 +28,21 @@ __all__ = [
     "rounded",
 ]
 
-
 BLOCK = tarfile.BLOCKSIZE
 """Bytes that everything in an archive is a multiple of: 512."""
 
-
 ZEROS = bytes(BLOCK)
-
 
 TYPE = 156
 """Where in a header its type is."""
 
-
 EXTENDING = (b"x", b"X", b"g", b"L", b"K")
 """Types of headers whose data belong to the next one: pax, Solaris' pax, pax for all that follow, GNU's long names."""
-
 
 MAX_EXTENSION_BYTES = 1024 * 1024
 """Most bytes before a member's own header: names of some thousand bytes are real, more is damage or an attack."""
 
-
 SPARSE = re.compile(rb"(?:^|\n)\d+ GNU\.sparse\.")
-
 
 GLOBAL = re.compile(rb"(?:^|\n)\d+ (?:path|linkpath|size|GNU\.sparse\.[a-z.]+)=")
 
@@ -167,7 +160,7 @@ class NoEndMarkError(DataError):
 
 
 class Scanner:
-    """Is fed blocks; gives a member's header, then its data, if they are wanted.
+    """Is fed blocks; returns a member's header, then its data, if they are wanted.
 
     Args:
       path: for messages.
@@ -184,11 +177,11 @@ class Scanner:
     def __init__(self, path: str, at: int) -> None:
         self._path = path
         self._blocks: deque[bytes] = deque()
-        self._from = 0  # of the first block: bytes that are done with
+        self._from = 0  # of the first block: bytes that were taken
         self._have = 0
         self._skip = 0
         self._size = self._padding = 0
-        self._open = False  # whether there was a header whose data are neither taken nor passed over
+        self._open = False  # whether there was a header whose data are neither taken nor skipped
         self.at = self.start = self.mark = at
         self.name = ""
         self.ended = False
@@ -202,7 +195,7 @@ class Scanner:
         """Return the next member's header; None: more has to be fed, or, if it has `ended`, nothing follows.
 
         Raises:
-          DataError: it is damaged, or of a kind that a stream can't read; something stands after the end mark.
+          DataError: it is damaged, or of a kind that a stream can't read; something follows the end mark.
         """
         if self._skip and not self._pass_on():
             return None
@@ -238,16 +231,16 @@ class Scanner:
         return found
 
     def skip(self) -> None:
-        """Pass over the data of the last header."""
+        """Skip the data of the last header."""
         self._skip, self._open = self._size + self._padding, False
 
     @property
     def beyond(self) -> int:
-        """Bytes to pass over after what was fed."""
+        """Bytes to skip after what was fed."""
         return max(0, self._skip - self._have)
 
     def jump(self) -> None:
-        """Pass over what is to be passed over without its being fed: the next block begins at `at`."""
+        """Skip without being fed what is to be skipped: the next block begins at `at`."""
         self._pass_on()
         self.at += self._skip
         self._skip = 0
@@ -272,7 +265,7 @@ class Scanner:
             stops = f"stops at byte {end:,}{f', after {self.name!r},' if self.name else ''}" if end else "is empty,"
             raise NoEndMarkError(
                 f"{self._path} {stops} without the end mark of an archive (blocks of zeros), so it may have been cut "
-                'short: write it anew, or leave out what is after its last sure sample with on_error="skip"'
+                'short: write it anew, or leave out what follows its last sure sample with on_error="skip"'
             )
         raise DataError(f"{self._path} is truncated: it ends at byte {end:,}, {inside}")
 
@@ -296,7 +289,7 @@ class Scanner:
         return None
 
     def _pass_on(self) -> bool:
-        """Pass over what is to be passed over, as far as it is here; say whether that is all."""
+        """Skip what is to be skipped, as far as it was fed; return whether that is all."""
         count = min(self._skip, self._have)
         self._drop(count)
         self._skip -= count
@@ -325,7 +318,7 @@ class Scanner:
             self._from -= len(self._blocks.popleft())
 
     def _check_zeros(self) -> None:
-        """Drop what is after the end mark.
+        """Drop what follows the end mark.
 
         Raises:
           DataError: there is something else than zeros: more members, say, or what was a member before it was damaged.
@@ -335,7 +328,7 @@ class Scanner:
             if block != bytes(len(block)):
                 byte = self.at + len(block) - len(block.lstrip(b"\0"))
                 raise DataError(
-                    f"{self._path} has data after its end mark, at byte {byte:,} (the mark is after {self.name!r}): "
+                    f"{self._path} has data after its end mark, at byte {byte:,} (the mark follows {self.name!r}): "
                     "it is damaged, or archives were joined with cat. Join them with tar --concatenate, or cut off "
                     "what is no archive"
                 )

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 
 from streamline.core.counters import Working
 from streamline.core.flow import Chunk, Demand, Lists
-from streamline.core.state import At, State, States
+from streamline.core.state import At
 from streamline.errors import PlanError, ReadError
 from streamline.io.fetch.fetcher import Fetcher
 from streamline.io.fetch.file import File, FilePart
-from streamline.io.formats.base import AHEAD_BYTES, Format, Place
+from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
 
 __all__ = ["WholeFile", "WholeFormat"]
 
@@ -54,40 +54,21 @@ class WholeFormat(Format[WholeFile]):
     ) -> Lists[WholeFile]:
         index = 0
         paths = [part.path for part in parts]
+        following = [*paths[1:], None]
         while index < len(parts):
             with Working(demand.meter):
                 found = await fetcher.wholes(index, demand.want)
             items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
             if items:
-                yield Chunk(items, _FileStates(name, paths, index))
-                index += len(items)
+                begin, index = index, index + len(items)
+                yield Chunk(items, IndexedStates(name, {}, {"file": following[begin:index]}))
             last = found[-1][1]
             if isinstance(last, ReadError):
-                state = _FileStates(name, paths, index)[0]
-                demand.judge(last, paths[index], state)
-                yield Chunk((), (), state)
+                after = At(name, {"file": following[index]})
+                demand.judge(last, paths[index], after)
+                yield Chunk((), (), after)
                 index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
         data = b"".join([block async for block in file.blocks()])
         yield Chunk([WholeFile(file.path, data)], (At(name, dict(after)),))
-
-
-class _FileStates:
-    """A column: after file i of a list stands file `first` + i + 1 of all files."""
-
-    __slots__ = ("_first", "_name", "_paths")
-
-    def __init__(self, name: str, paths: list[str], first: int) -> None:
-        self._name = name
-        self._paths = paths
-        self._first = first
-
-    def __getitem__(self, index: int, /) -> State:
-        following = self._first + index + 1
-        path = self._paths[following] if following < len(self._paths) else None
-        return At(self._name, {"file": path})
-
-    def trimmed(self, first: int, count: int) -> States:
-        """As `states.trimmed`; what is kept is small."""
-        return _FileStates(self._name, self._paths[self._first + first : self._first + first + count + 1], 0)

@@ -13,14 +13,13 @@ from streamline.errors import ReadError
 
 __all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
 
-
 MODIFIED = "Last-Modified: "
-"""How `Found.etag` begins where it is a date: no ETag does, which is in quotes."""
+"""How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """What is known of an object: in a listing, or from an answer.
+    """What is known of an object, from a listing or an answer.
 
     Attributes:
       path: local path or URL, as it is opened, and as states name it.
@@ -97,7 +96,7 @@ class Storage(Protocol):
         """Yield bytes `start` to `stop` (None: the end) in blocks of bounded size, none of them empty, as they come.
 
         Args:
-          etag: of the version that is wanted; None: whichever there is, but one from start to end.
+          etag: of the version that is wanted; None: any, but one from start to end.
 
         Raises:
           ReadError: the object can't be had, is another version than wanted, changed on the way, or has no byte
@@ -134,7 +133,6 @@ def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> 
 
 
 R = TypeVar("R")
-
 
 IN_FLIGHT = 64
 """Questions in flight: at 30 ms each, a thousand take half a second."""

@@ -1,9 +1,8 @@
 """http(s) URLs, streamed; a dropped connection resumes at its byte.
 
-Success: the body comes in one answer. A drop, a stall or a busy server: asked again for the bytes from where it broke,
-of the same version (`Range` with `If-Range`), after a pause that doubles (`attempts`). A server that ignores `Range`
-sends all of it again, and what is known is skipped. The end is where the length says, or where a chunked body says that
-it ends; nothing else is.
+After a drop, a stall or an answer of a busy server, the bytes from there on are requested again, of the same version
+(`Range` with `If-Range`), after a pause that doubles (`retry`). Where a server ignores `Range`, all of it comes again,
+and what is known is skipped. A body ends only where its length says, or its last chunk.
 """
 
 from __future__ import annotations
@@ -27,28 +26,22 @@ from streamline.io.storage.retry import Attempts, TransientError
 
 __all__ = ["HttpStorage"]
 
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
-
 
 FAILURES = (aiohttp.ClientError, TransientError, OSError)
 """What a request may fail with; which of them may pass is `judged`."""
 
-
 UNKNOWN = sys.maxsize
-"""The end of an object whose size is unknown."""
-
+"""The end of an object of unknown size."""
 
 REFUSAL_BYTES = 4096
 """How much of a refusal is looked at for what it says ..."""
 
-
 REFUSAL_S = 2.0
 """... and for how long."""
 
-
 UNNAMED: set[str] = set()
-"""Hosts of which this process has said that they name no versions."""
+"""Hosts for which this process has logged that they name no versions."""
 
 
 class HttpStorage:
@@ -107,10 +100,10 @@ class HttpStorage:
             return joined(shown(url), [block async for block in blocks], start, stop)
 
     async def fetch(self, url: str, start: int, stop: int, etag: str | None, arrival: Arrival) -> None:
-        """Hand bytes `start` to `stop` of an object to `arrival` as they come.
+        """Pass bytes `start` to `stop` of an object to `arrival` as they come.
 
         Raises:
-          ReadError: as for `blocks`; what came before has been handed on.
+          ReadError: as for `blocks`; what came before was passed to `arrival`.
         """
         attempts = self._attempts(url)
         one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
@@ -184,7 +177,7 @@ async def _content(response: aiohttp.ClientResponse) -> str:
 
 
 class _Try:
-    """One try after the other, in an `async with` each: its answer is closed, and a failure that may pass waited out.
+    """The tries of one request, each in an `async with`: closes the answer, and waits after a failure that may pass.
 
     Attributes:
       position: of the next byte.
@@ -239,7 +232,7 @@ class _Body:
 
         Raises:
           TransientError: the body broke off, or stalled.
-          ReadError: it is longer than announced, or the object shorter than expected; too slowly it came.
+          ReadError: it is longer than the server said, or the object shorter than expected; it came too slowly.
         """
         begin = self._at
         while begin < self._stop and (data := await self._more()):
@@ -264,11 +257,11 @@ class _Body:
     def _check_end(self) -> None:
         at, stop = self._at, self._answer.stop
         if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
-            raise ReadError(  # what came after is no answer
-                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server had said, got more"
+            raise ReadError(  # what followed is no answer
+                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server said, got more"
             )
         if stop is not None and at != stop:
-            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server had said")
+            raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server said")
         if at < self._position:
             url = shown(str(self._response.url))
             raise ReadError(f"{url} has {at:,} bytes, expected more than {self._position:,}: has it been replaced?")

@@ -1,10 +1,8 @@
-"""Requests over one session: kept connections, names, certificates, proxies, redirects, time limits.
+"""Requests over one session: kept connections, names, certificates, proxies, redirects, time limits, and errors.
 
 All time limits but that of a connection are our own. aiohttp's `sock_read` begins anew with each byte and with each
-interim answer (100 Continue, 103 Early Hints), so a server could hold a request for as long as it likes; its `total`
-goes on while the training loop holds a block.
-
-A failed request becomes an error that says whether another try may help, and what else does.
+interim answer (100 Continue, 103 Early Hints), so a server could hold a request forever; its `total` goes on while the
+training loop holds a block.
 """
 
 from __future__ import annotations
@@ -40,17 +38,13 @@ from streamline.io.storage.retry import TransientError
 
 __all__ = ["HttpClient", "judged", "more_of", "shown"]
 
-
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
-
 
 MAX_REDIRECTS = 10
 """More are a loop: browsers follow 20, and objects are one or two away."""
 
-
 PLAIN = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]*"
-
 
 ENCODED = re.compile(rf"{PLAIN}(?:%[0-9A-Fa-f]{{2}}{PLAIN})*")
 """A URL that needs no quoting: it is sent as it is, for a signature covers every character."""
@@ -94,7 +88,7 @@ class HttpClient:
         Raises:
           ReadError: no URL, a redirect that leads nowhere, a file of certificates that can't be read.
           TransientError: no connection, or no whole header of an answer, in time.
-          aiohttp.ClientError, OSError: see `http_errors.judged`.
+          aiohttp.ClientError, OSError: see `judged`.
         """
         session, ends = self._opened or await self._open(), monotonic() + within_s
         target, proxy = self._target(url)
@@ -270,7 +264,7 @@ def _redirected(url: str, target: URL, location: str | None) -> URL:
     """Return where a redirect leads.
 
     Raises:
-      ReadError: nowhere, or from https to http, where anybody on the way could put in other data.
+      ReadError: nowhere, or from https to http, where the data could be replaced on the way.
     """
     if not location:
         raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
@@ -330,7 +324,7 @@ def _context(options: HttpOptions) -> ssl.SSLContext:
 
 def _no_password() -> str:
     """Stand for the password of a key: OpenSSL would ask the terminal for it, and wait."""
-    raise ValueError("its key is encrypted: store it decrypted, readable by no other user")
+    raise ValueError("its key is encrypted: store it decrypted, readable only by its user")
 
 
 def _bad_file(option: str, file: str | os.PathLike[str], error: Exception, wanted: str) -> ReadError:
@@ -365,18 +359,14 @@ def _resolved(host: str, family: int, proto: int, address: tuple[object, ...]) -
 
 USER = re.compile(r"(?<=://)[^/?#]*@")
 
-
 SECRET = re.compile(r"([?&][^=&#]*(?:sig|token|secret|password|credential|api-?_?key)[^=&#]*=)[^&#]*", re.IGNORECASE)
 """Parts of a query that open a door: X-Amz-Signature, sig (Azure), access_token, X-Goog-Credential, ..."""
-
 
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that isn't TLS, by its version."""
 
-
 TLS_ALERT = r"b'\x15\x03"
 """How aiohttp shows the beginning of what servers that speak TLS say to plain HTTP (RFC 8446, 5.1 and 6)."""
-
 
 MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 """Name look-ups that failed, rather than having found no such name."""
@@ -459,7 +449,7 @@ def _name(url: str, error: aiohttp.ClientConnectorDNSError) -> TransientError:
 def _proxy(url: str, error: aiohttp.ClientHttpProxyError) -> TransientError:
     said = f"the proxy answered {status_name(error.status)}"
     if error.status in (408, 429) or error.status >= 500:
-        value = None if error.headers is None else error.headers.get("Retry-After")
-        return TransientError(said, retry_after_s(value))
+        wait = None if error.headers is None else error.headers.get("Retry-After")
+        return TransientError(said, retry_after_s(wait))
     advice = "give user and password in its URL" if error.status == 407 else "ask those who run it"
     raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from error

@@ -16,21 +16,16 @@ from streamline.io.storage.retry import TransientError
 
 __all__ = ["Answer", "Version", "ask", "refusal", "retry_after_s", "status_name", "understand"]
 
-
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 
-
 PLAIN = ("", "identity", "aws-chunked", "utf-8", "binary")
-"""Values of Content-Encoding with which the bytes are the object's own all the same: uploaders set them by mistake."""
-
+"""Values of Content-Encoding with which the bytes are the object's own: some uploaders set them."""
 
 NAMED = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz", ".br": "br", ".z": "compress"}
 """Some servers tell what an object's name says, too: then the bytes are those of the file."""
 
-
 WORDS = [re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL | re.IGNORECASE) for tag in ("message", "title")]
 """Where an answer's content says in a few words what is wrong: in the XML of stores, in the HTML of servers."""
-
 
 WORDS_LENGTH = 200
 
@@ -71,7 +66,7 @@ class Version(NamedTuple):
         return usable[0] if usable else None
 
     def differs(self, later: Version) -> str | None:
-        """Return how another version differs; None if it doesn't, as far as can be seen."""
+        """Return how another version differs; None: no difference is known."""
         if self.etag and later.etag and self.etag.removeprefix("W/") != later.etag.removeprefix("W/"):
             return f"its ETag was {self.etag} and is {later.etag}"
         if not (self.etag and later.etag) and self.modified and later.modified and self.modified != later.modified:
@@ -95,9 +90,9 @@ class Answer(NamedTuple):
 
     Attributes:
       first: the offset in the object of the first byte that comes.
-      stop: the offset after the last one; None: when the server says that it was the last.
+      stop: the offset after the last one; None: known only when the body ends.
       version: of the object.
-      whole: whether the object ends there, even if its size was not known.
+      whole: whether the object ends there, even if its size is unknown.
     """
 
     first: int
@@ -107,7 +102,7 @@ class Answer(NamedTuple):
 
 
 def ask(position: int, stop: int | None, known: Version | None) -> dict[str, str]:
-    """Return the headers that ask for bytes `position` to `stop` of a version, or of whichever there is."""
+    """Return the headers that ask for bytes `position` to `stop` of a version, or of the current one."""
     headers = {"Accept-Encoding": "identity"}  # compressed on the fly, a range would count other bytes
     if position or stop is not None:
         headers["Range"] = f"bytes={position}-" + ("" if stop is None else str(stop - 1))
@@ -127,7 +122,7 @@ def understand(
       headers: likewise, by case-insensitive name.
       position: the first byte that was asked for.
       known: the version that has been read up to there; None: nothing has.
-      strict: refuse an object whose versions can't be distinguished.
+      strict: refuse an object whose versions can't be sent apart.
 
     Raises:
       TransientError: another try may do better.
@@ -165,16 +160,16 @@ def _whole(url: str, headers: Mapping[str, str]) -> Answer:
 
 
 def _range(url: str, headers: Mapping[str, str], position: int) -> Answer:
-    value = headers.get("Content-Range", "")
-    match = CONTENT_RANGE.fullmatch(value.strip())
+    sent = headers.get("Content-Range", "")
+    match = CONTENT_RANGE.fullmatch(sent.strip())
     if match is None or match[1] is None:
-        raise ReadError(f"{url}: asked for bytes from {position:,} on, expected a Content-Range, got {value!r}")
+        raise ReadError(f"{url}: asked for bytes from {position:,} on, expected a Content-Range, got {sent!r}")
     first, stop, total = int(match[1]), int(match[2]) + 1, _number(match[3])
     if first != position or stop <= first or (total is not None and stop > total):
-        raise ReadError(f"{url}: asked for bytes from {position:,} on, got Content-Range {value!r}")
+        raise ReadError(f"{url}: asked for bytes from {position:,} on, got Content-Range {sent!r}")
     length = headers.get("Content-Length")
     if length != str(stop - first) and _number(length) not in (None, stop - first):
-        raise ReadError(f"{url}: Content-Range {value!r} and Content-Length {length} contradict each other")
+        raise ReadError(f"{url}: Content-Range {sent!r} and Content-Length {length} contradict each other")
     return Answer(first, stop, _version(headers, total), whole=False)
 
 
@@ -208,15 +203,13 @@ def _check_named(url: str, known: Version | None, now: Version) -> None:
     if known is not None and not known.named_alike(now):
         before = "an ETag" if known.etag else "a Last-Modified"
         raise ReadError(
-            f"{url}: expected {before}, as the server said before, got none, so the two can't be compared, and "
-            "HttpOptions(require_validator=True) refuses that: let all servers of that name tell the same"
+            f"{url}: expected {before}, as the server sent before, got none, so the two can't be compared, and "
+            "HttpOptions(require_validator=True) refuses that: let all servers of that name send the same"
         )
 
 
 def _version(headers: Mapping[str, str], total: int | None) -> Version:
-    etag, modified = (
-        None if value is None else printable(value) for value in map(headers.get, ("ETag", "Last-Modified"))
-    )
+    etag, modified = (None if sent is None else printable(sent) for sent in map(headers.get, ("ETag", "Last-Modified")))
     return Version(
         etag, modified, total, etag is not None or modified is None or _settled(modified, headers.get("Date"))
     )
@@ -233,15 +226,15 @@ def _settled(modified: str, answered: str | None) -> bool:
     return age.total_seconds() >= 1
 
 
-def _check_encoding(url: str, value: str) -> None:
+def _check_encoding(url: str, sent: str) -> None:
     """Insist on the object's own bytes: it was asked for as it is (`Accept-Encoding: identity`)."""
-    if not value:
+    if not sent:
         return
-    encoding = value.strip().lower()
+    encoding = sent.strip().lower()
     suffix = PurePosixPath(url.split("?")[0].lower()).suffix
     if encoding not in PLAIN and encoding.removeprefix("x-") != NAMED.get(suffix):
         raise ReadError(
-            f"{url}: the server sends it compressed (Content-Encoding: {printable(value)}), though it was asked for as "
+            f"{url}: the server sends it compressed (Content-Encoding: {printable(sent)}), though it was asked for as "
             "it is: its size and positions would be another's; switch that off there, or store it under a name that "
             "says so (.gz)"
         )
@@ -253,14 +246,14 @@ def _number(text: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
 
 
-def retry_after_s(value: str | None, now: datetime | None = None) -> float | None:
+def retry_after_s(sent: str | None, now: datetime | None = None) -> float | None:
     """Return the seconds that a Retry-After header asks for, given as seconds or as a date; None if it says nothing."""
-    if value is None:
+    if sent is None:
         return None
-    if (seconds := _number(value)) is not None:
+    if (seconds := _number(sent)) is not None:
         return float(seconds)
     try:
-        date = parsedate_to_datetime(value)
+        date = parsedate_to_datetime(sent)
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
     except (ValueError, TypeError, OverflowError):

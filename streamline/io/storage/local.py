@@ -1,6 +1,6 @@
 """Local files, read in large blocks: what the kernel has in memory at once, the rest in a thread.
 
-A block that a thread has read is in another core's cache, and handing it over costs more than copying it (bench
+A block that a thread has read is in another core's cache, and passing it on costs more than copying it (bench
 read_jsonl: 0.7 of 2.8 us for a record of 1 kB). Linux reads without waiting for the disk, where the file system knows
 how to (RWF_NOWAIT: ext4, xfs, btrfs; not tmpfs).
 """
@@ -11,7 +11,6 @@ import asyncio
 import glob
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -22,43 +21,35 @@ from aiofiles.threadpool import wrap
 
 from streamline.core.threads import OneThread
 from streamline.errors import ReadError
-from streamline.io.storage.base import FoundObject, joined
+from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.paths import check_regular
 
 __all__ = ["LocalStorage"]
 
-
 R = TypeVar("R")
-
 
 FIRST_BLOCK_BYTES = 64 * 1024
 """The first block, so that a resume deep in a file doesn't wait for a large one."""
 
-
 BLOCK_BYTES = 1024 * 1024
 """Other blocks: at this size a hop to a thread and back, some 60 µs, costs less than the reading."""
-
 
 CACHED_BYTES = 256 * 1024
 """Blocks that are read at once: copying one takes some 20 us, and a buffer of this size stays in a core's own cache."""
 
-
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Makes a read fail rather than wait; None: this system has none."""
 
-
 preadv: Callable[..., int] = getattr(os, "preadv", lambda *_: 0)
-
 
 CALL_S = 0.001
 """Seconds that a call which reads several small files takes: a hop to the thread and back is a twentieth of it."""
 
-
 CLOSE_S = 0.5
-"""Seconds that closing waits at the most for a read that hangs; the thread closes the file whenever that ends."""
+"""Seconds that closing waits at the most for a read that hangs; the thread closes the file when that ends."""
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """Reads local files with one thread, which ends when this is closed."""
 
     def __init__(self) -> None:
@@ -118,11 +109,6 @@ class LocalStorage:
             raise error if isinstance(error, ReadError) else _unreadable(path, error) from error
         finally:
             await self._close(file)
-
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) of a file as one piece."""
-        async with aclosing(self.blocks(path, start, stop)) as blocks:
-            return joined(path, [block async for block in blocks], start, stop)
 
     async def wholes(self, paths: Sequence[str]) -> Sequence[bytes | ReadError]:
         """Return what is in some files, the first ones of `paths`, or why the last of them can't be had.

@@ -1,16 +1,15 @@
 """A storage whose objects are kept on local disk, in front of a remote one.
 
-What is read is written down, by a thread, while the consumer has it already; nothing is read for the cache's sake. An
-object is kept once every byte of it has been read, in whatever order, and of one version: that of its ETag. So a file
-that is streamed is kept, and so is one that is fetched in ranges that cover it; an object of which only some ranges
-were read is dropped, at the latest when the stream ends.
+What is read is also written, by a thread, after the consumer has it; nothing is read for the cache's sake. An object is
+kept once every byte of it has been read, in any order, and of one version: that of its ETag. So a file that is streamed
+is kept, and so is one that is fetched in ranges that cover it; one of which only a footer and some columns are read is
+not. A part of an object is dropped, at the latest when the stream ends.
 
-Where the ETag isn't known from a listing, the server is asked for it each time that an object is opened. An object
-without a strong one is read past the cache.
+Where the ETag isn't known from a listing, the server is asked for it, each time that an object is opened. Without a
+strong one nothing tells two versions apart, and the object is read past the cache.
 
 Several flows may read one object at once. In one event loop they write the same part together; what another process is
-writing is read past the cache. No process waits for another, so none hangs when one dies. The disk's calls (`_write`,
-`_keep`, `_drop`) are made in a thread, in order.
+writing is read past the cache. No reader waits for another, so none hangs when a process dies.
 """
 
 from __future__ import annotations
@@ -34,29 +33,24 @@ from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder,
 
 __all__ = ["CachePart", "CachedStorage", "ObjectCache", "Spans"]
 
-
 logger = logging.getLogger(__name__)
-
 
 BLOCK_BYTES = 1024 * 1024
 """What is read from disk at once, as for local files."""
 
-
 VERSION_S = 5.0
-"""Seconds for which a server's word on an object's ETag holds for more ranges of it: a file that is read in a hundred
+"""Seconds for which an ETag that a server sent holds for more ranges of the object: a file that is read in a hundred
 ranges asks once. Opening an object from its start asks anew."""
 
-
 IDLE_PARTS = 64
-"""Parts that are not being written at the moment, and are kept open for more ranges. Beyond, the oldest is dropped."""
-
+"""Parts without a reader that are kept open for more ranges. Of more, the oldest is dropped."""
 
 CLOSE_S = 2.0
 """Seconds that closing waits at the most for a disk that hangs; its thread ends whenever that does."""
 
 
 class ObjectCache:
-    """A folder of objects, for the storages of one event loop. Nothing is opened until it is used.
+    """A folder of objects, for the storages of one event loop. Opened when it is first used.
 
     Attributes:
       traffic: counts hits, misses and bytes.
@@ -186,12 +180,12 @@ class CachedStorage:
         return found
 
     def note(self, found: FoundObject) -> None:
-        """Take note of what the remote storage, or a listing, says of an object that is about to be read."""
+        """Keep what the remote storage, or a listing, says of an object that is about to be read."""
         now, path = monotonic(), found.path
         while self._versions and now - next(iter(self._versions.values()))[0] > VERSION_S:
             del self._versions[next(iter(self._versions))]
         self._versions.pop(path, None)
-        self._versions[path] = (now, found)  # after those that were asked for before
+        self._versions[path] = (now, found)  # the last one is the newest
 
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -243,7 +237,7 @@ class CachedStorage:
         return data
 
     async def _kept(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Yield bytes of an open object; none after the byte at which the file was cut meanwhile."""
+        """Yield bytes of an open object, up to where the file was cut meanwhile."""
         try:
             while start < end:
                 block = await self.cache.read(kept, start, min(end, start + BLOCK_BYTES))
@@ -269,7 +263,7 @@ class CachedStorage:
         return kept.size if stop is None else min(stop, kept.size)
 
     async def _ended(self, part: CachePart, path: str, etag: str, size: int | None) -> None:
-        """Look whether all of an object has been read; ask for its size where that may be."""
+        """Check whether all of an object has been read; ask for its size where that may be."""
         if size is None and part.size is None and not part.asked and part.spans.from_start:
             part.asked = True
             known = self._versions.get(path)
@@ -278,7 +272,7 @@ class CachedStorage:
         part.ended(size)
 
     async def _etag(self, path: str, start: int, stop: int | None) -> str | None:
-        """Return the ETag of an object as the server says it now; of one that is read in ranges, a moment ago."""
+        """Return the ETag that the server says now; for an object that is read in ranges, at most `VERSION_S` ago."""
         known = self._versions.get(path)
         if known is not None and (start or stop is not None) and monotonic() - known[0] <= VERSION_S:
             return known[1].etag
@@ -305,7 +299,7 @@ class Spans:
         """Add bytes `start` to `stop`; what is there already stays once."""
         if start >= stop:
             return
-        first = bisect_left(self._stops, start)  # the first span that ends at `start` or after it
+        first = bisect_left(self._stops, start)  # the first span that ends at `start` or later
         last = bisect_right(self._starts, stop)  # after the last one that begins at `stop` or before it
         if first < last:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
@@ -324,15 +318,15 @@ class Spans:
 
 @dataclass
 class CachePart:
-    """An object that is being read, and what of it has been written.
+    """An object that is being read, in any order, and what of it has been written.
 
     Attributes:
       name: under which it will be kept.
       made: returns the folder; called in the thread only.
       thread: that writes.
       size: of the object in bytes; None: not known yet.
-      asked: whether the size has been asked for.
-      users: who are reading it.
+      asked: whether the size was asked for.
+      users: its readers.
       done: whether it is kept, or given up.
       keeping: done when it is kept.
       spans: what of it has been handed to the thread.
@@ -353,7 +347,7 @@ class CachePart:
     _last: asyncio.Future[None] | None = None
 
     async def write(self, position: int, data: bytes) -> None:
-        """Write bytes after those that were written before; waits until all but these are on disk."""
+        """Write bytes after those of the calls before; waits until all but these are on disk."""
         if self.done:
             return
         if self._failed:

@@ -1,16 +1,17 @@
 """A folder of whole objects on local disk, which any number of processes share. Calls block.
 
-An object is written to a file "<digest>.part", and renamed to "<digest>.object" when all of it is there: a file of the
-second name is whole, whenever a process was killed. The writer of a part holds a lock on it that the kernel frees when
-the process ends: a part that can be locked is abandoned, and is removed. (A pid could be another process's by then.)
+An object is written to a file of its own, "<digest>.part", and renamed to "<digest>.object" when all of it is there. So
+what has the second name is whole, even after a kill at any moment. The writer of a part holds a lock on it that the
+kernel frees when the process ends: a part that can be locked is abandoned, and is removed. (A pid could be another
+process's by then.)
 
-A trailer follows an object's bytes, and says how many they are. Journalling file systems (ext4, XFS, Btrfs, APFS)
-lengthen a file only once the bytes are on disk. So a power cut leaves a file that was written in order too short, and
-its trailer missing; one that was written out of order could have holes, and is synced before it is renamed.
+A trailer after an object's bytes says how many they are. Journalling file systems (ext4, XFS, Btrfs, APFS) lengthen a
+file only once the bytes are on disk. So after a power cut, one that was written in order is too short, and its trailer
+missing; one that was written out of order could have holes, and is synced before it is renamed.
 
-Only files of these names are counted or removed, and no name comes from a URL: it is a digest. Others may be able to
-write to the folder, and to compute a digest. So a part is only ever a new file, and what is read is a regular file of
-this user.
+Only files of these names are counted or removed, and names are digests, never parts of a URL. Others may be able to
+write to the folder, and to compute a digest: so a part is always a new file, and only regular files of this user are
+read.
 """
 
 from __future__ import annotations
@@ -30,27 +31,20 @@ from streamline.errors import PlanError, ReadError
 
 __all__ = ["FOLDER", "CacheFolder", "CachedObject", "PartialObject", "digest"]
 
-
 logger = logging.getLogger(__name__)
-
 
 FOLDER = "objects-v1"
 """Where in `cache_dir` they are: another layout gets another name, and leaves these alone."""
 
-
 NAME = re.compile(r"([0-9a-f]{64})\.(object|part)")
-
 
 TRAILER = struct.Struct("<8sQ")
 
-
 MAGIC = b"slcached"
-
 
 LOOKS = 64
 """A process looks through the folder, and makes room, whenever it has written 1/64 of what the folder may hold: some
 1,600 objects of 100 KiB for 10 GiB; looking at 100,000 files takes 0.2 s."""
-
 
 FILLED = 7 / 8
 """How full a folder is left when room is made: eight processes, each a 64th ahead of its last look, still fit."""
@@ -68,7 +62,7 @@ def digest(path: str, etag: str, scope: str = "") -> str:
 
 
 class CacheFolder:
-    """What is kept in one folder.
+    """The objects in one folder.
 
     Attributes:
       path: of the folder.
@@ -138,7 +132,7 @@ class CacheFolder:
             return None
 
     def _check_part(self, name: str) -> None:
-        """Insist that a part, if there is one, is a file that this user is writing: `begin` takes any other for one."""
+        """Check that a part, if there is one, is this user's: `begin` would take any other for one being written."""
         try:
             os.close(open_own(self._part(name), os.O_RDONLY, strict=True))
         except UnsafeFileError as error:
@@ -159,7 +153,7 @@ class CacheFolder:
     # Writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> PartialObject | None:
-        """Return a new part to be written; None: another is writing it, it is there by now, or the disk failed."""
+        """Return a new part to be written; None: it is being written, it is there by now, or the disk failed."""
         if not self._writes:
             return None
         path = self._part(name)
@@ -279,7 +273,7 @@ class PartialObject:
         self._fd = fd
         self._path = path
         self._target = target
-        self._stop = 0
+        self._end = 0
         self._in_order = True
 
     def write(self, position: int, data: bytes) -> None:
@@ -288,9 +282,9 @@ class PartialObject:
         Raises:
           OSError: the disk is full, or fails.
         """
-        self._in_order &= position == self._stop
+        self._in_order &= position == self._end
         _write(self._fd, position, data)
-        self._stop = max(self._stop, position + len(data))
+        self._end = max(self._end, position + len(data))
 
     def keep(self, size: int) -> None:
         """All `size` bytes are written: give it its name.
@@ -312,7 +306,7 @@ class PartialObject:
             self.close()
 
     def close(self) -> None:
-        """Let go of it, where it isn't ours. Idempotent."""
+        """Close it. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

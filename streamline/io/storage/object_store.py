@@ -1,12 +1,11 @@
 """Object stores, S3, Google's and Azure's, through obstore: listed, streamed, resumed at the byte.
 
-On success, the body comes in one answer. After a body that breaks off, a stall or a busy server, the bytes from there
-on are requested again, of the same version (`If-Match`); attempts are counted while no byte comes. The end is where the
-store says that the object ends.
+After a body that breaks off, a stall or an answer of a busy store, the bytes from there on are requested again, of the
+same version (`If-Match`). A body ends only where the store says that the object ends.
 
-obstore names the HTTP status and what the server said, in all its errors alike; which class they are of differs between
-the operations. So the text decides what a refusal means. It may hold a signed URL, so only parts of it are passed on,
-and no error is chained to one of obstore's.
+What an error means is decided by obstore's text: it has the HTTP status and what the server said in all errors alike,
+while their classes differ between operations. The texts hold whole URLs, which may be signed: so messages show only
+parts of them, and our errors are not chained to obstore's.
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ from streamline.io.storage.retry import Attempts, TransientError
 
 __all__ = ["ObjectStorage", "meaning", "other_version", "past_end"]
 
-
 R = TypeVar("R")
-
 
 BLOCK_BYTES = 1024 * 1024
 """A block is at least so long, and at most some 0.3 MiB longer: each is a hop to obstore's threads and back, 60 µs."""
 
-
 AS_IT_COMES = 1
 """The least that a block holds after a failure: else a body that breaks off again and again within its first MiB would
 never get on, since what obstore has gathered of a block is lost with it."""
-
 
 PAGE = 1000
 """Objects that a store lists in one answer."""
@@ -100,7 +95,7 @@ class ObjectStorage:
             return joined(printable(path), [block async for block in blocks], start, stop)
 
     async def aclose(self) -> None:
-        """Drop the stores: their connections close then."""
+        """Drop the stores, which closes their connections."""
         self._stores.clear()
 
     async def _blocks(
@@ -127,11 +122,11 @@ class ObjectStorage:
                     attempts.wanted()
                 if position == end:
                     return
-                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store had said")
+                raise TransientError(f"the body ended at byte {position:,}, expected {end:,} as the store said")
             except ReadError:
                 raise
             except Exception as error:
-                _let_go(error)
+                _drop_traceback(error)
                 if other_version(error) and known is not None:
                     raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
                 if past_end(error) and await self._ends_at(path, position, known):
@@ -146,8 +141,8 @@ class ObjectStorage:
           ReadError: it is shorter, or not as long as it was.
         """
         size = (await self.stat(path)).size
-        noted = position if known is None or known[1] is None else known[1][0]
-        if size is not None and (size < position or size != noted):
+        expected = position if known is None or known[1] is None else known[1][0]
+        if size is not None and (size < position or size != expected):
             raise ReadError(
                 f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
             )
@@ -160,7 +155,7 @@ class ObjectStorage:
         return objects
 
     async def _below(self, url: str, directory: str | None) -> Sequence[Any]:
-        """Return all objects below a directory; what fails on the way goes on after the last one that came."""
+        """Return all objects below a directory; after a failure, listing goes on after the last one that came."""
         store, attempts = self._store(bucket_of(url)[0]), self._attempts(url)
         listed: Any = []
         while True:
@@ -175,7 +170,7 @@ class ObjectStorage:
             except Exception as error:
                 await _failed(attempts, error, 0)
                 if any(one["path"] > other["path"] for one, other in pairwise(listed)):
-                    listed = []  # S3's directory buckets keep no order: there is no "after" in them
+                    listed = []  # S3's directory buckets keep no order, so there is no "after" in them
             else:
                 return tuple(listed)
 
@@ -188,7 +183,7 @@ class ObjectStorage:
             try:
                 await store.head_async(key)
             except FileNotFoundError as error:
-                _let_go(error)
+                _drop_traceback(error)
                 return False
             return True
 
@@ -222,11 +217,10 @@ async def _next(attempts: Attempts, parts: AsyncIterator[Any]) -> Any:
         return await anext(parts, b"")
 
 
-def _let_go(error: Exception) -> None:
-    """Take its traceback from an error of obstore's, which may hold on to it until it is asked for something else.
+def _drop_traceback(error: Exception) -> None:
+    """Drop the traceback of an error of obstore's, which may keep the error until its next call.
 
-    Its threads give references back only then. Through the traceback's frames, a storage that was closed would keep its
-    connections.
+    Through the traceback's frames, a storage that was closed would keep its connections.
     """
     error.__traceback__ = None
 
@@ -237,7 +231,7 @@ async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
     Raises:
       ReadError: there is none.
     """
-    _let_go(error)
+    _drop_traceback(error)
     meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):
         raise meant from None
@@ -291,28 +285,20 @@ def _etag(meta: Any) -> str | None:
 
 STATUS = re.compile(r"status code: (\d{3})(?: ([\w ]+))?")
 
-
 CODE = re.compile(r"<Code>\s*(.*?)\s*</Code>", re.DOTALL)
-
 
 SAID = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
 
-
 QUERY = re.compile(r"\?\S*")
-
 
 METADATA = re.compile(r"://169\.254\.|metadata\.google\.internal|/latest/api/token|/computeMetadata/|/identity/oauth2/")
 """Where a machine in a cloud asks who it is: tried when nothing else says with which credentials to read."""
 
-
 CERTIFICATE = re.compile(r"certificate|UnknownIssuer|CertExpired|NotValidForName", re.IGNORECASE)
-
 
 REGIONS = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 
-
 BUCKETS = ("NoSuchBucket", "ContainerNotFound")
-
 
 WAYS = {
     "s3": (
@@ -387,8 +373,8 @@ def _give_credentials(path: str) -> str:
 
 
 def _give_region(text: str) -> str:
-    named = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
-    region = printable(named[1] or named[2]) if named else "…"
+    found = re.search(r"<Region>\s*(.*?)\s*</Region>|expecting '(.*?)'", text)
+    region = printable(found[1] or found[2]) if found else "…"
     return f'Set AWS_REGION, or storage_options={{"region": "{region}"}}'
 
 

@@ -1,6 +1,6 @@
-"""How bytes are had, as users say it: what all `read_*` take alike, `HttpOptions`, `storage_options=`.
+"""The options that all `read_*` take alike: how http(s) URLs and object stores are reached, and what is kept on disk.
 
-Apart from the reading itself, which takes 0.2 s to import.
+Apart from the reading, because importing aiohttp takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from streamline.io.storage.base import ADDED, Storage
 
 __all__ = ["Access", "AccessOptions", "HttpOptions", "check_proxy", "check_storage_options", "open_store"]
 
-
 CONCURRENCY = 64
 """Requests in flight: with 30 ms for each, some 2,000 objects a second; twice as many gained nothing on two cores."""
 
@@ -39,13 +38,13 @@ class AccessOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How bytes are had. Pickles, and opens nothing.
+    """How files are reached. Pickles, and opens nothing.
 
     Attributes:
       http: how http(s) URLs are read; None: as usual. Its `retries` and `timeout_s` count for object stores too.
       concurrency: requests that one source may have in flight in one process, >= 1.
-      cache_dir: a folder on local disk, one that only this user can write to, in which objects that are read from afar
-        are kept; processes and jobs may share it. None: nothing is kept. Local files never are.
+      cache_dir: a folder on local disk, one that only this user can write to, in which remote objects are kept;
+        processes and jobs may share it. None: nothing is kept. Local files never are.
       cache_max_bytes: what it may hold: beyond, the objects used least recently go; >= 1. None: no limit.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.
@@ -94,10 +93,8 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """A header's name (RFC 9110, 5.6.2)."""
 
-
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""What no header's value holds: a line's end would begin another header."""
-
+"""What no header's value may hold: a line end would begin another header."""
 
 OURS = {"range", "if-range", "accept-encoding", "content-length", "transfer-encoding"}
 """Headers that say which bytes are asked for: another value would bring other bytes."""
@@ -118,7 +115,7 @@ class HttpOptions:
       deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts,
         redirects and pauses; likewise. The time in which the training loop holds a block doesn't count.
       hedge_after_s: deprecated: has no effect. `timeout_s` ends a request without an answer, which is sent again then.
-      require_validator: refuse, with a `ReadError`, an object of which the server tells neither an ETag nor a
+      require_validator: refuse, with a `ReadError`, an object for which the server sends neither an ETag nor a
         Last-Modified, so that it could be replaced in silence; and ask all URLs for theirs when a pipeline is opened,
         also more than 1,000. False: the log says, once for each host, that this is so.
       headers: sent with every request: `{"X-Api-Key": "…"}`.
@@ -256,7 +253,6 @@ def _check_text(option: str, value: object) -> None:
 NESTED = ("client_options", "credential_provider")
 """What obstore takes beside its configuration."""
 
-
 CLIENT = frozenset(
     (
         "allow_http",
@@ -283,7 +279,6 @@ CLIENT = frozenset(
 )
 """What belongs to `client_options`, and may be written beside the rest. Source: obstore 0.12, `ClientConfig`; in the
 configuration itself, obstore panics at them."""
-
 
 LONG = "30 days"
 """obstore's own limit for a request with all of its body is 30 s: a consumer that trains meanwhile takes longer. What

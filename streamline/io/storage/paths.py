@@ -1,8 +1,8 @@
 """Paths as users give them: which storage a path is in, braces, globs, and errors that say what to do.
 
-Globs over an object store's keys are as a shell's over files: `*` and `?` stop at a slash, `[abc]` and `[!abc]` are one
-character, `**` is any number of directories, none too; as the last part, everything below. A bracket makes a character
-plain: [*], [?], [[].
+Globs over the keys of an object store mean what they mean over files in a shell: `*` and `?` stop at a
+slash, `[abc]` and `[!abc]` are one character, `**` is any number of directories, none too; as the last part, everything
+below. A bracket makes a character plain: [*], [?], [[].
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ __all__ = [
     "size_of",
 ]
 
-
 MAGIC = re.compile(r"[*?\[]")
-
 
 DEEP = "**"
 
@@ -91,20 +89,15 @@ def _match(parts: tuple[Callable[[str], object] | None, ...], names: list[str]) 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-
 MAX_FILES = 1_000_000
-"""Paths that braces may make at the most: beyond that a number is a slip of the finger."""
-
+"""Paths that braces may make at the most: beyond that a number is a mistake."""
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 
-
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
-
 
 STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 """Schemes of object stores: those of obstore."""
-
 
 NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 """Other names of theirs, which obstore doesn't know."""
@@ -181,7 +174,7 @@ def _one(path: object) -> str:
 
 
 def check_user(text: str) -> None:
-    """Check that a URL names no user.
+    """Refuse a URL with a user or a password in it.
 
     Raises:
       PlanError: there is a user, or a password, in it.
@@ -248,7 +241,7 @@ def check_once(paths: Iterable[str]) -> None:
 
 
 def _one_file(path: str, other: str) -> bool:
-    """Whether two names mean one file that look as if they did: after a link to a directory, ".." is elsewhere."""
+    """Whether two names that look alike mean one file: after a link to a directory, ".." is elsewhere."""
     parts = {*path.split("/"), *other.split("/")}
     return path == other or ".." not in parts or Path(path).samefile(other)
 

@@ -18,10 +18,8 @@ from streamline.io.storage.paths import STORES, scheme_of
 
 __all__ = ["Storages", "storage"]
 
-
 WHERE = re.compile(r"^(?:(?:aws|azure|google|s3)_.*)?(?:endpoint|account_name)")
 """Options and variables of the environment that say where a store is, by obstore's names in small letters."""
-
 
 S = TypeVar("S", bound=Callable[[Any], Storage])
 
@@ -49,10 +47,10 @@ class Storages:
     """The storages that one `Access` needs, each opened when a path needs it.
 
     Attributes:
-      cache: what keeps objects on local disk, and counts what that saves; None: nothing does.
+      cache: keeps objects on local disk, and counts what that saves; None: they are not kept.
 
     Args:
-      traffic: counts what they ask of servers; None: that is not counted.
+      traffic: counts what they ask of servers; None: not counted.
     """
 
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:

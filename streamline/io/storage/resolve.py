@@ -1,7 +1,7 @@
 """From the paths that a user gave to the files that are read: globs and braces expanded, each file looked at.
 
-Local files are looked up directly. `afind` asks servers and stores in the running event loop, which goes on meanwhile;
-a cancellation leaves nothing. `find` asks them in an event loop in a thread of its own, and blocks.
+Servers and stores are asked in the running event loop by `afind`: it goes on meanwhile, and a cancellation leaves
+nothing. `find` blocks: it runs a loop in a thread of its own for as long as it takes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from streamline.io.storage.registry import Storages
 
 __all__ = ["afind", "find", "look_up"]
 
-
 MOST_ASKED = 1000
-"""URLs, and objects that no listing has shown, that are asked for their size and ETag when a pipeline is opened. Of
-more, none are, and what is missing among them is found when it is read. Asking takes as long as reading small ones:
-worth it for a thousand, once a run, for a listing with ETags; more would be noticed."""
+"""URLs, and objects without a listing, that are asked for their size and ETag when a pipeline is opened. If there are
+more, none is asked, and a missing one is found when it is read. Asking takes as long as reading a small object."""
 
 
 def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
@@ -37,7 +35,7 @@ def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -
     Args:
       paths: as `given` has checked them.
       access: how stores and servers are reached.
-      traffic: counts what they are asked; None: that is not counted.
+      traffic: counts what they are asked; None: not counted.
 
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.

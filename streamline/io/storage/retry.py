@@ -1,9 +1,9 @@
-"""Tries again: how often, after which pause, and until when. Shared by all storages that ask servers.
+"""Attempts at a request: how many, after which pause, and until when. Shared by all storages that ask servers.
 
-Not a library's (stamina, tenacity): those wrap a call that is made again from its start. Here a body is handed on while
-it arrives, so a try goes on at its byte, in a generator; each byte of progress forgives the failures before it; a pause
-may be one that the server asked for; and time counts only while the server has the turn, never while the training loop
-holds a block. What is left is this page.
+Libraries (stamina, tenacity) wrap a call that is made again from its start. Here a body is yielded while it arrives,
+so a try goes on at its byte, in a generator; each byte of progress forgives the failures before it; a pause may be one
+that the server asked for; and time counts only while the server is waited for, never while the training loop holds
+a block.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ from streamline.errors import ReadError, printable
 
 __all__ = ["Attempts", "TransientError"]
 
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
-
 
 BACKOFF_S = 0.25
 """The first pause before another attempt; each doubles it, and a random part of up to a half is taken off.
 
 Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 (there: equal jitter)."""
 
-
 MAX_BACKOFF_S = 20.0
-
 
 DEADLINE_BYTES = 2**20
 """How much must come within `deadline_s`: time for a whole object would be too much for small ones, or too little for
@@ -96,16 +92,16 @@ class Attempts:
             self._bytes, self._used_s, self._since = 0, 0.0, monotonic()
 
     def progress(self) -> None:
-        """There are new bytes: what has failed before is forgiven, and the reader has the turn."""
+        """There are new bytes: what has failed before is forgiven, and time stops until `wanted`."""
         self.forgive()
         self._used_s, self._since = self._used(), None
 
     def forgive(self) -> None:
-        """There are new bytes, and the server still has the turn: what has failed before counts no more."""
+        """There are new bytes, and more are waited for: what has failed before is forgiven."""
         self._failed = 0
 
     def wanted(self) -> None:
-        """The reader wants more: the server has the turn."""
+        """The reader wants more: time counts again."""
         self._since = monotonic()
 
     async def failed(self, error: TransientError, position: int, cause: BaseException | None = None) -> None:
@@ -125,7 +121,7 @@ class Attempts:
         pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._failed - 1)) * random.uniform(0.5, 1)
         asked_s = error.retry_after_s
         if asked_s is not None:
-            pause_s += asked_s  # not at once: others were asked the same
+            pause_s += asked_s  # not at once: other clients were asked to wait as long
         if pause_s >= self.left_s:
             asks = "" if asked_s is None else f", and asks to wait {asked_s:,.0f} s"
             raise ReadError(

@@ -1,10 +1,11 @@
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
@@ -99,13 +100,13 @@ def test_text_that_is_not_utf8_stops_at_its_line(bad: bytes, line: int) -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(exclude_categories=["Cs"])),
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
 
 
-@given(st.lists(values | st.sampled_from([None]), max_size=20), st.sampled_from(["\n", "\r\n", " \n"]))
+@given(st.lists(values, max_size=6), st.sampled_from(["\n", "\r\n", " \n"]))
 def test_json_is_one_value_a_line(records: list[Any], end: str) -> None:
     decoded = decode_json("".join(json.dumps(record) + end for record in records).encode())
     assert decoded.items == records
@@ -180,19 +181,17 @@ def test_what_json_takes_for_a_value_is_one_in_any_line(text: str, line: int) ->
     assert [json.dumps(item) for item in decoded.items] == [json.dumps(json.loads(one)) for one in texts if one]
 
 
-tokens = st.sampled_from(
-    [*(bytes([code]) for code in b'{}[],:"1a \n\r\\'), b'{"a":1}', b"[1,2]", b'"x"', b"\r\n", b"\xff"]
-)
+TOKENS = [*(bytes([code]) for code in b'{}[],:"1a \n\r\\'), b'{"a":1}', b"[1,2]", b'"x"', b"\r\n", b"\xff"]
 
 
-@settings(max_examples=1000)
-@given(st.lists(tokens, max_size=12).map(b"".join))
-def test_all_lines_at_once_are_what_they_are_one_by_one(raw: bytes) -> None:
-    at_once, one_by_one = decode_json(raw), lines._decode_each(raw)
-    assert (at_once.items, at_once.lines, at_once.kept) == (one_by_one.items, one_by_one.lines, one_by_one.kept)
-    assert (at_once.fault is None) == (one_by_one.fault is None)
-    if at_once.fault and one_by_one.fault:
-        assert replace(at_once.fault, cause=None) == replace(one_by_one.fault, cause=None)
+def test_all_lines_at_once_are_what_they_are_one_by_one() -> None:
+    draw = random.Random(0)
+    for raw in (b"".join(draw.choices(TOKENS, k=draw.randint(0, 12))) for _ in range(5000)):
+        at_once, one_by_one = decode_json(raw), lines._decode_each(raw)
+        assert (at_once.items, at_once.lines, at_once.kept) == (one_by_one.items, one_by_one.lines, one_by_one.kept)
+        assert (at_once.fault is None) == (one_by_one.fault is None), raw
+        if at_once.fault and one_by_one.fault:
+            assert replace(at_once.fault, cause=None) == replace(one_by_one.fault, cause=None), raw
 
 
 @pytest.mark.parametrize(

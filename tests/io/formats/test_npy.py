@@ -212,7 +212,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "code": (lambda data: data.replace(b"'<i8'", b"f(9) "), "header can't be read"),
     "no dict": (lambda data: data[:10] + b"(" * 117 + b"\n" + data[128:], "header can't be read"),
     "negative": (lambda data: data.replace(b"(6, 2)", b"(-6,2)"), "shape|can't be"),
-    "after": (lambda data: data * 2, "224 bytes after the array"),
+    "behind": (lambda data: data * 2, "224 bytes after the array"),
 }
 
 
@@ -292,7 +292,7 @@ async def test_a_wrong_checksum_is_an_error(made: Callable[..., str], packed: bo
         await gathered(sl.read_npy(path))
 
 
-def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_names(tmp_path: Path) -> None:
+async def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_names(tmp_path: Path) -> None:
     content = zipped(x=np.arange(3), yy=np.arange(3) / 2)
     headers = [content.index(b"PK\x03\x04", 1), 0]
     places = [at + byte for at in headers for byte in range(60)]
@@ -302,7 +302,7 @@ def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_n
         for bit in range(8) if content[place : place + 1] in b"xy.np" else [place % 8]:
             path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
             try:
-                items = list(sl.read_npy(path))
+                items = await gathered(sl.read_npy(path))
             except DataError:
                 refused += 1
             else:
@@ -322,7 +322,7 @@ async def test_a_name_that_differs_in_directory_and_header_is_an_error_that_says
 
 
 async def test_archives_that_other_tools_write_are_read(made: Callable[..., str]) -> None:
-    class Stream(io.BytesIO):  # zipfile writes sizes and checksums after the data then
+    class Stream(io.BytesIO):  # zipfile writes sizes and checksums behind the data then
         def seekable(self) -> bool:
             return False
 

@@ -156,10 +156,10 @@ def test_what_is_no_file_is_passed_over(put: Any, blocks: None) -> None:
     assert [item.name for item in sl.read_tar(put(data), group=False)] == ["a.b", "a.c", "b.b"]
 
 
-@pytest.mark.parametrize("after", [0, 1, 511, 512, 1024, 10240, 10241])
-def test_any_number_of_zeros_may_follow_the_first_block_of_the_end_mark(put: Any, blocks: None, after: int) -> None:
+@pytest.mark.parametrize("behind", [0, 1, 511, 512, 1024, 10240, 10241])
+def test_any_number_of_zeros_may_follow_the_first_block_of_the_end_mark(put: Any, blocks: None, behind: int) -> None:
     whole = archive()
-    data = whole[: ends(whole)[-1] + 512] + bytes(after)
+    data = whole[: ends(whole)[-1] + 512] + bytes(behind)
     assert list(sl.read_tar(put(data))) == SAMPLES
 
 
@@ -312,7 +312,7 @@ def test_a_block_of_zeros_among_members_is_no_end(put: Any, blocks: None) -> Non
     holed = data[:start] + bytes(512) + data[start + 512 :]
     items, message = failing(sl.read_tar(put(holed)))
     assert items == SAMPLES[:2]
-    assert f"data after its end mark, at byte {start + 512:,} (the mark is after 'train/1.seg.png')" in message
+    assert f"data after its end mark, at byte {start + 512:,} (the mark follows 'train/1.seg.png')" in message
     assert "joined with cat" in failing(sl.read_tar(put(data + data)))[1]
 
 
@@ -486,7 +486,7 @@ async def test_shares_of_one_loop_walk_once(put: Any, server: Any) -> None:
     assert sum(one.startswith("bytes=0-65535") for one in ranges) == 1
 
 
-async def test_damage_fails_every_shard_after_it(put: Any, read: Any) -> None:
+async def test_damage_fails_every_shard_behind_it(put: Any, read: Any) -> None:
     data = bytearray(archive([(f"{n}.x", bytes(900)) for n in range(16)]))
     data[5 * 1536 + 3] ^= 1
     source = source_of(put(bytes(data)))

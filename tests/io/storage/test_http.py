@@ -120,7 +120,7 @@ async def test_a_server_may_give_less_than_the_range(storage: HttpStorage, serve
     assert await read(storage, url, 1) == DATA[1:]
 
 
-async def test_a_range_without_a_total_goes_on_until_nothing_is_after(
+async def test_a_range_without_a_total_goes_on_until_nothing_is_behind(
     storage: HttpStorage, server: Any, url: str
 ) -> None:
     server.script = [server.faulty(total="*", at_most=30)] * 60
@@ -236,7 +236,7 @@ async def test_an_answer_with_another_range_than_asked_for_is_an_error(
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_start_after_the_end_is_an_error(
+async def test_a_start_behind_the_end_is_an_error(
     storage: HttpStorage, server: Any, url: str, ranges: bool, chunked: bool
 ) -> None:
     server.script = [server.faulty(ranges=ranges, chunked=chunked)]
@@ -348,7 +348,7 @@ async def test_a_url_of_a_known_server_is_what_it_is_of_another(path: str) -> No
     assert first[0].raw_path_qs == second[0].raw_path_qs
 
 
-async def test_a_url_without_a_path_is_the_servers_root_after_others_too(
+async def test_a_url_without_a_path_is_the_servers_root_behind_others_too(
     storage: HttpStorage, server: Any, url: str
 ) -> None:
     server.objects[""] = b"the root"
@@ -512,7 +512,7 @@ async def test_a_version_that_is_named_in_another_way_is_refused_on_demand(
                 assert await read(storage, url) == DATA
                 continue
             with pytest.raises(
-                ReadError, match=r"expected an? (ETag|Last-Modified), as the server said before, got none"
+                ReadError, match=r"expected an? (ETag|Last-Modified), as the server sent before, got none"
             ):
                 await read(storage, url)
 
