@@ -15,28 +15,11 @@ from statistics import median
 
 from streamline.observe.figures import Figures, StageStats, WorkerStats
 
-__all__ = [
-    "FULL",
-    "MOST",
-    "RULES",
-    "THREADABLE",
-    "Loads",
-    "Verdict",
-    "calls_for",
-    "if_threads",
-    "judge",
-    "more_at_once",
-    "several",
-    "way_out",
-]
+__all__ = ["RULES", "Verdict", "judge", "more_at_once", "several", "way_out"]
 
 
 MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
-
-
-THREADABLE = ("map",)
-"""Stages that take `executor="thread"` themselves."""
 
 
 def way_out(kind: str, calls: int) -> str:
@@ -88,15 +71,6 @@ def more_at_once(stage: StageStats, more: int) -> str:
     if stage.kind == "from_iterable":
         return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
     return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
-
-
-def if_threads(stage: StageStats) -> str:
-    return " if it waits or releases the GIL" if stage.executor == "thread" else ""
-
-
-def calls_for(wanted: float) -> int:
-    """How many threads are needed for so many times the speed; at least 2."""
-    return max(2, min(MOST, math.ceil(wanted)))
 
 
 FULL = 0.85
@@ -331,8 +305,8 @@ def _loop(loads: Loads) -> Verdict | None:
             f"{_about(1 / rest)} at the most",
             speedup=1 / rest,
         )
-    calls = calls_for(1 / rest)
-    speedup = min(1 / rest, calls / held) if stage.kind in THREADABLE else 1 / rest
+    calls = max(2, min(MOST, math.ceil(1 / rest)))
+    speedup = min(1 / rest, calls / held) if stage.kind == "map" else 1 / rest  # the others get threads by a map
     more, faster = _more_hosts(loads, stage, rest)
     return Verdict(
         rule="loop",
@@ -408,7 +382,9 @@ def _calls_full(loads: Loads) -> Verdict | None:
         rule="calls",
         stage=str(stage),
         line=f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_consumer_waits(loads)}; "
-        f"try {more_at_once(stage, more)}: {_about(speedup)}{if_threads(stage)}",
+        f"try {more_at_once(stage, more)}: {_about(speedup)}"
+        + " if it waits or releases the GIL"
+        * (stage.executor == "thread"),
         speedup=speedup,
     )
 
