@@ -218,10 +218,11 @@ def _shown(value: object) -> str:
     return text if 0 < len(text) <= SHORT_CHARS else f"<{type(value).__name__}>"
 
 
-class _Clock:
-    """Times a generator from each request for an output to the output, less the time that its inputs take."""
+class _TimedReader(FlowReader[In]):
+    """The inputs of a generator. Times it from each request for an output to the output, but not while it waits here."""
 
-    def __init__(self, meter: StageMeter | None) -> None:
+    def __init__(self, flow: Flow[In], meter: StageMeter | None) -> None:
+        super().__init__(flow)
         self._meter = meter
 
     def start(self) -> None:
@@ -236,25 +237,12 @@ class _Clock:
             (began,), meter.slots = meter.slots, []
             meter.worked(began, perf_counter())
 
-    def count(self, item: Any) -> None:
-        """Count an output."""
-        if self._meter is not None:
-            self._meter.count((item,))
-
-
-class _TimedReader(FlowReader[In]):
-    """The inputs; the clock is stopped while they are pulled."""
-
-    def __init__(self, flow: Flow[In], clock: _Clock) -> None:
-        super().__init__(flow)
-        self._clock = clock
-
     async def _pull(self) -> Chunk[In] | None:
-        self._clock.stop()
+        self.stop()
         try:
             return await super()._pull()
         finally:
-            self._clock.start()
+            self.start()
 
 
 class _CustomRun(Generic[In, Out]):
@@ -264,8 +252,7 @@ class _CustomRun(Generic[In, Out]):
         self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site
     ) -> None:
         self._stage, self._channel, self._site = stage, channel, site
-        self._clock = _Clock(channel.filler)
-        self._reader = _TimedReader[In](upstream, self._clock)
+        self._reader = _TimedReader[In](upstream, channel.filler)
         self._declared = stage.fn if isinstance(stage.fn, Declared) else None
         self._state: dict[str, Any] | None = None if own["state"] is None else jsonable(own["state"], str(stage))
         self._saved = own["state"]
@@ -294,13 +281,13 @@ class _CustomRun(Generic[In, Out]):
                     await self._channel.wait_room()
                     if gate.holding:
                         await gate.passage()
-                    self._clock.start()
+                    self._reader.start()
                     try:
                         item = await anext(outputs)
                     except StopAsyncIteration:
                         break
                     finally:
-                        self._clock.stop()
+                        self._reader.stop()
                     if gate.holding:
                         await gate.passage()  # it may have waited for something of its own
                     await self._send(item)
@@ -317,7 +304,8 @@ class _CustomRun(Generic[In, Out]):
         self._outputs += 1
         if self._outputs > self._skip:
             await self._channel.send(Chunk((item,), (self._output_state(),)))
-            self._clock.count(item)
+            if (meter := self._channel.filler) is not None:
+                meter.count((item,))
 
     def _output_state(self) -> State:
         """Return the state after the outputs so far."""
@@ -329,9 +317,9 @@ class _CustomRun(Generic[In, Out]):
 
     async def __anext__(self) -> In:
         if self._site.tasks.gate.holding:  # a paused stream does no work
-            self._clock.stop()
+            self._reader.stop()
             await self._site.tasks.gate.passage()
-            self._clock.start()
+            self._reader.start()
         if self._declared is not None and self._outputs >= self._skip and self._inputs >= self._declared.snapshot_every:
             self._save()
         try:
