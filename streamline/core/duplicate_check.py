@@ -17,11 +17,11 @@ from streamline.errors import DuplicateWarning, printable, users_level
 __all__ = ["Beginning", "DuplicateCheck", "FirstItems"]
 
 FIRST_ITEMS = 8
-"""Items of a worker that are looked at. A shard that has fewer is not compared."""
+"""Items of a worker that are digested. A shard that has fewer is not compared."""
 
 DISTINCT = 4
-"""Different ones among them, or they say nothing: labels, constants. Of four equally frequent values, two shards begin
-alike, and with all four, once in 100,000 times; of any others, more seldom."""
+"""With fewer different items among them (labels, constants), they say nothing. Of four equally frequent values, two
+shards begin alike by chance, with all four, once in 100,000 times; of any others, less often."""
 
 
 class Beginning(NamedTuple):

@@ -1,8 +1,8 @@
-"""Sources whose items come from several pipelines: what is common to a mixture and to a zip.
+"""Sources whose items come from several pipelines: what a mixture and a zip have in common.
 
-Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages; so a
-`.shard` after such a source is one in each component. Stages and sources go by "component/name" in here, so that
-two components may have stages of the same name. State: what the kind of source keeps, and each component's, by name.
+Each component is a plan without shard and merge. A worker opens its shard of each of them, with its stages. Stages and
+sources are named "component/name" here, so that two components may have stages of the same name. State: the source's
+own part, and each component's, by name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from streamline.sources.base import Change, Mode, Part, Source, Split
 
 __all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "named"]
 
-
 T = TypeVar("T")
 
-
 GROW = ("length", "changed_files")
-"""Changes of data by which there may be more."""
+"""Changes of data after which there may be more items."""
 
 
 class SeveralState(State):

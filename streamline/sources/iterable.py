@@ -77,7 +77,7 @@ class IterableSource(Source[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own: Json = 0 if state is None else state[self.name]
         demand = self.demand(site, state)
-        return ListsFlow(_position(self.name, own), self._lists(demand, own), demand)
+        return ListsFlow(_Stateful(self.name, own), self._lists(demand, own), demand)
 
     async def _lists(self, demand: Demand, own: Json) -> Lists[T]:
         reader = _ListReader(self, demand, own)
@@ -240,13 +240,9 @@ class _IterableStates:
 
 
 class _Stateful(At):
-    """After an item of an iterable with a state of its own."""
+    """After an item of an iterable, perhaps with a state of its own."""
 
     __slots__ = ()
 
     def where(self) -> str:
-        return At(self.name, self.own["items"]).where()
-
-
-def _position(name: str, own: Json) -> State:
-    return _Stateful(name, own) if isinstance(own, dict) else At(name, own)
+        return At(self.name, self.own["items"] if isinstance(self.own, dict) else self.own).where()

@@ -341,13 +341,11 @@ class WorkerQueues:
       turn: the index of the worker that is next.
 
     Attributes:
-      peak: the most items that waited for one worker at once.
       awaited: the workers that the merge waits for, by index; an item of any of them would do.
     """
 
     def __init__(self, live: Live[Any], queues: Sequence[WorkerQueue], turn: int, stages: str) -> None:
         self.queues = queues
-        self.peak = 0
         self.awaited: Sequence[int] = ()
         self._live = live
         self._next_index = turn
@@ -406,7 +404,6 @@ class WorkerQueues:
         if queue.closed:
             return  # the journal keeps it for a resume
         queue.channel.admit(item, CountedStates(self._live.name, ordinal + 1), size)
-        self.peak = max(self.peak, queue.channel.held)
 
     def end(self, failure: BaseException | None) -> None:
         """End or fail every queue, after what it holds."""
