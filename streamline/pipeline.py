@@ -407,12 +407,8 @@ class Pipeline(Openable[T]):
     # Items that are kept ----------------------------------------------------------------------------------------------
 
     def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
-        """Let what is before run ahead by up to `items` items, in a task of its own.
-
-        Args:
-          items: kept ready at the most.
-          bytes: the same in bytes, as `streamline.core.tree.nbytes` counts them; one item is always admitted.
-        """
+        """Let what is before run ahead by up to `items` items, in a task of its own, and by up to `bytes` of them, as
+        `streamline.core.tree.nbytes` counts; one item is always admitted."""
         items = check_int(".prefetch(items)", items, 1)
         if bytes is not None:
             bytes = check_int(".prefetch(bytes=)", bytes, 1)
