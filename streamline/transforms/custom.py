@@ -219,7 +219,7 @@ def _shown(value: object) -> str:
 
 
 class _TimedReader(FlowReader[In]):
-    """The inputs of a generator. Times it from each request for an output to the output, but not while it waits here."""
+    """The inputs of a generator. Times it from each request for an output to that, but not while it waits here."""
 
     def __init__(self, flow: Flow[In], meter: StageMeter | None) -> None:
         super().__init__(flow)

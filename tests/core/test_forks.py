@@ -1,4 +1,4 @@
-"""Copies of a process speak for nobody: those in whose thread user code returns twice, and those of the consumer's."""
+"""Copies of a process speak for no stream: where user code returns twice in a thread of ours, or in the consumer's."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_channel_is_wider_for_items_that_take_no_time(run: Run, clock: Clock, 
 
 
 def test_the_first_filling_of_a_channel_says_nothing_of_its_items(run: Run, clock: Clock) -> None:
-    """Nobody knows when it began: the source may have waited."""
+    """It is unknown when it began: the source may have waited."""
 
     async def test() -> None:
         channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)

@@ -34,7 +34,7 @@ def sequential(lengths: list[int]) -> list[tuple[int, int]]:
 
 
 def states(pipe: Pipeline[Any]) -> list[tuple[Any, sl.Snapshot]]:
-    """Return each item with the snapshot right behind it, through JSON."""
+    """Return each item with the snapshot right after it, through JSON."""
     with pipe.open() as stream:
         return [(item, sl.Snapshot.from_json(stream.snapshot().to_json())) for item in stream]
 
@@ -64,7 +64,7 @@ def test_the_next_worker_is_the_one_after_the_last() -> None:
 
 
 @pytest.mark.parametrize("kind", ["strict", "best_effort"])
-def test_there_is_nothing_to_repeat_where_nobody_goes_back(kind: Any) -> None:
+def test_there_is_nothing_to_repeat_where_no_stage_goes_back(kind: Any) -> None:
     for _, snapshot in states(uneven(UNEVEN).merge(kind)):
         assert snapshot.state["merge"]["replay"] == []
 

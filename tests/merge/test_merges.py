@@ -123,7 +123,7 @@ def test_three_stalled_workers_of_four_need_as_many_skips(skips: int, run: Run) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_is_busy_while_all_workers_are_stalled(kind: Kind, run: Run) -> None:
+def test_no_task_is_busy_while_all_workers_are_stalled(kind: Kind, run: Run) -> None:
     async def test() -> None:
         stalls = Stalls({0, 1, 2, 3}, 4)
         pipe = sl.from_items(range(400)).shard(4).map(stalls, concurrency=8).merge(kind)
@@ -139,7 +139,7 @@ def test_nobody_is_busy_while_all_workers_are_stalled(kind: Kind, run: Run) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
+def test_no_task_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
     async def stuck(item: int) -> int:
         if item >= 8:
             await anyio.sleep_forever()
@@ -154,7 +154,7 @@ def test_nobody_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropped", [1000, 20_000])
-def test_a_worker_whose_filter_drops_many_items_in_a_row_stops_nobody_for_ever(
+def test_a_worker_whose_filter_drops_many_items_in_a_row_stops_no_other_for_ever(
     kind: Kind, dropped: int, run: Run
 ) -> None:
     length = dropped * 4 + 4000
@@ -201,7 +201,7 @@ SELECTIVE: dict[str, Callable[[Any], Any]] = {
     "two filters": lambda pipe: pipe.filter(lambda item: item % 10 == 9).filter(rare),
     "two workers": lambda pipe: pipe.shard(2).filter(rare).merge(),
     "two workers, best effort": lambda pipe: pipe.shard(2).filter(rare).merge("best_effort"),
-    "behind the merge": lambda pipe: pipe.shard(2).merge().filter(rare).map(abs),
+    "after the merge": lambda pipe: pipe.shard(2).merge().filter(rare).map(abs),
     "through channels": lambda pipe: pipe.filter(rare).prefetch(3).map(Jitters(0), concurrency=2).prefetch(2),
     "before a custom stage": lambda pipe: pipe.filter(rare).flat_map(lambda item: [item]).batch(1).unbatch(),
 }

@@ -1,7 +1,7 @@
 """A device with a virtual clock: a copy reads its buffer when it ends; one that is written to too early arrives wrong.
 
 Two clocks matter: that of the thread that stages (`now`), and the device's copy engine (`busy_until`), which does one
-copy after the other. Whoever waits for a point moves `now` there.
+copy after the other. A wait for a point moves `now` there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def torch() -> Any:
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_no_batch_is_overwritten_while_it_is_copied_or_computed_with(depth: int) -> None:
-    """Poison: each batch is one number, and must still be that number behind long work on the consumer's stream."""
+    """Poison: each batch is one number, and must still be that number after long work on the consumer's stream."""
     library, count = torch(), 60
     batches = [np.full(1 << (18 + at % 6), at, np.float32) for at in range(count)]
     square = library.ones(2048, 2048, device="cuda")
@@ -31,7 +31,7 @@ def test_no_batch_is_overwritten_while_it_is_copied_or_computed_with(depth: int)
         for _ in range(1 + len(sums) % 3):
             square @ square
         sums.append((batch.min(), batch.max()))
-        del batch  # its memory may go to the next one, behind that work
+        del batch  # its memory may go to the next one, after that work
     assert [(float(low), float(high)) for low, high in sums] == [(at, at) for at in range(count)]
 
 

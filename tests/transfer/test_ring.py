@@ -143,7 +143,7 @@ def test_a_failure_comes_at_its_batch_and_spoils_no_other(
 
 
 def test_a_buffer_with_unknown_reads_is_kept_until_the_close() -> None:
-    """The device reads it, though the point behind its copy couldn't be made: freed, it might be another batch's."""
+    """The device reads it, though the point after its copy couldn't be made: freed, it might be another batch's."""
     device = FakeDevice(copy_s=10, failing={"mark": 0})
     mover = RingMover(device, 2)
     with pytest.raises(MemoryError, match="mark"):

@@ -287,7 +287,7 @@ def batched(pipe: Pipeline[Any]) -> Pipeline[Any]:
     return pipe.batch(3, collate=None, max_wait_s=WAIT_S)
 
 
-BEHIND: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
+DOWNSTREAM: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
     "nothing": lambda pipe: pipe,
     "unbatch": lambda pipe: pipe.unbatch(),
     "flat_map": lambda pipe: pipe.flat_map(fan),
@@ -313,9 +313,9 @@ async def gappy() -> AsyncIterator[int]:
         yield item
 
 
-@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("name", DOWNSTREAM)
 def test_a_resume_is_exact_after_batches_that_time_has_made(name: str) -> None:
-    pipe = BEHIND[name](batched(sl.from_iterable(gappy)))
+    pipe = DOWNSTREAM[name](batched(sl.from_iterable(gappy)))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(1))
     run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
@@ -323,13 +323,13 @@ def test_a_resume_is_exact_after_batches_that_time_has_made(name: str) -> None:
 @pytest.mark.parametrize("name", ["nothing", "flat_map", "many"])
 def test_a_resume_is_exact_after_choices_upon_choices(name: str) -> None:
     pipe = sl.from_iterable(gappy).shard(2).map(late, concurrency=2, ordered=False).merge("best_effort")
-    pipe = BEHIND[name](batched(pipe))
+    pipe = DOWNSTREAM[name](batched(pipe))
     law = partial(resume_law, subject=Unchanged(pipe), generations=5, dice=Random(2))
     run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
 
 def test_states_stand_still_while_time_passes() -> None:
-    pipe = BEHIND["many"](batched(sl.from_iterable(gappy)))
+    pipe = DOWNSTREAM["many"](batched(sl.from_iterable(gappy)))
     run(partial(quiescence_law, subject=PipelineSubject(pipe), dice=Random(3)))
 
 
@@ -338,7 +338,7 @@ def test_a_wait_that_is_over_at_once_is_exact_too(seed: int) -> None:
     """In real time: a batch leaves whenever nothing is ready, which the script's pace decides."""
     pipe = scripted(range(20), range(20, 31), schedule=(0, 2, 1, 3, seed)).merge("best_effort")
     pipe = pipe.batch(4, collate=None, max_wait_s=1e-9)
-    check_resume(BEHIND["shuffle"](pipe), seed=seed)
+    check_resume(DOWNSTREAM["shuffle"](pipe), seed=seed)
     check_resume(pipe.flat_map(fan).batch(3, collate=None, max_wait_s=1e-9).flat_map(fan), seed=seed)
 
 

@@ -33,7 +33,7 @@ def test_every_pass_is_the_first_one_again() -> None:
     found = list(pipe)
     assert found[:50] == found[50:100] == found[100:]
     again = sl.from_items(range(50)).shard(1).shuffle(window=50).cache().shuffle(window=50).repeat(2)
-    assert len({tuple(list(again)[start : start + 50]) for start in (0, 50)}) == 2  # shuffle behind it
+    assert len({tuple(list(again)[start : start + 50]) for start in (0, 50)}) == 2  # shuffle after it
 
 
 def test_a_pass_that_was_chosen_is_repeated_as_it_was_chosen() -> None:

@@ -33,7 +33,7 @@ def items_of(lengths: Sequence[int]) -> list[bytes]:
 
 
 def read(pipe: Pipeline[Any], resume: sl.Snapshot | None = None) -> tuple[list[Any], sl.Snapshot, bool]:
-    """Return what a stream gives, the state behind it, and whether there was room for all."""
+    """Return what a stream gives, the state after it, and whether there was room for all."""
     found: list[Any] = []
     with pipe.open(resume=resume) as stream:
         try:

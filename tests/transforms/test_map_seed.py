@@ -47,7 +47,7 @@ RUNS: dict[str, Any] = {
     "one thread": lambda p: p.map(draw, seed=7, name="draw", executor="thread"),
     "threads": lambda p: p.map(draw, seed=7, name="draw", executor="thread", concurrency=4),
     "unordered threads": lambda p: p.map(draw, seed=7, name="draw", executor="thread", concurrency=4, ordered=False),
-    "behind a channel": lambda p: p.prefetch(5).map(draw, seed=7, name="draw").prefetch(5),
+    "after a channel": lambda p: p.prefetch(5).map(draw, seed=7, name="draw").prefetch(5),
     "before a best-effort merge": lambda p: p.map(draw, seed=7, name="draw").merge("best_effort"),
 }
 
@@ -68,7 +68,7 @@ def test_and_after_a_resume(run: str, at: int) -> None:
 
 
 def test_it_counts_its_own_inputs() -> None:
-    """Behind a filter, a flat_map, a window: the ordinal is that of the stage's input, also at a resume."""
+    """After a filter, a flat_map, a window: the ordinal is that of the stage's input, also at a resume."""
     pipe = (
         source()
         .filter(lambda x: x % 3 != 1, name="some")

@@ -88,7 +88,7 @@ def test_nothing_of_the_next_cycle_is_drawn_before_the_last_item_was_served() ->
     with pipe.open() as stream:
         next(stream)
         time.sleep(0.05)
-        assert len(drawn) == 600  # the channel behind it holds 512
+        assert len(drawn) == 600  # the channel after it holds 512
 
 
 # Memory -------------------------------------------------------------------------------------------------------------
