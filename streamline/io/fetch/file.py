@@ -46,7 +46,7 @@ class File:
     Args:
       part: what it is.
       storage: that holds it.
-      crew: returns what makes requests.
+      pool: returns what makes requests.
       ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
       notes: see the attribute.
 
@@ -59,14 +59,14 @@ class File:
         self,
         part: FilePart,
         storage: Storage,
-        crew: Callable[[], RequestPool],
+        pool: Callable[[], RequestPool],
         ahead: Callable[[int], AsyncGenerator[bytes, None]] | None = None,
         notes: dict[str, Any] | None = None,
     ) -> None:
         self.part = part
         self.notes = {} if notes is None else notes
         self._storage = storage
-        self._crew = crew
+        self._pool = pool
         self._ahead = ahead
         self._found = part.found
 
@@ -136,11 +136,11 @@ class File:
                 _ = reading.next_span  # takes one of `spans`, which is noted then, also an empty one, without any part
             return bool(asked)
 
-        line = ReadAhead(self._crew())
+        ahead = ReadAhead(self._pool())
         try:
-            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), line.account.part_bytes))
-            line.add(reading)
-            async with aclosing(line.blocks(reading)) as blocks:
+            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), ahead.account.part_bytes))
+            ahead.add(reading)
+            async with aclosing(ahead.blocks(reading)) as blocks:
                 while more():
                     start, stop = asked[0]
                     pieces: list[bytes] = []
@@ -151,4 +151,4 @@ class File:
                     del asked[0]
                     yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         finally:
-            await line.aclose()
+            await ahead.aclose()

@@ -250,11 +250,7 @@ class CachedStorage:
             self.cache.close(kept)
 
     def _end(self, path: str, kept: CachedObject, start: int, stop: int | None) -> int:
-        """Return where a read of an open object ends.
-
-        Raises:
-          ReadError: it has no byte `start`; it is closed then.
-        """
+        """Return where a read of an open object ends; close the object if it has no byte `start`."""
         if start > kept.size:
             self.cache.close(kept)
             raise ReadError(

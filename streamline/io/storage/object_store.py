@@ -135,11 +135,7 @@ class ObjectStorage:
                 size = AS_IT_COMES
 
     async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
-        """Whether an object ends where more of it was asked for.
-
-        Raises:
-          ReadError: it is shorter, or not as long as it was.
-        """
+        """Whether an object ends where more of it was asked for."""
         size = (await self.stat(path)).size
         expected = position if known is None or known[1] is None else known[1][0]
         if size is not None and (size < position or size != expected):
@@ -226,11 +222,7 @@ def _drop_traceback(error: Exception) -> None:
 
 
 async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
-    """Wait before the next attempt.
-
-    Raises:
-      ReadError: there is none.
-    """
+    """Wait before the next attempt, or raise the error if there is none."""
     _drop_traceback(error)
     meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):

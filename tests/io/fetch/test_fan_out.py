@@ -80,7 +80,7 @@ async def test_lines_of_many_files_read_ahead_are_those_of_each(server: Any, rea
         assert (await read(source, state, mode="file")).items == lines[5 * done + 1 :]
 
 
-async def test_a_failure_comes_behind_all_items_before_it(server: Any, read: Read, part_bytes: int) -> None:
+async def test_a_failure_comes_after_all_items_before_it(server: Any, read: Read, part_bytes: int) -> None:
     server.objects = {f"{number}": b"%d" % number * 9 for number in range(8)}
     source = files(server, concurrency=8)
     del server.objects["5"]
@@ -201,7 +201,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     async def work(tasks: Tasks) -> None:
         lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.crew(tasks))
+        file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.pool(tasks))
         assert (await file.found()).size == 200
         assert [piece async for piece in file.ranges(spans)] == [data[start:stop] for start, stop in spans]
         assert await file.read(7, 50) == data[7:50]
@@ -216,7 +216,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
 
 @pytest.mark.parametrize("taken", [1, 70, None])
 @pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}])
-async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothing(
+async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing(
     server: Any, part_bytes: int, taken: int | None, faulty: dict[str, Any]
 ) -> None:
     data = random.Random(6).randbytes(150)
@@ -227,7 +227,7 @@ async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothin
     async def work(tasks: Tasks) -> None:
         lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        line = ReadAhead(lease.crew(tasks))
+        line = ReadAhead(lease.pool(tasks))
         reading = ObjectReader(0, lease.storages.of(path), FoundObject(path))
         line.add(reading)
         found = b""

@@ -76,7 +76,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_resumes_behind_every_item(files: list[str], way: str) -> None:
+def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
     check_resume(sl.read_arrow(files, **WAYS[way]).map(Text()), generations=3)
 
 

@@ -56,7 +56,7 @@ async def test_rows_without_a_header_resume_anywhere(put: Put, read: Read, slice
     await check_every_resume(read, named(read_csv(paths, header=["x", "y"])).resolved(), as_dicts)
 
 
-async def test_a_state_names_the_line_and_the_byte_behind_a_record(tmp_path: Path, read: Read) -> None:
+async def test_a_state_names_the_line_and_the_byte_after_a_record(tmp_path: Path, read: Read) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes('\ufeffa\n"ö\n"\n\nx\n'.encode())
     whole = await read(read_csv(path))
@@ -155,7 +155,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 @pytest.mark.parametrize("record", [0, 1, 3])
-async def test_a_bad_record_fails_behind_those_before(
+async def test_a_bad_record_fails_after_those_before(
     tmp_path: Path, read: Read, slices: None, bad: bytes, record: int
 ) -> None:
     texts = [b"1,2", b'"3\n",4', b"5,6"]

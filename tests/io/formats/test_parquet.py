@@ -105,7 +105,7 @@ class Text:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_resumes_behind_every_item(files: list[str], way: str) -> None:
+def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
     check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()))
 
 

@@ -338,7 +338,7 @@ async def test_an_empty_object_is_kept(storage: CachedStorage, remote: Remote) -
     assert remote.asked() == []
 
 
-async def test_a_start_behind_the_end_is_an_error_from_disk_too(storage: CachedStorage) -> None:
+async def test_a_start_after_the_end_is_an_error_from_disk_too(storage: CachedStorage) -> None:
     await blocks_of(storage)
     with pytest.raises(ReadError, match="has 10,240 bytes, expected more than 10,241"):
         await blocks_of(storage, len(DATA) + 1)

@@ -77,7 +77,7 @@ async def test_at_the_end_there_is_nothing(storage: LocalStorage, path: str) -> 
     assert await read(storage, path, len(DATA)) == []
 
 
-async def test_a_start_behind_the_end_is_an_error(storage: LocalStorage, path: str) -> None:
+async def test_a_start_after_the_end_is_an_error(storage: LocalStorage, path: str) -> None:
     with pytest.raises(ReadError, match="has 256,000 bytes, expected more than 256,001"):
         await read(storage, path, len(DATA) + 1)
 

@@ -133,7 +133,7 @@ async def test_an_empty_object_has_no_blocks(bucket: Bucket, storage: ObjectStor
         await storage.read(f"{bucket.url}/a", 0, 7)
 
 
-async def test_a_byte_behind_the_end_is_an_error(bucket: Bucket, storage: ObjectStorage) -> None:
+async def test_a_byte_after_the_end_is_an_error(bucket: Bucket, storage: ObjectStorage) -> None:
     bucket.put(a=b"abc")
     with pytest.raises(ReadError, match=r"/a has 3 bytes, expected more than 4: has it been replaced\?"):
         await all_of(storage, f"{bucket.url}/a", 4)
