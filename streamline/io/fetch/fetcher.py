@@ -28,10 +28,10 @@ from streamline.sharding.split import byte_range
 __all__ = ["Fetcher", "SharedStorages", "Whole"]
 
 LIST_BYTES = 4 * 2**20
-"""Whole files are handed out together up to this size: more of them would be older than the cache."""
+"""Whole files are yielded together up to this size: more of them would be older than the cache."""
 
 Whole = tuple[int, bytes | ReadError]
-"""The index of a file, and all that is in it, or why that can't be had."""
+"""The index of a file, and all that is in it, or why it can't be read."""
 
 
 class Fetcher:
@@ -40,7 +40,7 @@ class Fetcher:
     Args:
       name: of the source.
       site: where the flow runs.
-      access: how bytes are had.
+      access: how files are reached.
       parts: what the flow reads, in order.
       sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
         be fetched ahead.

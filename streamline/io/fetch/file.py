@@ -44,14 +44,14 @@ class File:
     """One file, opened for one flow. What it reads is of the version that the listing names, if it names one.
 
     Args:
-      part: what it is.
+      part: the file, or a shard's part of it.
       storage: that holds it.
       pool: returns what makes requests.
       ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
       notes: see the attribute.
 
     Attributes:
-      part: what it is.
+      part: the file, or a shard's part of it.
       notes: what formats remember of files, for all flows of the source in this event loop while any of them is open.
     """
 
@@ -81,7 +81,7 @@ class File:
         return self.part.local
 
     async def found(self) -> FoundObject:
-        """Return what there is to know of the file; asks if the listing doesn't say its size.
+        """Return what is known of the file; asks if the listing doesn't say its size.
 
         Raises:
           ReadError: as `Storage.stat`.

@@ -213,7 +213,7 @@ class ReadAhead:
         self._pool.poke()
 
     async def aclose(self) -> None:
-        """Break off what is on its way, and give everything back. Idempotent."""
+        """Stop all requests, and release their bytes. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -245,7 +245,7 @@ class ReadAhead:
             self._pool.poke()
 
     def again(self, request: Request) -> None:
-        """Make this request later: what it turned out to hold can't be had now."""
+        """Make this request later: there is no room now for what it turned out to hold."""
         self._begun -= 1
         insort(self._again, (self._owners[request].order, request.start, request))
         self._pool.poke()
@@ -273,7 +273,7 @@ class ReadAhead:
         return not self.readings or not (self.readings[0].requests or self.readings[0].taken)
 
     def _part(self, reading: ObjectReader) -> Request | None:
-        """Return the next request for an object, if there is one and its bytes may be had."""
+        """Return the next request for an object, if there is one, and room for its bytes."""
         if reading.stream:
             return None
         awaited = bool(self.readings) and reading is self.readings[0] and not reading.requests

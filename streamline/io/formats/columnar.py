@@ -147,7 +147,7 @@ STEP_BYTES = 1024 * 1024
 
 @dataclass
 class RowGroup:
-    """Some rows of a file that can be had without the others.
+    """Some rows of a file that can be read without the others.
 
     Attributes:
       index: in the file.
@@ -180,7 +180,7 @@ class DecodedRows:
 
 
 class GroupedTable(Protocol):
-    """A file that has been opened: its groups are known. Its methods run in a thread, and none beside another.
+    """A file that has been opened: its groups are known. Its methods run in a thread, one at a time.
 
     Attributes:
       schema: of what comes out.
@@ -242,9 +242,8 @@ class GroupPosition:
 
 
 def _said(error: Exception) -> str:
-    return (
-        f"can't be decoded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-    )
+    reason = str(error).splitlines()[0] if str(error) else "no reason given"
+    return f"can't be decoded: {type(error).__name__}: {reason}"
 
 
 STEP_S = 0.004
@@ -347,7 +346,7 @@ class RowItems:
 
 
 def _rows(batch: Any) -> tuple[list[Any], Exception | None]:
-    """Return the rows of a batch up to the first of which a value can't be had in Python, and why."""
+    """Return the rows of a batch up to the first of which a value can't be made a Python object, and why."""
     try:
         return batch.to_pylist(), None
     except Exception:

@@ -85,7 +85,7 @@ async def members(file: File) -> list[ArchivedArray]:
 
     Raises:
       DataError: no archive, a damaged one, or something in it that is no array; it says no place.
-      ReadError: it can't be had.
+      ReadError: it can't be read.
     """
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []

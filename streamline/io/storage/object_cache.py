@@ -170,11 +170,9 @@ class CachedStorage:
         self._versions: dict[str, tuple[float, FoundObject]] = {}
 
     async def list(self, pattern: str) -> list[FoundObject]:
-        """Return what the remote storage lists."""
         return await self.remote.list(pattern)
 
     async def stat(self, path: str) -> FoundObject:
-        """Return what the remote storage says."""
         found = await self.remote.stat(path)
         self.note(found)
         return found
@@ -275,7 +273,6 @@ class CachedStorage:
         return (await self.stat(path)).etag
 
     async def aclose(self) -> None:
-        """Close the remote storage."""
         await self.remote.aclose()
 
 

@@ -77,7 +77,6 @@ class ObjectStorage:
         return [_found(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
 
     async def stat(self, path: str) -> FoundObject:
-        """Return an object's size and ETag."""
         base, key = bucket_of(path)
         store = self._store(base)
         return _found(path, await self._tried(path, lambda: store.head_async(key)))
@@ -89,7 +88,6 @@ class ObjectStorage:
         return self._blocks(path, start, stop, etag, BLOCK_BYTES)
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
         size = BLOCK_BYTES if stop is None else max(1, stop - start)
         async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
             return joined(printable(path), [block async for block in blocks], start, stop)
