@@ -27,10 +27,10 @@ from streamline.sharding.split import byte_range
 __all__ = ["Fetcher", "SharedStorages", "Whole"]
 
 LIST_BYTES = 4 * 2**20
-"""Whole files are handed out together up to this size: more of them would be older than the cache."""
+"""Whole files are yielded together up to this size: more of them would be older than the cache."""
 
 Whole = tuple[int, bytes | ReadError]
-"""The index of a file, and all that is in it, or why that can't be had."""
+"""The index of a file, and all that is in it, or why it can't be read."""
 
 
 class Fetcher:
@@ -39,7 +39,7 @@ class Fetcher:
     Args:
       name: of the source.
       site: where the flow runs.
-      access: how bytes are had.
+      access: how files are reached.
       parts: what the flow reads, in order.
       sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
         be fetched ahead.
@@ -52,14 +52,14 @@ class Fetcher:
         self._lease = SharedStorages(site.tasks.session, name, access)
         self._parts = parts
         self._sequential = sequential
-        self._line: ReadAhead | None = None
+        self._ahead: ReadAhead | None = None
         self._next = 0
 
     def file(self, index: int) -> File:
         """Return file `index`; those before it are not asked for any more."""
         part = self._parts[index]
         ahead = partial(self._stream, index) if self._sequential and not part.local else None
-        return File(part, self._storage(part), self._crew, ahead, self._lease.notes)
+        return File(part, self._storage(part), self._pool, ahead, self._lease.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
         """Return the files from `index` on that are there, whole: one at least, at most `most`, none after an error.
@@ -68,16 +68,16 @@ class Fetcher:
         """
         if self._parts[index].local:
             return await self._local(index, most)
-        line = await self._at(index, 0)
+        ahead = await self._at(index, 0)
         found: list[Whole] = []
         total = 0
-        while len(found) < most and total < LIST_BYTES and line.readings and line.readings[0].order == index:
-            data = line.whole()
+        while len(found) < most and total < LIST_BYTES and ahead.readings and ahead.readings[0].order == index:
+            data = ahead.whole()
             if data is None:
                 if found:
                     break
-                if not line.joins:
-                    await line.arrival()
+                if not ahead.joins:
+                    await ahead.arrival()
                     continue
                 found.append((index, await self._joined(index)))
                 break
@@ -85,14 +85,14 @@ class Fetcher:
             found.append((index, content))
             total += len(content)
             index += 1
-        line.poke()
+        ahead.poke()
         return found
 
     async def aclose(self) -> None:
         """Drop what was read ahead, and give the connections back. Idempotent."""
         try:
-            if self._line is not None:
-                await self._line.aclose()
+            if self._ahead is not None:
+                await self._ahead.aclose()
         finally:
             await self._lease.aclose()
 
@@ -102,8 +102,8 @@ class Fetcher:
             storage.note(part.found)  # it would ask for the size, to see whether all of the object has been read
         return storage
 
-    def _crew(self) -> RequestPool:
-        return self._lease.crew(self._site.tasks)
+    def _pool(self) -> RequestPool:
+        return self._lease.pool(self._site.tasks)
 
     async def _joined(self, index: int) -> bytes | ReadError:
         """Return a file that comes in several answers, or not at all."""
@@ -124,27 +124,27 @@ class Fetcher:
         return list(enumerate(found, index))
 
     async def _stream(self, index: int, start: int) -> AsyncGenerator[bytes, None]:
-        line = await self._at(index, start)
-        async with aclosing(line.blocks(line.readings[0])) as blocks:
+        ahead = await self._at(index, start)
+        async with aclosing(ahead.blocks(ahead.readings[0])) as blocks:
             async for block in blocks:
                 yield block
 
     async def _at(self, index: int, start: int) -> ReadAhead:
-        """Return the line, with file `index`, from byte `start` on, as its first."""
-        if self._line is None:
+        """Return what reads ahead, with file `index`, from byte `start` on, as its first."""
+        if self._ahead is None:
             self._next = index
-            self._line = ReadAhead(self._crew(), self._following)
-        line = self._line
-        while line.readings and line.readings[0].order < index:
-            await line.drop(line.readings[0])
-        first = line.readings[0] if line.readings else None
+            self._ahead = ReadAhead(self._pool(), self._following)
+        ahead = self._ahead
+        while ahead.readings and ahead.readings[0].order < index:
+            await ahead.drop(ahead.readings[0])
+        first = ahead.readings[0] if ahead.readings else None
         if first is not None and first.order == index and first.start != start:
-            await line.drop(first)
+            await ahead.drop(first)
             first = None
         if first is None or first.order != index:
             self._next = max(self._next, index + 1)
-            line.add(self._reading(index, start))
-        return line
+            ahead.add(self._reading(index, start))
+        return ahead
 
     def _following(self) -> ObjectReader | None:
         """Return the reading of the next remote file."""
@@ -161,7 +161,7 @@ class Fetcher:
         storage = self._storage(part)
         known = found.size and found.etag and (found.ranged or not hasattr(storage, "fetch"))
         if known and found.size and start < found.size:
-            spans = parts([(start, found.size)], self._crew().budget.part_bytes)
+            spans = parts([(start, found.size)], self._pool().budget.part_bytes)
         if found.size and part.num_shards > 1:
             eager = byte_range(found.size, part.num_shards, part.shard)[1]
         return ObjectReader(index, storage, found, start, spans, eager)
@@ -170,7 +170,7 @@ class Fetcher:
 @dataclass
 class _Shared:
     storages: Storages
-    crew: RequestPool | None = None
+    pool: RequestPool | None = None
     users: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -199,12 +199,12 @@ class SharedStorages:
         self.notes = self._shared.notes
         self._held = True
 
-    def crew(self, tasks: Tasks) -> RequestPool:
+    def pool(self, tasks: Tasks) -> RequestPool:
         """Return what makes the requests of the source; it is made with `tasks` if there is none yet."""
         shared = self._shared
-        if shared.crew is None:
-            shared.crew = RequestPool(tasks, self._access.concurrency, self._session.budget)
-        return shared.crew
+        if shared.pool is None:
+            shared.pool = RequestPool(tasks, self._access.concurrency, self._session.budget)
+        return shared.pool
 
     async def aclose(self) -> None:
         """Release them. Idempotent."""
@@ -215,7 +215,7 @@ class SharedStorages:
         if not self._shared.users:
             del self._shares[self._name]
             try:
-                if self._shared.crew is not None:
-                    await self._shared.crew.aclose()
+                if self._shared.pool is not None:
+                    await self._shared.pool.aclose()
             finally:
                 await self._shared.storages.aclose()

@@ -44,14 +44,14 @@ class File:
     """One file, opened for one flow. What it reads is of the version that the listing names, if it names one.
 
     Args:
-      part: what it is.
+      part: the file, or a shard's part of it.
       storage: that holds it.
-      crew: returns what makes requests.
+      pool: returns what makes requests.
       ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
       notes: see the attribute.
 
     Attributes:
-      part: what it is.
+      part: the file, or a shard's part of it.
       notes: what formats remember of files, for all flows of the source in this event loop while any of them is open.
     """
 
@@ -59,14 +59,14 @@ class File:
         self,
         part: FilePart,
         storage: Storage,
-        crew: Callable[[], RequestPool],
+        pool: Callable[[], RequestPool],
         ahead: Callable[[int], AsyncGenerator[bytes, None]] | None = None,
         notes: dict[str, Any] | None = None,
     ) -> None:
         self.part = part
         self.notes = {} if notes is None else notes
         self._storage = storage
-        self._crew = crew
+        self._pool = pool
         self._ahead = ahead
         self._found = part.found
 
@@ -81,7 +81,7 @@ class File:
         return self.part.local
 
     async def found(self) -> FoundObject:
-        """Return what there is to know of the file; asks if the listing doesn't say its size.
+        """Return what is known of the file; asks if the listing doesn't say its size.
 
         Raises:
           ReadError: as `Storage.stat`.
@@ -136,11 +136,11 @@ class File:
                 _ = reading.next_span  # takes one of `spans`, which is noted then, also an empty one, without any part
             return bool(asked)
 
-        line = ReadAhead(self._crew())
+        ahead = ReadAhead(self._pool())
         try:
-            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), line.account.part_bytes))
-            line.add(reading)
-            async with aclosing(line.blocks(reading)) as blocks:
+            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), ahead.account.part_bytes))
+            ahead.add(reading)
+            async with aclosing(ahead.blocks(reading)) as blocks:
                 while more():
                     start, stop = asked[0]
                     pieces: list[bytes] = []
@@ -151,4 +151,4 @@ class File:
                     del asked[0]
                     yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         finally:
-            await line.aclose()
+            await ahead.aclose()

@@ -23,7 +23,7 @@ class ObjectReader:
     """The reading of one object, or of some spans of it.
 
     Attributes:
-      order: of the object in its line.
+      order: of the object among those that its reader takes.
       found: what is known of the object.
       start: the first byte.
       requests: what was asked for and not taken yet, in order.
@@ -74,15 +74,15 @@ class ReadAhead:
     """The requests of one reader, and what it takes of them.
 
     Args:
-      crew: makes the requests.
+      pool: makes the requests.
       following: returns what is read after the last object, to be fetched ahead; None: nothing is.
     """
 
-    def __init__(self, crew: RequestPool, following: Callable[[], ObjectReader | None] | None = None) -> None:
-        self.account = crew.budget.account()
+    def __init__(self, pool: RequestPool, following: Callable[[], ObjectReader | None] | None = None) -> None:
+        self.account = pool.budget.account()
         self.readings: deque[ObjectReader] = deque()
         self.streaming = False
-        self._crew = crew
+        self._pool = pool
         self._following = following
         self._again: list[tuple[int, int, Request]] = []
         self._unfinished: list[ObjectReader] = []
@@ -92,17 +92,17 @@ class ReadAhead:
         self._waiting: asyncio.Future[None] | None = None
         self._there: Callable[[], bool] = bool
         self._closed = False
-        crew.join(self)
+        pool.join(self)
 
     def add(self, reading: ObjectReader) -> None:
         """Read this object before the others, which come later in order."""
         self.readings.appendleft(reading)
         self._unfinished.insert(0, reading)
-        self._crew.poke()
+        self._pool.poke()
 
     def next_request(self) -> Request | None:
         """Return the next request to make, which counts as begun; None: there is none that may begin now."""
-        if self._closed or (self._begun >= self._crew.window and not self._starves()):
+        if self._closed or (self._begun >= self._pool.window and not self._starves()):
             return None
         if self._again and not (self._unfinished and self._unfinished[0].order < self._again[0][0]):
             later = self._again[0][2]
@@ -139,7 +139,7 @@ class ReadAhead:
                     return
                 request = reading.requests[0] if reading.requests else None
                 if request is None:
-                    self._crew.poke()
+                    self._pool.poke()
                     await self._arrival(lambda: bool(reading.requests) or reading.stream)
                     continue
                 while request.blocks and not request.hidden:
@@ -153,7 +153,7 @@ class ReadAhead:
                     if request.error is not None:
                         raise request.error
                 elif request.hidden:
-                    await self._crew.stop([request])
+                    await self._pool.stop([request])
                     request.restart_as_stream()  # what has come so far may not be all that there is
                 else:
                     await self._arrival(
@@ -185,13 +185,13 @@ class ReadAhead:
 
     async def arrival(self) -> None:
         """Wait until the first object is there, or `joins`."""
-        self._crew.poke()
+        self._pool.poke()
         reading = self.readings[0]
         await self._arrival(lambda: self.joins or bool(reading.requests and reading.requests[0].over))
 
     def poke(self) -> None:
         """Ask for more: something was taken."""
-        self._crew.poke()
+        self._pool.poke()
 
     async def drop(self, reading: ObjectReader) -> None:
         """Read no more of an object."""
@@ -206,18 +206,18 @@ class ReadAhead:
                 reading.requests.remove(entry[2])
                 del self._owners[entry[2]]
             left = list(reading.requests)
-            await self._crew.stop(left)
+            await self._pool.stop(left)
             for request in left:
                 self._forget(request)
             reading.requests.clear()
-        self._crew.poke()
+        self._pool.poke()
 
     async def aclose(self) -> None:
-        """Break off what is on its way, and give everything back. Idempotent."""
+        """Stop all requests, and release their bytes. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        await self._crew.leave(self, list(self._owners))
+        await self._pool.leave(self, list(self._owners))
         for request in list(self._owners):
             self._forget(request)
         self.account.close()
@@ -242,13 +242,13 @@ class ReadAhead:
             if reading not in self._unfinished:
                 insort(self._unfinished, reading, key=lambda one: one.order)
             self._wake()
-            self._crew.poke()
+            self._pool.poke()
 
     def again(self, request: Request) -> None:
-        """Make this request later: what it turned out to hold can't be had now."""
+        """Make this request later: there is no room now for what it turned out to hold."""
         self._begun -= 1
         insort(self._again, (self._owners[request].order, request.start, request))
-        self._crew.poke()
+        self._pool.poke()
 
     def streams(self, request: Request) -> None:
         """Read this object as one stream instead, at the reader's own pace."""
@@ -273,7 +273,7 @@ class ReadAhead:
         return not self.readings or not (self.readings[0].requests or self.readings[0].taken)
 
     def _part(self, reading: ObjectReader) -> Request | None:
-        """Return the next request for an object, if there is one and its bytes may be had."""
+        """Return the next request for an object, if there is one, and room for its bytes."""
         if reading.stream:
             return None
         awaited = bool(self.readings) and reading is self.readings[0] and not reading.requests
@@ -308,7 +308,7 @@ class ReadAhead:
     def _admitted(self, count: int, awaited: bool) -> bool:
         if self.account.take(count, awaited):
             return True
-        self._crew.budget.when_freed(self._crew.poke)
+        self._pool.budget.when_freed(self._pool.poke)
         return False
 
     def _take(self, reading: ObjectReader, request: Request) -> None:

@@ -28,7 +28,7 @@ class Owner(Protocol):
         """Learn what an answer says of the object; `rest`: it ends before the object does."""
 
     def again(self, request: Request) -> None:
-        """Make this request later: what it turned out to hold can't be had now."""
+        """Make this request later: there is no room now for what it turned out to hold."""
 
     def streams(self, request: Request) -> None:
         """Read this object as one stream instead, at the reader's own pace."""

@@ -25,7 +25,7 @@ from streamline.io.formats.arrow_messages import (
     blocks,
 )
 from streamline.io.formats.base import Place
-from streamline.io.formats.columnar import Columnar, GroupedTable, RowGroup, Where, check_schema, watched
+from streamline.io.formats.columnar import Columnar, GroupedTable, GroupPosition, RowGroup, check_schema, watched
 from streamline.io.formats.parquet import FOOTER_BYTES
 from streamline.io.formats.sparse_file import from_start
 
@@ -120,7 +120,7 @@ class ArrowFormat(Columnar):
 
 
 class _ArrowStreamReader:
-    """Where the reading of a stream is.
+    """The state of reading a stream.
 
     Attributes:
       gave: whether any of its record batches was wanted.
@@ -169,7 +169,7 @@ class _ArrowStreamReader:
         (group, data), path = pending, self._file.path
         start = self._begin["row"] if group.index == self._begin["group"] else 0
         end = after or {"file": path, "group": group.index + 1, "row": 0}
-        where = Where(path, self._format.unit, group, end, start, None)
+        where = GroupPosition(path, self._format.unit, group, end, start, None)
         async with aclosing(self._format.items(self._table, [data], where, self._name, self._demand)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -184,11 +184,7 @@ async def _tail(file: File, size: int) -> bytes:
 
 
 async def _messages(file: File) -> AsyncGenerator[tuple[Message, bytes], None]:
-    """Yield the messages of a stream, each with all of its bytes.
-
-    Raises:
-      DataError: it isn't one, or was cut short.
-    """
+    """Yield the messages of a stream, each with all of its bytes."""
     path, at = file.path, 0
     async with aclosing(file.blocks()) as incoming:
         buffer = bytearray()

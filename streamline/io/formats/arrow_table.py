@@ -103,11 +103,9 @@ class FileTable:
 
     @property
     def schema(self) -> Any:
-        """Of what comes out."""
         return self._batches.selection.schema
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a record batch from row `start` on, as `GroupedTable.decode`."""
         if data:
             ((begin, _),) = group.spans
             group.rows = Message.of(_metadata(data[0], self._found[group.index].start - begin)).rows
@@ -117,7 +115,6 @@ class FileTable:
         yield from self._batches.decoded(batch, start)
 
     def close(self) -> None:
-        """Close the file, if it is a local one."""
         self._source.close()
 
 
@@ -155,7 +152,6 @@ class StreamTable:
 
     @property
     def schema(self) -> Any:
-        """Of what comes out."""
         return self._batches.selection.schema
 
     def learn(self, dictionary: bytes) -> None:
@@ -168,7 +164,6 @@ class StreamTable:
         self.later = []
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a record batch from row `start` on, as `GroupedTable.decode`."""
         stream = ipc.open_stream(pa.BufferReader(b"".join([*self._head, *data])), options=self._batches.options)
         yield from self._batches.decoded(stream.read_next_batch(), start)
 

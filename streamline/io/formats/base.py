@@ -96,7 +96,7 @@ class Format(ABC, Generic[T]):
         return msgspec.defstruct("Place", [("file", str | None), *counts])
 
     def grows(self, path: str) -> bool:
-        """Whether a file that has grown since a snapshot can be gone on with from its place."""
+        """Whether a file that has grown since a snapshot can be read on from its place."""
         return False
 
     def options(self) -> dict[str, Any]:

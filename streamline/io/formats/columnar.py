@@ -30,12 +30,12 @@ __all__ = [
     "STEP_BYTES",
     "Columnar",
     "DecodedRows",
+    "GroupPosition",
     "GroupedTable",
     "Predicate",
     "RowGroup",
     "RowItems",
     "Unchanged",
-    "Where",
     "check_schema",
     "require_pyarrow",
     "watched",
@@ -106,7 +106,7 @@ class Columnar(Format[Any]):
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
                     end = after if following is None else {"file": file.path, "group": following.index, "row": 0}
-                    where = Where(file.path, self.unit, group, end, start, unchanged)
+                    where = GroupPosition(file.path, self.unit, group, end, start, unchanged)
                     async with aclosing(self.items(table, data, where, name, demand)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -114,7 +114,7 @@ class Columnar(Format[Any]):
                 yield Chunk((), (), At(name, after))
 
     def items(
-        self, table: GroupedTable, data: Sequence[bytes], where: Where, name: str, demand: Demand
+        self, table: GroupedTable, data: Sequence[bytes], where: GroupPosition, name: str, demand: Demand
     ) -> AsyncGenerator[Chunk[Any], None]:
         """Yield the items of a group from its row `where.row` on, each with the state after it."""
         return RowItems(self.batch_rows, name, demand).of_group(table, data, where)
@@ -147,7 +147,7 @@ STEP_BYTES = 1024 * 1024
 
 @dataclass
 class RowGroup:
-    """Some rows of a file that can be had without the others.
+    """Some rows of a file that can be read without the others.
 
     Attributes:
       index: in the file.
@@ -180,7 +180,7 @@ class DecodedRows:
 
 
 class GroupedTable(Protocol):
-    """A file that has been opened: its groups are known. Its methods run in a thread, and none beside another.
+    """A file that has been opened: its groups are known. Its methods run in a thread, one at a time.
 
     Attributes:
       schema: of what comes out.
@@ -208,7 +208,7 @@ class GroupedTable(Protocol):
 
 
 @dataclass
-class Where:
+class GroupPosition:
     """A group that is being read.
 
     Attributes:
@@ -242,9 +242,8 @@ class Where:
 
 
 def _said(error: Exception) -> str:
-    return (
-        f"can't be decoded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-    )
+    reason = str(error).splitlines()[0] if str(error) else "no reason given"
+    return f"can't be decoded: {type(error).__name__}: {reason}"
 
 
 STEP_S = 0.004
@@ -270,7 +269,7 @@ class RowItems:
     _slice: int = field(default=16)  # rows to be made dicts of at a time
 
     async def of_group(
-        self, table: GroupedTable, data: Sequence[bytes], where: Where
+        self, table: GroupedTable, data: Sequence[bytes], where: GroupPosition
     ) -> AsyncGenerator[Chunk[Any], None]:
         """Yield the items of a group; of one that is damaged and to be left out, those before the damage."""
         if where.row == where.group.rows:
@@ -291,7 +290,7 @@ class RowItems:
             if ended:
                 return
 
-    def _left_out(self, failure: Exception, where: Where) -> Chunk[Any]:
+    def _left_out(self, failure: Exception, where: GroupPosition) -> Chunk[Any]:
         """Return the progress after a group that can't be decoded any further, if it may be left out."""
         if isinstance(failure, ReadError):
             raise failure
@@ -303,7 +302,7 @@ class RowItems:
         )
         return Chunk((), (), At(self.name, where.after))
 
-    def _chunks(self, decoded: DecodedRows, where: Where) -> Iterator[Chunk[Any]]:
+    def _chunks(self, decoded: DecodedRows, where: GroupPosition) -> Iterator[Chunk[Any]]:
         end, count = where.place(decoded.stop), decoded.batch.num_rows
         if not count:
             yield Chunk((), (), At(self.name, end))
@@ -324,14 +323,14 @@ class RowItems:
                     yield self._bad_row(failure, decoded, where, at)
                     at += 1
 
-    def _bad_row(self, failure: Exception, decoded: DecodedRows, where: Where, at: int) -> Chunk[Any]:
+    def _bad_row(self, failure: Exception, decoded: DecodedRows, where: GroupPosition, at: int) -> Chunk[Any]:
         row = decoded.start + at if decoded.rows is None else decoded.rows[at]
         after = At(self.name, where.place(row + 1))
         item = {"file": where.path, "group": where.group.index, "row": row}
         self.demand.judge(where.error(failure, row), item, after)
         return Chunk((), (), after)
 
-    def _states(self, decoded: DecodedRows, where: Where, at: int, count: int, end: Place) -> States:
+    def _states(self, decoded: DecodedRows, where: GroupPosition, at: int, count: int, end: Place) -> States:
         last = end if at + count == decoded.batch.num_rows else None
         place = where.place(0)
         if decoded.rows is not None:
@@ -347,7 +346,7 @@ class RowItems:
 
 
 def _rows(batch: Any) -> tuple[list[Any], Exception | None]:
-    """Return the rows of a batch up to the first of which a value can't be had in Python, and why."""
+    """Return the rows of a batch up to the first of which a value can't be made a Python object, and why."""
     try:
         return batch.to_pylist(), None
     except Exception:
@@ -365,7 +364,7 @@ class _DecodeStep:
     """Decodes some milliseconds' worth of rows, in a thread."""
 
     decoding: Iterator[DecodedRows]
-    where: Where
+    where: GroupPosition
     _row: int = field(init=False)
 
     def __post_init__(self) -> None:

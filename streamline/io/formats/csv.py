@@ -19,14 +19,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.counters import Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, Place
-from streamline.io.formats.compression import named
+from streamline.io.formats.base import Place
 from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
-from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TooLong, slices, stands
+from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
 
 __all__ = [
     "MAX_RECORD_BYTES",
@@ -81,7 +80,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsvFormat(Format[Any]):
+class CsvFormat(TextFormat[Any]):
     """CSV files. Place: see `line_reader`; `line` is the last line of a record.
 
     Attributes:
@@ -98,9 +97,6 @@ class CsvFormat(Format[Any]):
     dialect: Dialect = field(default_factory=Dialect)
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "line": 0, "byte": 0}
-
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         return PlanError(
             f"{path} can't be split into {num_shards} shards, because a line end in a CSV file may stand inside "
@@ -108,15 +104,9 @@ class CsvFormat(Format[Any]):
             f'.shard({num_shards}, mode="replicated"): each shard reads all of it'
         )
 
-    def grows(self, path: str) -> bool:
-        return named(path) is None
-
     def options(self) -> dict[str, Any]:
         header = list(self.header) if isinstance(self.header, tuple) else self.header
         return {"header": header, "delimiter": self.dialect.delimiter, "quotechar": self.dialect.quotechar}
-
-    def stands(self, place: Place) -> str:
-        return stands(place)
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         meter = demand.meter
@@ -130,23 +120,14 @@ class CsvFormat(Format[Any]):
                 with Working(meter):
                     part = await anext(found, None)
                 chunks = cursor.chunks(*(part or (b"", True)), demand)
-                while (chunk := _decoded(chunks, meter)) is not None:
+                while (chunk := next_chunk(chunks, meter)) is not None:
                     yield chunk
                 if part is None:
                     return
 
 
-def _decoded(chunks: Iterator[Chunk[Any]], meter: StageMeter | None) -> Chunk[Any] | None:
-    with HoldTimer(meter):
-        return next(chunks, None)
-
-
 async def _learn_from_start(cursor: _CsvCursor, file: File) -> None:
-    """Let a cursor inside a file know what the file's first record says: a bounded read, nothing is read ahead.
-
-    Raises:
-      DataError: there is none within the bytes that a record may have.
-    """
+    """Let a cursor inside a file know what the file's first record says: a bounded read, nothing is read ahead."""
     for stop in (HEAD_BYTES, cursor.most_bytes + HEAD_BYTES):
         start = cursor.at_start()
         async with aclosing(slices(file, 0, start.splitter, start.too_long, skipping=False, stop=stop)) as found:

@@ -282,11 +282,7 @@ def _decode_up_to_fault(lines: Sequence[bytes]) -> DecodedSlice[Any]:
 
 
 def _decode_as_json_does(line: bytes) -> Any:
-    """Return a line's value; what msgspec refuses and `json` doesn't (NaN, Infinity, 1e999, lone surrogates), too.
-
-    Raises:
-      One of `BAD_JSON`: msgspec's, which says more.
-    """
+    """Return a line's value; what msgspec refuses and `json` doesn't (NaN, Infinity, 1e999, lone surrogates), too."""
     try:
         return _decode_value(line)
     except BAD_JSON as error:

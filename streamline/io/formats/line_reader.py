@@ -8,21 +8,26 @@ start, because what is before it has not been read.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
+from streamline.core.counters import HoldTimer, StageMeter
+from streamline.core.flow import Chunk
 from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Place
+from streamline.io.formats.base import Format, Place
 from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named
 from streamline.io.formats.line_decoding import Splitter
 
-__all__ = ["LineSlice", "LineState", "LineStates", "TooLong", "slices", "stands"]
+__all__ = ["LineSlice", "LineState", "LineStates", "TextFormat", "TooLong", "next_chunk", "slices"]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,15 +87,28 @@ async def slices(
         yield raw, True
 
 
-def stands(place: Place) -> str:
-    """Return where a place is, and what it takes to get there, for messages."""
-    if place["file"] is None:
-        return "nothing is left"
-    said = f"{place['file']}, line {place['line']:,}, byte {place['byte']:,}"
-    if not place["byte"]:
-        return said
-    how = "seeks" if named(place["file"]) is None else f"decompresses {place['byte']:,} bytes to get there"
-    return f"{said} ({how})"
+@dataclass(frozen=True, kw_only=True)
+class TextFormat(Format[T]):
+    """Lines, or records of lines."""
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "line": 0, "byte": 0}
+
+    def grows(self, path: str) -> bool:
+        return named(path) is None
+
+    def stands(self, place: Place) -> str:
+        path, line, byte = place["file"], place["line"], place["byte"]
+        if path is None:
+            return "nothing is left"
+        how = "seeks" if named(path) is None else f"decompresses {byte:,} bytes to get there"
+        return f"{path}, line {line:,}, byte {byte:,}{f' ({how})' if byte else ''}"
+
+
+def next_chunk(chunks: Iterator[Chunk[T]], meter: StageMeter | None) -> Chunk[T] | None:
+    """Decode the next list of a block; None: there are no more."""
+    with HoldTimer(meter):
+        return next(chunks, None)
 
 
 class LineSlice:

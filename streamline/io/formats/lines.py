@@ -7,14 +7,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
-from streamline.core.counters import HoldTimer, StageMeter, Working
+from streamline.core.counters import Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File, FilePart
-from streamline.io.formats.base import Format, Place
+from streamline.io.formats.base import Place
 from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.line_decoding import BOM, MAX_LINE_BYTES, Decode, Fault, Splitter, check_lengths
-from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TooLong, slices, stands
+from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
 from streamline.sharding.split import byte_range
 
 __all__ = ["LineFormat"]
@@ -26,7 +26,7 @@ SLICE_LINES = LIST_ITEMS * 7 // 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineFormat(Format[T]):
+class LineFormat(TextFormat[T]):
     """Files of lines. Place: see `line_reader`.
 
     Attributes:
@@ -45,18 +45,9 @@ class LineFormat(Format[T]):
     def kind(self) -> str:  # type: ignore[override]
         return self.made_by
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "line": 0, "byte": 0}
-
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         kind = named(path)
         return None if kind is None else not_splittable(path, num_shards, kind)
-
-    def grows(self, path: str) -> bool:
-        return named(path) is None
-
-    def stands(self, place: Place) -> str:
-        return stands(place)
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
         meter = demand.meter
@@ -72,16 +63,10 @@ class LineFormat(Format[T]):
                 if found is None:
                     return
                 chunks = cursor.chunks(*found, demand)
-                while (chunk := _decoded(chunks, meter)) is not None:
+                while (chunk := next_chunk(chunks, meter)) is not None:
                     yield chunk
                 if cursor.done():
                     return
-
-
-def _decoded(chunks: Iterator[Chunk[T]], meter: StageMeter | None) -> Chunk[T] | None:
-    """Return the next decoded list of a block; None: there are no more."""
-    with HoldTimer(meter):
-        return next(chunks, None)
 
 
 async def _cursor(reader: LineFormat[T], file: File, begin: Place, after: Place, name: str) -> _LineCursor[T]:

@@ -194,7 +194,7 @@ Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 
 
 class ArrayColumn(ABC):
-    """An array whose rows can be had, block by block.
+    """An array whose rows can be read, block by block.
 
     Attributes:
       name: of the array in its archive; "": the file is the array.
@@ -218,7 +218,7 @@ class ArrayColumn(ABC):
 
         Raises:
           DataError: damaged; it says no place.
-          ReadError: they can't be had.
+          ReadError: they can't be read.
         """
 
 
@@ -305,8 +305,8 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
       in_thread: calls a sync function in a thread.
 
     Raises:
-      DataError: it is no array, or not one whose rows can be had; it says no place.
-      ReadError: it can't be had.
+      DataError: it is no array, or not one whose rows can be read; it says no place.
+      ReadError: it can't be read.
     """
     packed = member is not None and member.packed
     base = 0 if member is None else member.start

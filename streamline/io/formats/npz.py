@@ -85,7 +85,7 @@ async def members(file: File) -> list[ArchivedArray]:
 
     Raises:
       DataError: no archive, a damaged one, or something in it that is no array; it says no place.
-      ReadError: it can't be had.
+      ReadError: it can't be read.
     """
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
@@ -130,11 +130,7 @@ async def _directory(file: File, size: int) -> list[ZipInfo]:
 
 
 def _check_count(end: bytes, comment: bytes, found: int) -> None:
-    """Insist on as many members as the directory's end says: `zipfile` goes by their lengths, which may be damaged.
-
-    Raises:
-      DataError: there are more, or fewer.
-    """
+    """Insist on as many members as the directory's end says: `zipfile` goes by their lengths, which may be damaged."""
     record = end[: len(end) - len(comment)][-END.size :]
     magic, count = END.unpack(record) if len(record) == END.size else (b"", found)
     if magic == MAGICS[1] and count not in (found, MANY):
@@ -142,11 +138,7 @@ def _check_count(end: bytes, comment: bytes, found: int) -> None:
 
 
 async def _start(file: File, info: ZipInfo, size: int) -> int:
-    """Return the byte at which a member's data begins, after its own header, which must say what the directory says.
-
-    Raises:
-      DataError: it doesn't: one of the two is damaged, and nothing tells which.
-    """
+    """Return the byte at which a member's data begins, after its own header, which must say what the directory says."""
     at, named = info.header_offset, _name_of(info)
     if not 0 <= at <= size - LOCAL_HEADER.size:
         raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")

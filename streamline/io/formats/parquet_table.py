@@ -78,11 +78,9 @@ class ParquetTable:
 
     @property
     def schema(self) -> Any:
-        """Of what comes out."""
         return self._selection.schema
 
     def close(self) -> None:
-        """Close the file, if it is a local one."""
         self._source.close()
 
     def _groups(self, format: Columnar, part: FilePart, first: int) -> list[RowGroup]:
@@ -170,7 +168,6 @@ class ParquetTable:
         return 0 if start <= MAGIC_BYTES else start, min(self._size, stop + PADDING_BYTES)
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a group from row `start` on, as `GroupedTable.decode`."""
         if not self._local:
             pieces = ((start, piece) for (start, _), piece in zip(group.spans, data, strict=True))
             self._sparse.hold([(self._tail, self._footer), *pieces])

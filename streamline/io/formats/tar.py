@@ -230,11 +230,11 @@ class Gathered(NamedTuple):
 
 
 def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
-    """Return the sample that a member belongs to, its key, and the member's field in it; None: it belongs to none.
+    """Return the key of the sample that a member belongs to, and the member's field in it; None: it belongs to none.
 
-    A key is cut from a name at the first dot of its last part, as WebDataset's `base_plus_ext` does. What has nothing
-    in front of the dot, no dot at all, or is called __so__ at the top is no sample's. Without `group`, each file is a
-    sample, without a key.
+    A key ends at the first dot of a name's last part, as in WebDataset's `base_plus_ext`. A member belongs to no sample
+    if nothing stands before the dot, if there is no dot, or if its top directory is called __so__. Without `group`,
+    each file is a sample, without a key.
     """
     name = header.name
     if not header.regular and not header.link:
@@ -279,7 +279,7 @@ class Samples:
         self._max_bytes = max_bytes
         self._patient = patient
         self._header: TarHeader | None = None  # of the next sample's first member
-        self._item: Any = None  # what there is of the sample that is being read; None: none is
+        self._item: Any = None  # the part read so far of the current sample; None: none is
         self._key: str | None = None
         self._begin = self._bytes = 0
         self._field: str | None = None  # of the member whose data come next

@@ -318,11 +318,7 @@ class Scanner:
             self._from -= len(self._blocks.popleft())
 
     def _check_zeros(self) -> None:
-        """Drop what follows the end mark.
-
-        Raises:
-          DataError: there is something else than zeros: more members, say, or what was a member before it was damaged.
-        """
+        """Drop what follows the end mark; anything but zeros is an error."""
         while self._blocks:
             block = self._blocks[0][self._from :]
             if block != bytes(len(block)):

@@ -84,7 +84,7 @@ class Storage(Protocol):
         raise ReadError(f"there are no listings of {pattern.partition('://')[0]}://: give a list of paths, or braces")
 
     async def stat(self, path: str) -> FoundObject:
-        """Return what there is to know of an object.
+        """Return what is known of an object.
 
         Raises:
           ReadError: as for `blocks`.
@@ -99,7 +99,7 @@ class Storage(Protocol):
           etag: of the version that is wanted; None: any, but one from start to end.
 
         Raises:
-          ReadError: the object can't be had, is another version than wanted, changed on the way, or has no byte
+          ReadError: the object can't be read, is another version than wanted, changed on the way, or has no byte
             `start`. Being cut short is never an end.
         """
 

@@ -95,7 +95,6 @@ class HttpStorage:
                     return
 
     async def read(self, url: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
         async with aclosing(self.blocks(url, start, stop, etag)) as blocks:
             return joined(shown(url), [block async for block in blocks], start, stop)
 

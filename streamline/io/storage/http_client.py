@@ -118,11 +118,7 @@ class HttpClient:
     async def _in_time(
         self, asking: Awaitable[aiohttp.ClientResponse], target: URL, ends: float
     ) -> aiohttp.ClientResponse:
-        """Return an answer whose header has come whole, connecting included, within `timeout_s`, and before `ends`.
-
-        Raises:
-          TransientError: it has not.
-        """
+        """Return an answer whose header has come whole, connecting included, within `timeout_s`, and before `ends`."""
         left_s, silence_s = ends - monotonic(), self._options.timeout_s
         token = ON.set(None)
         try:
@@ -156,11 +152,7 @@ class HttpClient:
             return self._opened
 
     def _target(self, url: str) -> tuple[URL, str | None]:
-        """Return a URL as it is sent, and the proxy for it; a server that was seen before is not looked at again.
-
-        Raises:
-          ReadError: it is no URL.
-        """
+        """Return a URL as it is sent, and the proxy for it; a server that was seen before is not looked at again."""
         path = url.find("/", url.find("://") + 3)
         server = url[:path] if path > 0 else url  # what a URL's host depends on
         try:
@@ -261,11 +253,7 @@ def _parsed(text: str) -> URL:
 
 
 def _redirected(url: str, target: URL, location: str | None) -> URL:
-    """Return where a redirect leads.
-
-    Raises:
-      ReadError: nowhere, or from https to http, where the data could be replaced on the way.
-    """
+    """Return where a redirect leads; not from https to http, where data could be replaced on the way."""
     if not location:
         raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
     try:
@@ -301,11 +289,7 @@ def _proxy_of_environment(url: URL) -> str | None:
 
 
 def _context(options: HttpOptions) -> ssl.SSLContext:
-    """Return what servers are checked with. Blocks.
-
-    Raises:
-      ReadError: a file is missing, or isn't what it should be.
-    """
+    """Return what servers are checked with. Blocks."""
     context = ssl.create_default_context()
     if options.ca_file is not None:
         try:

@@ -67,7 +67,6 @@ class LocalStorage(Storage):
         return await self._call(look)
 
     async def stat(self, path: str) -> FoundObject:
-        """Return a file's size in bytes."""
         try:
             return FoundObject(path, (await self._call(Path(path).stat)).st_size)
         except OSError as error:
@@ -111,7 +110,7 @@ class LocalStorage(Storage):
             await self._close(file)
 
     async def wholes(self, paths: Sequence[str]) -> Sequence[bytes | ReadError]:
-        """Return what is in some files, the first ones of `paths`, or why the last of them can't be had.
+        """Return what is in some files, the first ones of `paths`, or why the last of them can't be read.
 
         In one call of the thread, which costs more than the reading of a small file: as many as it reads in `CALL_S`.
         """

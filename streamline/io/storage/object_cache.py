@@ -170,11 +170,9 @@ class CachedStorage:
         self._versions: dict[str, tuple[float, FoundObject]] = {}
 
     async def list(self, pattern: str) -> list[FoundObject]:
-        """Return what the remote storage lists."""
         return await self.remote.list(pattern)
 
     async def stat(self, path: str) -> FoundObject:
-        """Return what the remote storage says."""
         found = await self.remote.stat(path)
         self.note(found)
         return found
@@ -250,11 +248,7 @@ class CachedStorage:
             self.cache.close(kept)
 
     def _end(self, path: str, kept: CachedObject, start: int, stop: int | None) -> int:
-        """Return where a read of an open object ends.
-
-        Raises:
-          ReadError: it has no byte `start`; it is closed then.
-        """
+        """Return where a read of an open object ends; close the object if it has no byte `start`."""
         if start > kept.size:
             self.cache.close(kept)
             raise ReadError(
@@ -279,7 +273,6 @@ class CachedStorage:
         return (await self.stat(path)).etag
 
     async def aclose(self) -> None:
-        """Close the remote storage."""
         await self.remote.aclose()
 
 

@@ -267,7 +267,7 @@ class CachedObject:
 
 
 class PartialObject:
-    """An object on its way to disk, locked."""
+    """An object that is being written, locked."""
 
     def __init__(self, fd: int, path: Path, target: Path) -> None:
         self._fd = fd

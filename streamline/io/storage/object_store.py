@@ -77,7 +77,6 @@ class ObjectStorage:
         return [_found(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
 
     async def stat(self, path: str) -> FoundObject:
-        """Return an object's size and ETag."""
         base, key = bucket_of(path)
         store = self._store(base)
         return _found(path, await self._tried(path, lambda: store.head_async(key)))
@@ -89,7 +88,6 @@ class ObjectStorage:
         return self._blocks(path, start, stop, etag, BLOCK_BYTES)
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) of an object as one piece."""
         size = BLOCK_BYTES if stop is None else max(1, stop - start)
         async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
             return joined(printable(path), [block async for block in blocks], start, stop)
@@ -135,11 +133,7 @@ class ObjectStorage:
                 size = AS_IT_COMES
 
     async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
-        """Whether an object ends where more of it was asked for.
-
-        Raises:
-          ReadError: it is shorter, or not as long as it was.
-        """
+        """Whether an object ends where more of it was asked for."""
         size = (await self.stat(path)).size
         expected = position if known is None or known[1] is None else known[1][0]
         if size is not None and (size < position or size != expected):
@@ -226,11 +220,7 @@ def _drop_traceback(error: Exception) -> None:
 
 
 async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
-    """Wait before the next attempt.
-
-    Raises:
-      ReadError: there is none.
-    """
+    """Wait before the next attempt, or raise the error if there is none."""
     _drop_traceback(error)
     meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):

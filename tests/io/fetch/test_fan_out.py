@@ -200,7 +200,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     async def work(tasks: Tasks) -> None:
         lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.crew(tasks))
+        file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.pool(tasks))
         assert (await file.found()).size == 200
         assert [piece async for piece in file.ranges(spans)] == [data[start:stop] for start, stop in spans]
         assert await file.read(7, 50) == data[7:50]
@@ -215,7 +215,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
 
 @pytest.mark.parametrize("taken", [1, 70, None])
 @pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}])
-async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothing(
+async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing(
     server: Any, part_bytes: int, taken: int | None, faulty: dict[str, Any]
 ) -> None:
     data = random.Random(6).randbytes(150)
@@ -226,7 +226,7 @@ async def test_behind_an_object_that_was_read_in_blocks_the_account_holds_nothin
     async def work(tasks: Tasks) -> None:
         lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
-        line = ReadAhead(lease.crew(tasks))
+        line = ReadAhead(lease.pool(tasks))
         reading = ObjectReader(0, lease.storages.of(path), FoundObject(path))
         line.add(reading)
         found = b""

@@ -44,7 +44,7 @@ def peak_of(pipe: sl.Pipeline[Any]) -> tuple[int, Exception | None, int]:
 
 @pytest.mark.parametrize("read", [sl.read_lines, sl.read_jsonl, sl.read_csv], ids=["lines", "jsonl", "csv"])
 def test_one_line_that_never_ends(tmp_path: Path, read: Any) -> None:
-    (tmp_path / "x.gz").write_bytes(packed(128))
+    (tmp_path / "x.gz").write_bytes(packed(48))
     option = "max_record_bytes" if read is sl.read_csv else "max_line_bytes"
     count, failure, peak = peak_of(read(tmp_path / "x.gz", **{option: MIB}))
     assert count == 0
@@ -54,8 +54,8 @@ def test_one_line_that_never_ends(tmp_path: Path, read: Any) -> None:
 
 def test_a_sample_of_an_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     info = tarfile.TarInfo("a.bin")
-    info.size = 128 * MIB
-    (tmp_path / "x.tar.gz").write_bytes(packed(128, info.tobuf()))
+    info.size = 48 * MIB
+    (tmp_path / "x.tar.gz").write_bytes(packed(48, info.tobuf()))
     count, failure, peak = peak_of(sl.read_tar(tmp_path / "x.tar.gz", max_sample_bytes=MIB))
     assert count == 0
     assert "raise max_sample_bytes" in str(failure)

@@ -486,7 +486,7 @@ async def test_shares_of_one_loop_walk_once(put: Any, server: Any) -> None:
     assert sum(one.startswith("bytes=0-65535") for one in ranges) == 1
 
 
-async def test_damage_fails_every_shard_behind_it(put: Any, read: Any) -> None:
+async def test_damage_fails_every_shard_after_it(put: Any, read: Any) -> None:
     data = bytearray(archive([(f"{n}.x", bytes(900)) for n in range(16)]))
     data[5 * 1536 + 3] ^= 1
     source = source_of(put(bytes(data)))

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import pickle
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage import object_cache as cache_module
 from streamline.io.storage import registry as storages
 from streamline.io.storage.base import FoundObject
-from streamline.io.storage.object_cache import CachedStorage, ObjectCache
+from streamline.io.storage.object_cache import CachedStorage, ObjectCache, Spans
 from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from streamline.testing.checks import check_resume
@@ -473,3 +474,17 @@ def test_the_same_name_at_another_endpoint_is_another_object(monkeypatch: pytest
     before = scope()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://c")
     assert scope() != before
+
+
+def test_spans_are_the_set_of_their_bytes() -> None:
+    draw, size = random.Random(0), 12
+    for _ in range(1000):
+        spans, there = Spans(), set[int]()
+        for _ in range(draw.randint(0, 12)):
+            start, stop = draw.randint(0, size), draw.randint(0, size)
+            spans.add(start, stop)
+            there |= set(range(start, stop))
+            assert spans.from_start == (bool(there) and there == set(range(len(there))))
+            assert [spans.cover(end) for end in range(size + 1)] == [
+                set(range(end)) <= there for end in range(size + 1)
+            ]

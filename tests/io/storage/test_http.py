@@ -236,7 +236,7 @@ async def test_an_answer_with_another_range_than_asked_for_is_an_error(
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_start_behind_the_end_is_an_error(
+async def test_a_start_after_the_end_is_an_error(
     storage: HttpStorage, server: Any, url: str, ranges: bool, chunked: bool
 ) -> None:
     server.script = [server.faulty(ranges=ranges, chunked=chunked)]
@@ -348,7 +348,7 @@ async def test_a_url_of_a_known_server_is_what_it_is_of_another(path: str) -> No
     assert first[0].raw_path_qs == second[0].raw_path_qs
 
 
-async def test_a_url_without_a_path_is_the_servers_root_behind_others_too(
+async def test_a_url_without_a_path_is_the_servers_root_after_others_too(
     storage: HttpStorage, server: Any, url: str
 ) -> None:
     server.objects[""] = b"the root"

@@ -222,7 +222,8 @@ def test_progress_that_is_too_slow_meets_the_deadline(faults: Faults) -> None:
     assert "deadline_s=0.3" in str(error)
 
 
-def test_a_wait_that_the_deadline_forbids_is_an_error_at_once(faults: Faults) -> None:
+def test_a_wait_that_the_deadline_forbids_is_an_error_at_once(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "monotonic", lambda: 0.0)
     faults.script = [busy("429 Too Many Requests", "Retry-After: 3600")]
     found, error = records(faults.url("x.txt"))
     assert found == []

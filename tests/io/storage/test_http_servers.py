@@ -242,7 +242,7 @@ async def test_what_a_store_says_in_its_answer_is_in_the_error(server: Server) -
         await got(server.url("x"))
 
 
-async def test_what_comes_behind_an_answer_is_not_taken_for_the_next(server: Server) -> None:
+async def test_what_comes_after_an_answer_is_not_taken_for_the_next(server: Server) -> None:
     """The rest of a body that is longer than its Content-Length comes late, on a connection that is kept."""
     server.objects = {"b": b"good"}
 
