@@ -122,7 +122,6 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "Processes(1)": partial(sl.Processes, 1),
 }
 
-
 CLOCKS: dict[str, Clock] = {"CPU time of the process": time.process_time, "time": time.perf_counter}
 
 

@@ -22,7 +22,6 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["main", "named"]
 
-
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
 

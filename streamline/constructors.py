@@ -33,9 +33,7 @@ from streamline.training.stream_dataset import StreamDataset
 
 __all__ = ["DeclaredSource", "StreamReplicator", "from_items", "from_iterable", "from_stream", "mix", "source", "zip"]
 
-
 T = TypeVar("T")
-
 
 Weights: TypeAlias = Mapping[str, float]
 

@@ -45,7 +45,6 @@ __all__ = [
     "stream_http",
 ]
 
-
 T = TypeVar("T")
 
 

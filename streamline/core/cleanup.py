@@ -14,7 +14,6 @@ from weakref import finalize
 
 __all__ = ["Cleanup"]
 
-
 P = ParamSpec("P")
 
 

@@ -82,7 +82,6 @@ class Detail:
 
 Details: TypeAlias = tuple[Detail, ...]
 
-
 ReadDetails: TypeAlias = Callable[[], Details]
 """Called in any thread; keeps no items alive, for it stays as long as the meter."""
 
@@ -187,9 +186,7 @@ class HostMeter:
 Executor: TypeAlias = Literal["inline", "task", "thread"]
 """Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
 
-
 HostKind: TypeAlias = Literal["process", "thread"]
-
 
 BORDER = " (border)"
 """Suffix of the name of a channel whose items come from a host; the stage may fill another channel there."""
@@ -209,17 +206,13 @@ def host_label(number: int, kind: HostKind, pid: int | None) -> str:
 
 R = TypeVar("R")
 
-
 Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
-
 
 Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
 """Called with what a meter counts: meter, what was done, began, ended."""
 
-
 HOLD_S = 0.1
 """A sync function that holds a consumer's own event loop for so long is worth a hint."""
-
 
 SAMPLE_LISTS = 64
 """Lists between two looks at the size of an item; at first, after 1, 2, 4, 8 ... lists."""

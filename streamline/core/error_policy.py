@@ -53,14 +53,11 @@ __all__ = [
     "moved",
 ]
 
-
 MAX_ERRORS = 0.01
 """The default limit: one skipped item in a hundred."""
 
-
 FREE_ERRORS = 10
 """The first errors are always tolerated: so few say nothing about a rate."""
-
 
 RATE_ITEMS = 1000
 """A rate is of at least so many items: at the start, stages may hold many items when the first errors count."""
@@ -98,9 +95,7 @@ class Failure:
 DeadLetter: TypeAlias = dict[str, Any]
 """One line of the file; `DeadLetters` knows its fields."""
 
-
 Decision: TypeAlias = Literal["skip", "raise"]
-
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Failure], Decision]
 
@@ -205,10 +200,8 @@ def _check_max_errors(limit: object) -> None:
 
 logger = logging.getLogger("streamline.skipping")  # as the docs call it
 
-
 LAST = 5
 """Failures that a report shows."""
-
 
 Key = tuple[int, str]
 

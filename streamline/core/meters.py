@@ -16,10 +16,8 @@ from streamline.core.counters import ChannelMeter, HostMeter, LoopMeter, Observe
 
 __all__ = ["ConsumerMeter", "Meters", "Traffic"]
 
-
 QUICK_S = 0.001
 """A body of the consumer's loop that takes less is timed now and then only."""
-
 
 BODIES = 8
 """One in so many."""

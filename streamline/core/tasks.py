@@ -46,7 +46,6 @@ __all__ = [
 
 _spawned: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
-
 MEMORY_BYTES = 256 * 2**20
 """Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
 

@@ -9,10 +9,8 @@ from streamline.core.state import Json
 
 __all__ = ["REPR_BYTES", "Entry", "clean", "cut", "found_otherwise", "in_bytes", "line_of", "said", "some"]
 
-
 Entry = dict[str, Json]
 """What a fingerprint says of one step of a plan: kind, name, options."""
-
 
 REPR_BYTES = 1024
 """How much of an item's `repr` is kept."""

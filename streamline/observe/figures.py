@@ -218,9 +218,7 @@ COUNTERS = frozenset({
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
 
-
 F = TypeVar("F", bound="DataclassInstance")
-
 
 M = TypeVar("M", bound=Figures)
 

@@ -31,35 +31,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "lines", "summary"]
 
-
 logger = logging.getLogger("streamline.progress")  # as the docs call it
-
 
 REFRESH_S = 0.25
 
-
 LOG_EVERY_S = 30.0
-
 
 NOW_S = 3.0
 """What "now" means, of a rate."""
 
-
 EXIT_S = 1.0
 """How long a close waits for a terminal that doesn't take what is written to it."""
-
 
 NAME_CHARS, BAR_CHARS = 12, 5
 """Of a channel: four of them fit into 80 columns."""
 
-
 MOST_DETAILS = 2
 """Stages of which is drawn what only they count."""
 
-
 Show: TypeAlias = "Callable[[Text], object]"
 """Draws a text in place of the one before it."""
-
 
 _on_screen = Lock()
 

@@ -17,9 +17,7 @@ import anyio
 
 __all__ = ["waiting_tasks"]
 
-
 DEEPEST = 100
-
 
 NOT_USERS = (
     *(str(Path(module.__file__ or "").parent) for module in (asyncio, anyio)),

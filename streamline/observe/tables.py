@@ -9,25 +9,18 @@ from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadSta
 
 __all__ = ["brief", "table"]
 
-
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
-
 
 CHANNELS = ("channel after", "channels", "items", "held now", "peak", "capacity")
 
-
 HOSTS = ("host", "workers", "items", "items/s", "bytes", "busy", "restarts", "memory")
-
 
 READS = ("asked of servers by", "requests", "requests/s", "retries", "bytes")
 
-
 CACHES = ("cache", "hits", "misses", "bytes from disk")
-
 
 WIDEST_NAME = 20
 """Longer names are cut, so that a line fits into 80 columns."""
-
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 

@@ -31,50 +31,37 @@ from streamline.errors import PlanError, printable
 
 __all__ = ["EVENTS_PER_S", "MAX_BYTES", "Event", "Trace", "TraceFile"]
 
-
 logger = logging.getLogger(__name__)
-
 
 MAX_BYTES = 64 << 20
 """Of both files: some 400,000 events, which a browser still opens in seconds."""
 
-
 LEAST_BYTES = 1 << 20
 """Both files begin with the names of all tracks: some 200 bytes for each stage of each worker."""
-
 
 EVENTS_PER_S = 500
 """From here on, more segments are combined: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
 
-
 FINEST_S, COARSEST_S = 0.0001, 60.0
 """Segments that are within so much of a track are one span: what is shorter is seldom seen."""
-
 
 LONGEST_S = 1.0
 """Adjacent segments of one kind make no longer span: what goes on for hours is to be seen meanwhile."""
 
-
 ROUNDING_S = 1e-9
 """By so much a segment may seem to begin before the one before it ended."""
 
-
 COUNT_EVERY_S = 0.1
 
-
 FLUSH_S, FLUSH_BYTES = 1.0, 64 << 10
-
 
 MOST_WORKERS = 10_000
 """Of a stage whose tracks stand together; those of more workers get mixed up with the next stage's."""
 
-
 MOST_LANES = 64
 """Of one stage in one worker: calls that overlap are drawn side by side."""
 
-
 NAMES: dict[Doing, str] = {"work": "work", "wait_input": "waits for input", "wait_output": "waits for room"}
-
 
 Event: TypeAlias = "dict[str, Any]"
 

@@ -17,7 +17,6 @@ from streamline.observe.figures import Figures, StageStats, WorkerStats
 
 __all__ = ["RULES", "Verdict", "judge", "more_at_once", "several", "way_out"]
 
-
 MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
 
@@ -152,26 +151,20 @@ class Loads:
 LEAST_S, LEAST_ITEMS = 0.2, 8
 """Less than this says nothing: a dropped connection, a function's first call, a machine that was busy elsewhere."""
 
-
 WAITS = 0.1
 """A consumer that waits for a smaller share of its time has nothing to gain."""
-
 
 LOADED = 0.6
 """From this load on, a part of the pipeline may be what limits it; true limits are at 0.9, noise takes some of it."""
 
-
 APART = 3.0
 """How much slower than the others a worker has to be."""
-
 
 RARE = 0.1
 """A filter that keeps a smaller share of what it sees is selective."""
 
-
 TINY_S = 0.00001
 """A call that takes less than this isn't worth a hop to a thread: several items a call are."""
-
 
 WORTH = 1.1
 """A speed-up below this isn't worth a line."""

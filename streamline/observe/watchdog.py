@@ -33,7 +33,6 @@ from streamline.observe.verdict import way_out
 
 __all__ = ["STALL_S", "HoldHint", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
 
-
 hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
 
 
@@ -58,23 +57,18 @@ class HoldHint:
 
 logger = logging.getLogger("streamline.watchdog")  # as the docs call it
 
-
 STALL_S = 30.0
 """How long a consumer waits for one item before it is logged: a slow checkpoint's length, and less than a
 collective's timeout."""
 
-
 LOOK_S = 0.2
 """How long the event loop may take to look at itself before it is taken for held."""
-
 
 MOST_SHARDS = 3
 """Shards that one message names."""
 
-
 OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars", "sniffio")
 """Modules whose frames are no user's."""
-
 
 STDLIB = sysconfig.get_paths()["stdlib"]
 

@@ -14,7 +14,6 @@ from streamline.plan.topology import Part, PlannedChannel, sources, topology, wr
 
 __all__ = ["Drawing"]
 
-
 LONGEST = 60
 """Characters of a label in Mermaid, which wraps nothing: longer ones are cut."""
 

@@ -13,7 +13,6 @@ from streamline.transforms.base import is_own, stage_class
 
 __all__ = ["RESERVED", "check_plan"]
 
-
 RESERVED = ("shard", "merge", "errors", "ends")
 """Names under which a plan keeps states of its own."""
 

@@ -19,7 +19,6 @@ WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
 CHARS = {"text": 8.6, "note": 7.2}
 """Width of a character of 14 and of 12 px, as a wide sans-serif (DejaVu Sans) has it on average."""
 
-
 STYLE = """
 .sl-page{fill:#ffffff}.sl-box{fill:#f3f6fb;stroke:#5b7aa8}.sl-group{fill:#fafbfc;stroke:#9aa7b8;stroke-dasharray:5 4}
 .sl-deck{fill:#fafbfc;stroke:#c3ccd8}.sl-pill{fill:#fff4d6;stroke:#b98a1d}.sl-line{stroke:#5f6b7a;fill:none}

@@ -11,7 +11,6 @@ from streamline.errors import CheckError, printable
 
 __all__ = ["DEADLINE_S", "Load", "Problem", "Report", "known"]
 
-
 DEADLINE_S = 10.0
 """Seconds for reading, and as many for the stages: a server may have to wake up, and a person waits."""
 

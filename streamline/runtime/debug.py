@@ -39,13 +39,10 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["DebugStream"]
 
-
 EXIT_S = 1.0
 """How long a close waits for each thing that Ctrl-C may have cut off."""
 
-
 R = TypeVar("R")
-
 
 T = TypeVar("T")
 

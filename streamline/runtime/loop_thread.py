@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopThread"]
 
-
 T = TypeVar("T")
-
 
 EXIT_S = 1.0
 """How long a close, or the interpreter's exit, waits for a loop that is stuck in user code."""

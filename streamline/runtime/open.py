@@ -40,9 +40,7 @@ from streamline.sources.base import Source
 
 __all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "part_of", "prepare"]
 
-
 T = TypeVar("T")
-
 
 T_co = TypeVar("T_co", covariant=True)
 

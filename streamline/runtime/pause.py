@@ -25,10 +25,8 @@ from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 
 __all__ = ["QUIESCE_S", "Pause", "RemoteGate", "SyncPause", "check_asked"]
 
-
 QUIESCE_S = 10.0
 """Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
-
 
 logger = logging.getLogger("streamline.pausing")  # as the docs call it
 

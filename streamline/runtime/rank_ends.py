@@ -24,7 +24,6 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Resumed", "agreed", "begun_at"]
 
-
 ENDLESS = 2**53
 """What is said of items without end that others have an end of."""
 

@@ -32,9 +32,7 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Stream"]
 
-
 T = TypeVar("T")
-
 
 TURN_ITEMS = 2 * LIST_ITEMS
 """Items after which other tasks get a turn, however little time they took."""

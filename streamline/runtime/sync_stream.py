@@ -31,7 +31,6 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["SyncStream"]
 
-
 T = TypeVar("T")
 
 

@@ -22,34 +22,26 @@ from streamline.core.gate import resting
 
 __all__ = ["ThreadBridge"]
 
-
 T = TypeVar("T")
-
 
 QUICK_S = 0.001
 """A consumer that deals with a list in less time than this is quick enough for longer ones."""
-
 
 STEADY_S = 0.02
 """So is one that takes this long for a list of a few items, up to `STEADY_ITEMS` of them out at once: in training with
 steps of 5 ms, a batch then costs half of the time in both threads together (0.1 ms of 0.2), since one in four is
 fetched."""
 
-
 STEADY_ITEMS = 8
-
 
 SLOW_ITEM_S = 1e-5
 """A list whose items took longer than this each is worth handing over at once: doing so costs some 50 µs."""
 
-
 TINY_ITEM_S = 1e-6
 """A list whose items took less than this each may wait for others."""
 
-
 PILE_S = 0.002
 """How long it waits at the most."""
-
 
 FIRST_S = 0.25
 """How long to wait at most for a consumer that is handed its first list: once a stream."""

@@ -34,7 +34,6 @@ from streamline.transforms.regenerate_spill import SpillKeeper
 
 __all__ = ["SnapshotCoordinator"]
 
-
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
 """How a snapshot leaves a stream as it found it."""
 

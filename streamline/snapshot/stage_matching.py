@@ -13,7 +13,6 @@ from streamline.transforms.base import Stage, stage_class
 
 __all__ = ["Pair", "paired"]
 
-
 Two = tuple["Entry | None", "Entry | None"]
 
 

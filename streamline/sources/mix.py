@@ -33,7 +33,6 @@ from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
 
 __all__ = ["ComponentMetrics", "Mix", "MixRun", "Stop"]
 
-
 NOTHING: Picks = np.empty(0, np.intp)
 
 

@@ -66,7 +66,6 @@ class _Mark:
 PAUSE: Final = _Mark("PAUSE")
 """Between two items: the source waits until `Script.release` was called."""
 
-
 YIELD: Final = _Mark("YIELD")
 """Between two items: the source lets every other task run once."""
 

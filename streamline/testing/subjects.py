@@ -34,13 +34,10 @@ from streamline.transforms.base import Stage
 
 __all__ = ["LOOPS", "ChainSubject", "PipelineSubject", "Read", "Subject", "opened", "read", "run", "settle"]
 
-
 R = TypeVar("R")
-
 
 LOOPS = ("asyncio", "uvloop", "trio")
 """Event loops that a law may be checked on; all but the first need their package."""
-
 
 TIMEOUT_S = 200.0
 """Seconds after which a law says that nothing comes any more: thousands of times what one takes."""

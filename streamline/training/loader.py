@@ -33,7 +33,6 @@ from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_
 
 __all__ = ["Loader"]
 
-
 T = TypeVar("T")
 
 

@@ -19,9 +19,7 @@ from streamline.snapshot.snapshot import Snapshot
 
 __all__ = ["Inside", "LoaderState", "SealedState"]
 
-
 Inside = Literal["begin", "inside", "unknown"]
-
 
 VERSION = 2
 """2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""

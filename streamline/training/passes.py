@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
 
-
 T = TypeVar("T")
 
 

@@ -46,7 +46,6 @@ __all__ = [
     "check_source",
 ]
 
-
 EXIT_S = 1.0
 """How long a close in plain code waits for a stream that is stuck in user code."""
 

@@ -22,7 +22,6 @@ from streamline.core.threads import waker
 
 __all__ = ["Notifier", "ReplicaShare", "ReplicaShares", "ReplicaStats"]
 
-
 Standing = Literal["unasked", "read", "closed", "lost"]
 
 

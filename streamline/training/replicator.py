@@ -92,7 +92,6 @@ class RemoteReplica(CountedStream[Any]):
 
 T = TypeVar("T")
 
-
 BREATHE_ITEMS = 31
 """A mask: each 32 items, an `async for` looks whether others should have a turn; every item would cost half as much
 again as taking it."""
@@ -237,7 +236,6 @@ class Replica(Generic[T]):
 CAPACITY = 256
 """Items that wait for a replica: 64 cost up to a third of the rate of tiny items, 1,024 gain nothing
 (bench/replicate)."""
-
 
 STALL_TIMEOUT_S = 60.0
 """Longer than a checkpoint takes, and shorter than anybody waits without asking why."""

@@ -19,7 +19,6 @@ from streamline.training.loader import Loader
 
 __all__ = ["AccelerateLoader", "LightningLoader", "LoaderView", "OfAllRanks", "OneAhead"]
 
-
 T = TypeVar("T")
 
 

@@ -109,9 +109,7 @@ def failing_steps(draw: st.DrawFn) -> Step:
 
 AnyPipeline = Pipeline[Any]
 
-
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
-
 
 BACKENDS: list[Backend] = [sl.Inline(), Copying(2), AnyThreads(2)]
 

@@ -33,7 +33,6 @@ SOUND = ("then", "all", "all")
 ANYHOW = (*SOUND, "none", "damaged", "damaged")
 """What a resume may find, where the pass can be drawn again as it was."""
 
-
 LINK = re.compile("([0-9a-f]{16})-([0-9a-f]{16})")
 """The ids of the block before one, and its own, in its file's name."""
 

@@ -28,7 +28,6 @@ from tests.kit import AsyncTest, Counting, Pipe, later, stage
 
 Run = Callable[[AsyncTest], None]
 
-
 SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
     "source": lambda pipe: pipe,
     "map": lambda pipe: pipe.map(abs),

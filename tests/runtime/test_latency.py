@@ -15,7 +15,6 @@ Run = Callable[[AsyncTest], None]
 
 BURST = 37
 
-
 SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
     "source": lambda pipe: pipe,
     "map": lambda pipe: pipe.map(abs),

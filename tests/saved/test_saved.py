@@ -20,7 +20,6 @@ from tests.saved.plans import FREE, PLANS, shown
 
 HERE = Path(__file__).parent
 
-
 FORMATS = range(1, FORMAT_VERSION + 1)
 
 

@@ -23,7 +23,6 @@ __all__ = ["ItemSender"]
 
 T = TypeVar("T")
 
-
 MESSAGE_BYTES = 4 * 2**20
 """Bytes of items in one message; larger lists are split."""
 

@@ -26,7 +26,6 @@ from streamline.io.formats.line_decoding import Splitter
 
 __all__ = ["LineSlice", "LineState", "LineStates", "TextFormat", "TooLong", "next_chunk", "slices"]
 
-
 T = TypeVar("T")
 
 
