@@ -314,7 +314,7 @@ def test_a_stage_class_of_the_users_is_put_into_a_plan() -> None:
     assert pipe.first(3) == [0, 4, 8]
     assert "  doubled()\n  doubled(again)\n" in str(pipe)
     assert "again_2" in pipe.through(Doubled(name="again")).plan.names
-    refused(lambda: pipe.through(Doubled(name="third"), name="again"), "two parts called 'again'")
+    refused(lambda: pipe.through(Doubled(name="third"), name="again"), "a stage called 'again' already")
     refused(lambda: pipe.through(Doubled(name="third"), factor=3), "takes no factor=: a stage has its options")
     refused(lambda: items().through(Doubled(name="early")).shard(2), "`.doubled` before `.shard(2)` would run 2 times")
 
