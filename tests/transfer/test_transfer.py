@@ -345,7 +345,7 @@ def test_it_must_be_the_last_stage_after_a_merge() -> None:
         numbers().transfer("host").map(str)
     with pytest.raises(PlanError, match=r"one \.merge"):
         numbers().transfer("host").merge()
-    with pytest.raises(PlanError, match="behind"):
+    with pytest.raises(PlanError, match=r"it can't stand after another \.shard or a \.merge"):
         sl.from_items(range(3)).transfer("host").shard(2)
 
 
