@@ -90,6 +90,16 @@ def test_a_sender_waits_for_room_and_goes_on_when_it_is_freed(run: Run, channel:
     run(test)
 
 
+async def test_a_list_that_is_taken_in_parts_gives_back_the_bytes_of_each() -> None:
+    channel: Channel[bytes] = Channel(BEGIN, 100, 10**6)
+    await send(channel, bytes(1000), bytes(10), bytes(1))
+    for size in (1000, 10, 1):
+        assert await items_of(channel.inbox, 1) == [bytes(size)]
+    channel.inbox.release()
+    assert (channel.held, channel.held_bytes) == (0, 0)
+    channel.abandon()
+
+
 def test_an_item_larger_than_the_byte_budget_passes_alone(run: Run) -> None:
     async def test() -> None:
         channel: Channel[bytes] = Channel(BEGIN, 100, 1000)

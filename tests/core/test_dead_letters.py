@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import streamline as sl
@@ -83,6 +83,7 @@ def test_a_line_says_what_where_when_and_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PIPES)
 @examples(5)
 @given(stops=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=4))
+@example(stops=[(3, 3), (4, 2)])
 def test_a_crash_and_a_resume_leave_no_line_twice_and_none_out(
     name: str, stops: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

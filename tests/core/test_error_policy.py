@@ -7,12 +7,15 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
+from traceback import TracebackException
 from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.error_policy import Errors, Policy
+from streamline.core.state import At, Skipped
 from streamline.errors import ClosedError, PlanError, PlanTypeError, StageError, TooManyErrors
 from streamline.snapshot.inspection import report
 from tests.kit import in_thread
@@ -37,6 +40,19 @@ def raising(error: BaseException) -> Callable[[int], int]:
         return item
 
     return fn
+
+
+def test_what_a_stage_skips_again_in_a_later_pass_is_counted_once() -> None:
+    def failure(message: str) -> sl.Failure:
+        error = ValueError(message)
+        trace = TracebackException.from_exception(error)
+        return sl.Failure(stage="check", kind="map", shard=0, position="", item=1, error=error, trace=trace)
+
+    errors = Errors(Policy(on_error="skip", max_errors=None))
+    for message in ("read ahead, and never consumed", "of the next pass"):
+        errors.happened((0, "check"), failure(message), (0,), 1)
+    errors.count(Skipped("check", 0, 1, At("items", 2)))
+    assert [str(one.error) for one in errors.report().last] == ["of the next pass"]
 
 
 # What is skipped ------------------------------------------------------------------------------------------------------

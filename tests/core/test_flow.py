@@ -36,6 +36,11 @@ async def test_a_flow_that_is_closed_keeps_no_item_that_was_not_asked_for() -> N
     assert flow.state.json() == {"items": 1}
 
 
+async def test_progress_after_a_list_comes_with_its_last_part_only() -> None:
+    chunk = Chunk([1, 2, 3], [At("items", number) for number in (1, 2, 3)], At("items", 9))
+    assert [chunk.part(start, 1).end.json() for start in range(3)] == [{"items": number} for number in (1, 2, 9)]
+
+
 async def test_a_mark_resumes_where_it_was_taken_however_far_the_flow_has_gone() -> None:
     async with anyio.create_task_group() as group:
         flow = sl.from_items(range(10)).source.open(Site(Tasks(group)), Part(mode="interleaved"))

@@ -237,6 +237,30 @@ def test_a_pause_waits_for_active_participants_and_not_for_waiting_ones(
     run(test)
 
 
+def test_a_participant_that_waits_for_two_at_once_rests_once(run: Callable[[AsyncTest], None]) -> None:
+    async def test() -> None:
+        gate, done = Gate(), anyio.Event()
+
+        async def waits() -> None:
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(resting, anyio.sleep_forever())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(gate.participate, "waits", waits)
+            group.start_soon(gate.participate, "works", done.wait)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(gate.pause)
+            await anyio.wait_all_tasks_blocked()
+            assert (gate.phase, gate.at_work) == (Phase.QUIESCING, ("works",))
+            done.set()
+            await anyio.wait_all_tasks_blocked()
+            assert (gate.phase, gate.at_work) == (Phase.PAUSED, ())
+            group.cancel_scope.cancel()
+
+    run(test)
+
+
 def test_pause_and_resume_callbacks_run_once_each_however_a_pause_ends(run: Callable[[AsyncTest], None]) -> None:
     async def test() -> None:
         gate, told = Gate(), list[str]()

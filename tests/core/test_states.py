@@ -212,6 +212,20 @@ def test_joined_columns_stand_end_to_end(lengths: list[int]) -> None:
     assert [joined[index].json() for index in range(start)] == expected
 
 
+def test_a_trimmed_column_has_the_same_states_and_its_own_numbers() -> None:
+    joined = Joined()
+    for start, length in ((0, 3), (3, 2), (5, 4)):
+        joined.add(start, column(length, f"column {start}"))
+    shifted = Joined()
+    shifted.add(0, Shifted(column(9), 2))
+    for states, length in ((Picked(column(9), [1, 2, 5, 8]), 4), (joined, 9), (shifted, 7), (CountedStates("s", 3), 6)):
+        for first in range(length):
+            for count in range(1, length - first + 1):
+                found = trimmed(states, first, count)
+                expected = [states[first + index].json() for index in range(count)]
+                assert [found[index].json() for index in range(count)] == expected
+
+
 def test_no_states_of_any_column_are_nothing_to_send() -> None:
     for column in (Picked((At("s", 1),), ()), Picked((At("s", 1),), range(1)), Joined(), CountedStates("s", 1)):
         assert trimmed(column, 0, 0) == ()

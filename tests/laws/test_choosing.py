@@ -20,8 +20,8 @@ from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
 from streamline.testing.laws import atoms
-from streamline.testing.scripted import YIELD, Script, scripted
-from streamline.testing.subjects import LOOPS, PipelineSubject, read, run
+from streamline.testing.scripted import PAUSE, YIELD, Script, scripted
+from streamline.testing.subjects import LOOPS, ChainSubject, PipelineSubject, read, run
 from tests.laws.profile import SEEDS, seeded
 from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
@@ -58,6 +58,26 @@ def test_many_choices_in_a_row_while_segments_turn(seed: int, monkeypatch: pytes
 @pytest.mark.parametrize("concurrency", [1, 2, 5, 40])
 def test_an_unordered_map_of_an_unordered_map_with_any_concurrency(concurrency: int) -> None:
     check_resume(unordered(unordered(sl.from_items(range(19)), 3), concurrency))
+
+
+def test_what_was_done_before_a_resume_counts_as_passed_once_it_has_arrived() -> None:
+    async def same(item: int) -> int:
+        return item
+
+    pipe = scripted([0, PAUSE, 1, 2, 3, 4]).map(same, concurrency=2, ordered=False)
+    script = pipe.source
+    assert isinstance(script, Script)
+    subject = ChainSubject(script, pipe.stages)
+
+    async def work(tasks: Tasks) -> None:
+        flow = subject.open(tasks, '{"script": 0, "same": {"done": [[1, 3]], "replay": []}}')
+        assert await anext(flow) == 0
+        text = subject.write(flow.state)
+        script.release()
+        assert [item async for item in flow] == [3, 4]
+        assert [item async for item in subject.open(tasks, text)] == [3, 4]
+
+    run(work)
 
 
 def test_each_worker_keeps_its_order_behind_a_best_effort_merge() -> None:

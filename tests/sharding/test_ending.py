@@ -145,6 +145,13 @@ def of_rank_resumed(pipe: sl.Pipeline[Any], rank: int, snapshot: sl.Snapshot) ->
         return list(stream)
 
 
+def test_ranks_that_were_saved_at_different_steps_end_together() -> None:
+    pipe = sl.from_items(range(21)).shard(2)
+    parts = [together(pipe, 2, sl.Ends("drop"), most)[rank][2] for rank, most in enumerate((1, 3))]
+    rests = together(pipe, 2, sl.Ends("drop"), None, sl.Snapshot.of_job(parts))
+    assert [len(items) for items, *_ in rests] == [7, 7]
+
+
 def test_each_rank_alone_knows_the_end_from_its_own_snapshot() -> None:
     """As loaders' states are: nobody has the others'."""
     pipe = TEN.merge().shuffle(window=3)

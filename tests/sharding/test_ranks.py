@@ -91,6 +91,10 @@ def test_what_is_known_best_is_taken(world: World) -> None:
     assert find_rank(rank=0, world_size=6) == Rank(0, 6, "given")
 
 
+def test_shards_are_dealt_to_ranks_in_turn() -> None:
+    assert [list(Rank(rank, 3, "given").shards(8)) for rank in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
 def test_what_is_not_initialized_says_nothing(world: World) -> None:
     world.torch(1, 7, initialized=False)
     world.jax(2, 8, initialized=False)

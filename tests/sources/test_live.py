@@ -117,6 +117,19 @@ async def test_interrupted_at_every_point_a_strict_merge_goes_on_in_the_order_of
             assert head + await rest(pipe, snapshot) == whole
 
 
+async def test_after_the_end_of_a_worker_the_others_are_fed_in_turn() -> None:
+    @sl.stage(stateless=True)
+    async def up_to_three(items: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for item in items:
+            yield item
+            if item == 3:
+                return
+
+    found = await rest(sl.from_stream(Tape(60), max_ahead=2).shard(3).through(up_to_three).merge(), None)
+    assert found[:5] == [0, 1, 2, 3, 4]
+    assert found == sorted(found)
+
+
 def test_a_plain_loop_is_resumed_from_the_snapshot_after_it() -> None:
     tape = Tape(100)
     pipe = sl.from_stream(tape).shard(3).filter(lambda x: x % 2).merge().batch(3, collate=None)

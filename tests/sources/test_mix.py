@@ -122,8 +122,8 @@ def test_a_component_of_weight_0_is_not_read() -> None:
 
 
 def test_a_schedule_counts_the_items_of_all_workers() -> None:
-    weights = [(0, {"a": 1, "b": 0}), (40, {"a": 0, "b": 1}), (60, {"a": 1, "b": 0})]
-    expected = "a" * 40 + "b" * 20 + "a" * 20
+    weights = [(0, {"a": 1, "b": 0}), (41, {"a": 0, "b": 1}), (63, {"a": 1, "b": 0})]
+    expected = "a" * 41 + "b" * 22 + "a" * 17
     for shards in (1, 2, 4):
         assert "".join(map(where, mixture({"a": 200, "b": 200}, weights=weights).shard(shards).first(80))) == expected
     short = mixture({"a": 5, "b": 7}, weights=[(0, {"a": 1, "b": 0}), (40, {"a": 0, "b": 1})])

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core.tasks import Tasks
 from streamline.errors import DataError, PlanError, PlanTypeError, TooManyErrors
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition
 from streamline.testing.steps import DICE, steps
+from streamline.testing.subjects import ChainSubject, run
 from tests.laws.profile import examples
 
 
@@ -109,6 +111,25 @@ def test_what_a_part_drops_is_not_read_again_by_a_resume() -> None:
     asked.clear()
     assert list(only.open(resume=snapshot).sync_stream()) == []
     assert asked == []
+
+
+def test_while_a_part_drops_items_the_others_stay_after_their_last_tuple() -> None:
+    pipe = sl.zip(numbers(10), numbers(10).filter(lambda n: not 3 <= n < 7))
+    subject = ChainSubject(pipe.source, pipe.stages)
+
+    async def work(tasks: Tasks) -> None:
+        flow = subject.open(tasks, None)
+        found: list[Any] = []
+        places: list[tuple[int, str]] = []
+        while (chunk := await flow.pull(5)) is not None:
+            found += chunk.items
+            places.append((len(found), subject.write(flow.state)))
+        assert found == [(0, 0), (1, 1), (2, 2), (3, 7), (4, 8), (5, 9)]
+        assert [count for count, _ in places].count(3) == 2  # after the tuple, and after what was dropped
+        for count, text in places:
+            assert [item async for item in subject.open(tasks, text)] == found[count:]
+
+    run(work)
 
 
 def test_an_endless_part_waits_for_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import ResumeError, SnapshotError
+from streamline.training.loader_state import LoaderState
 
 PIPE = sl.from_items(range(24)).shuffle(seed=2).shard(6).merge().batch(2, collate=None)
 
@@ -128,6 +130,13 @@ def test_a_shards_end_is_found_out_by_the_rank_that_has_it_now() -> None:
             if not rank:
                 found += list(loader)
     assert sorted(found) == list(range(9))
+
+
+def test_where_one_rank_does_not_know_whether_more_follows_the_job_does_not() -> None:
+    _, (one, other) = states(2, 1)
+    unsure = replace(LoaderState.from_dict(other), at="unknown").to_dict()
+    joined, _ = LoaderState.read([one, unsure])
+    assert (one["at"], joined.at) == ("inside", "unknown")
 
 
 def test_states_of_several_steps_or_of_some_ranks_only_are_refused() -> None:

@@ -452,6 +452,16 @@ def test_it_may_change_between_two_runs() -> None:
     assert run(rest) == [0, 4, 3, 2]
 
 
+def test_a_short_last_batch_is_as_short_when_it_is_made_again() -> None:
+    pipe = sl.from_items(range(10)).batch(3, collate=None).shuffle(window=4, seed=1)
+    with pipe.open() as stream:
+        found = [next(stream)]
+        snapshot = stream.snapshot()
+    with pipe.open(resume=snapshot) as stream:
+        found += stream
+    assert sorted(found) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
 def test_only_with_a_wait_does_it_choose() -> None:
     numbers = sl.from_items(range(3))
     plain, waits = numbers.batch(2, collate=None).stages[0], numbers.batch(2, collate=None, max_wait_s=1).stages[0]

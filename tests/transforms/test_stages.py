@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import count
 from time import sleep
 from typing import Any, NamedTuple
@@ -152,6 +152,12 @@ def test_repeat_goes_through_everything_before_it(times: int) -> None:
 def test_an_endless_repeat_of_nothing_ends() -> None:
     assert list(numbers(0).repeat()) == []
     assert list(numbers(5).filter(lambda x: False, name="none").repeat()) == []
+
+
+def test_an_endless_repeat_ends_with_a_later_pass_of_nothing_too() -> None:
+    passes: Iterator[list[int]] = iter([[1, 2], [3], [], [4]])
+    assert list(sl.from_iterable(lambda: next(passes)).repeat()) == [1, 2, 3]
+    assert next(passes) == [4]
 
 
 def test_an_endless_repeat_of_something_does_not() -> None:

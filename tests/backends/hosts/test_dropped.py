@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,13 +14,43 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.backends.hosts.item_sender import ItemSender
 from streamline.backends.hosts.live_forwarding import TRIM_ITEMS, LiveForwarding
 from streamline.backends.ipc.link import PipeLink
 from streamline.backends.ipc.messages import ProgressMessage
+from streamline.core.flow import Chunk
+from streamline.core.state import At
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 from tests.backends.hosts.disturbing import connections_of
 from tests.kit import Counting, Pipe, later
 from tests.sources.live_kit import Tape
+
+
+class SentMessages:
+    """A link and its encoder: messages are kept, with their last state as it is."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.states.append(message.states)
+
+    def pack(self, items: Sequence[int]) -> Any:
+        return SimpleNamespace(count=len(items), nbytes=0)
+
+    def dump(self, chunk: Chunk[int]) -> Any:
+        return chunk.end.json()["items"]
+
+
+async def test_progress_that_waited_is_dropped_where_later_items_overtake_it() -> None:
+    link: Any = SentMessages()
+    sender = ItemSender[int](link, link, 0, 100, 10**6)
+    for number in (1, 2):
+        await sender.send(Chunk((), (), At("items", number)))
+    await sender.send(Chunk([7], [At("items", 3)]))
+    sender.credit(0, 0)
+    assert link.states == [1, 3]
+
 
 LENGTH = 22_000
 HELD = 20_000

@@ -569,6 +569,14 @@ def test_a_row_that_python_can_not_hold_is_left_out_alone(tmp_path: Path) -> Non
         assert stream.errors.total == 1
 
 
+def test_a_row_that_is_left_out_after_a_filter_has_its_number_in_the_file(tmp_path: Path) -> None:
+    texts = pa.array([b"a", b"b", b"c", b"\xff", b"e"]).view(pa.string())
+    pq.write_table(pa.table({"id": range(5), "text": texts}), tmp_path / "a.parquet")
+    pipe = sl.read_parquet(tmp_path / "a.parquet", filter=pc.field("id") >= 2)
+    with pytest.raises(DataError, match="row group 0 row 3: can't be decoded"):
+        rows_of(pipe)
+
+
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 4000, 0, 1000)
     with sl.read_parquet(path).open() as stream:
