@@ -120,11 +120,18 @@ class Stateful:
         self.at = state["at"]
 
 
+class Endless(Stateful):
+    def __iter__(self) -> Iterator[int]:
+        return iter(itertools.count(self.at))
+
+
 def test_a_stateful_object_in_use_is_refused_with_a_way_out_in_every_thread() -> None:
     shared = Stateful()
     pipe = sl.from_iterable(lambda: shared)
     assert list(pipe) == list(pipe) == list(range(LENGTH))
-    with pytest.raises(PlanError, match=r"same Stateful again.*from_iterable\(lambda: load_dataset\(") as failed:
+    endless = Endless()  # else one worker may be done before the other begins
+    pipe = sl.from_iterable(lambda: endless)
+    with pytest.raises(PlanError, match=r"same Endless again.*from_iterable\(lambda: load_dataset\(") as failed:
         list(pipe.shard(2).batch(2).merge())
     assert "deepcopy" not in str(failed.value)
 
