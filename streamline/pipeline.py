@@ -494,8 +494,8 @@ class Pipeline(Openable[T]):
         """Make one stream of the workers', on which the stages after it act.
 
         Args:
-          kind: "strict": in turn, always the same order. "best_effort": whoever has an item, within bounds; the order
-            depends on timing, resuming is exact all the same.
+          kind: "strict": in turn, always the same order. "best_effort": any worker that has an item, within bounds; the
+            order depends on timing, resuming is exact all the same.
           max_skips_per_round: best-effort: workers without an item that are passed over before waiting; 0 is strict
             order; 2 by default.
           max_lead: best-effort: items that a worker may be ahead of the slowest one; 8 by default.

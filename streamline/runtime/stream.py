@@ -131,7 +131,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
 
-        Of a stream that nobody has entered with `async with`, or asked for an item, `await` begins it first.
+        If the stream was neither entered with `async with` nor asked for an item, `await` begins it first.
 
         Args:
           items_ago: 1: what resumes with that item, for code that fetches one ahead of using it.

@@ -188,7 +188,7 @@ class _Next(Generic[T]):
         return self._run
 
     def drop(self) -> None:
-        """Close it; what takes longer to open closes by itself then, as at the interpreter's exit nobody may wait."""
+        """Close it; what takes longer to open closes by itself then, since the interpreter's exit must not wait."""
         self._dropped = True
         if self._thread is not None:
             self._thread.join(EXIT_S)

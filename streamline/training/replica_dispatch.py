@@ -159,8 +159,8 @@ class Dispatcher:
         unread = self.shares.given(share) - share.taken
         if self.end is None or (unread and isinstance(self.end, ReplicasEnd)):
             error = ReplicaStalled(
-                f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and nobody "
-                "can have its share any more: where its share is to be dropped, close it (`async with`, `with`, "
+                f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and its "
+                "share can't be read any more: where its share is to be dropped, close it (`async with`, `with`, "
                 "aclose, close)",
                 replica=share.replica,
             )
@@ -301,7 +301,7 @@ class Dispatcher:
 
     def _stalled(self, share: ReplicaShare) -> ReplicaStalled:
         starving = ", ".join(map(str, self.shares.starving))
-        never = " (nobody has asked for it)" if share.standing == "unasked" else ""
+        never = " (no reader has asked for it)" if share.standing == "unasked" else ""
         return ReplicaStalled(
             f"{self._named(share)} has not been read for {self._stall_timeout:g} s{never}: {len(share.items):,} items "
             f"wait for it, and meanwhile these replicas starve: {starving}. Read it; or close it, then its share is "
@@ -320,7 +320,7 @@ class Dispatcher:
             share.notifier.ring(soon)
 
 
-class Passed(Exception):  # noqa: N818 - whoever asks looks again
+class Passed(Exception):  # noqa: N818 - the caller looks again
     """What was asked for is out of reach: readers have gone on."""
 
 

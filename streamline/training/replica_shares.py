@@ -43,13 +43,13 @@ class _Waiter:
 
 
 class Notifier:
-    """Wakes the one who waits at it, a task or a thread. Whoever rings does so after the change that is waited for.
+    """Wakes the task or the thread that waits at it.
 
-    Nothing is locked: who waits looks again once he can be seen to wait, and who rings looks after the change. What
-    was rung is said of one wait, so that a ring which comes late can't take the next one's.
+    Nothing is locked: the waiter checks again after it has registered, and the notifier changes the state first. A
+    notification belongs to one wait, so a late one can't end the next.
 
     Attributes:
-      waiter: who waits; None: nothing waits.
+      waiter: None: nothing waits.
     """
 
     __slots__ = ("waiter",)
@@ -59,7 +59,7 @@ class Notifier:
 
     @property
     def taken(self) -> bool:
-        """Whether somebody else waits: not this thread, in a wait that Ctrl-C has cut off."""
+        """Whether another waits: not this thread, in a wait that Ctrl-C has cut off."""
         waiter = self.waiter
         return waiter is not None and (waiter.wake is not None or waiter.thread != get_ident())
 
@@ -247,7 +247,7 @@ class ReplicaShares:
         return [share.taken for share in self.all]
 
     def oldest(self, taken: Sequence[int]) -> int:
-        """Return how many items of the stream, from its beginning, nobody needs any more who has taken so many."""
+        """Return how many items of the stream, from its beginning, no reader that has taken so many needs any more."""
         count, at = len(self.all), self.at
         needed = (taken[share.replica] * count + share.replica for share in self.all if share.standing != "closed")
         return min([at, *needed])

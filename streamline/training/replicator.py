@@ -300,7 +300,7 @@ class Replicator(Generic[T]):
         """Return replica `number`, 0-based, for its only reader, in any thread or event loop.
 
         Raises:
-          PlanError: there is no such replica, or somebody has it already.
+          PlanError: there is no such replica, or it has a reader already.
           ResumeError: it was closed in the run that is gone on with.
         """
         return Replica(self._dispatcher, self._claimed(number))
@@ -442,7 +442,7 @@ class Replicator(Generic[T]):
 
 
 def _orphaned(dispatcher: Dispatcher) -> None:
-    """The replicator is gone: what nobody has asked for, nobody can ask for any more."""
+    """The replicator is gone: replicas without a reader can't get one any more."""
     if not any(share.standing == "read" for share in dispatcher.shares.all):
         dispatcher.stop()
     for share in dispatcher.shares.all:

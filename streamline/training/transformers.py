@@ -98,7 +98,7 @@ def _file(args: Any, state: Any) -> Path:
 def _counted_off(args: Any, state: Any, batches: _TrainerBatches) -> int:
     """Return how many batches the Trainer is going to pass over: those of its present epoch.
 
-    Where nobody knows how many an epoch has, all of its steps are one.
+    Where it isn't known how many an epoch has, all of its steps are one.
     """
     accumulated: int = args.gradient_accumulation_steps
     try:

@@ -285,14 +285,9 @@ def test_a_debug_stream_whose_snapshot_is_gone_on_with() -> None:
     assert strikes.count > 20
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Ctrl-C came between its making and its run
-def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its event loop is in this thread, so the strikes are in tasks, in what ends them, and in a close."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finalizer, Python itself drops the interrupt
-    pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
-    whole = list(pipe)
-    strikes = Strikes(*MACHINERY, times=1)
-    got, before = list[int](), -1
+def strike_debug(pipe: sl.Pipeline[Any], whole: list[Any], strikes: Strikes) -> Iterator[None]:
+    """Open debug streams one after the other, each where the one that was struck stood; yield after each."""
+    got, before = list[Any](), -1
     snapshot: sl.Snapshot | None = None
     while before != strikes.count:
         before = strikes.count
@@ -303,7 +298,19 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
         snapshot = stream.snapshot()
         stream.close()
         assert got == whole[: len(got)]
+        yield
     assert got == whole
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Ctrl-C came between its making and its run
+def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop is in this thread, so the strikes are in tasks, in what ends them, and in a close."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finalizer, Python itself drops the interrupt
+    pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
+    whole = list(pipe)
+    strikes = Strikes(*MACHINERY, times=1)
+    for _ in strike_debug(pipe, whole, strikes):
+        pass
     assert strikes.struck >= set(MACHINERY)
 
 
@@ -317,19 +324,8 @@ async def test_a_debug_stream_within_a_running_loop_leaves_it_as_it_was_and_lose
         whole = list(opened)
     strikes = Strikes("_leave", "_enter", "_steps", "_look", "_take_picked", "_pick", "call_all", times=1)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    got, before = list[Any](), -1
-    snapshot: sl.Snapshot | None = None
-    while before != strikes.count:
-        before = strikes.count
-        stream = pipe.debug(resume=snapshot)
-        with strikes.armed(), stream, strikes.armed():
-            for batch in stream:
-                got.append(batch)
-        snapshot = stream.snapshot()
-        stream.close()
+    for _ in strike_debug(pipe, whole, strikes):
         assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
-        assert got == whole[: len(got)]
-    assert got == whole
     assert strikes.struck >= {"_leave", "_enter", "_steps", "_look", "call_all"}
     await asyncio.sleep(0)
 

@@ -247,7 +247,7 @@ async def test_a_pause_of_all_is_no_stall() -> None:
 async def test_one_that_was_never_asked_for_is_named() -> None:
     async with sl.StreamReplicator(range(100), 2, capacity=2, stall_timeout=0.02) as replicator:
         replica = replicator.replica(0)
-        with pytest.raises(ReplicaStalled, match="nobody has asked for it"):
+        with pytest.raises(ReplicaStalled, match="no reader has asked for it"):
             await read(replica, [])
 
 
