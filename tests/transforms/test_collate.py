@@ -428,7 +428,12 @@ def test_a_batch_of_large_rows_begins_where_its_copies_are_fast(offset: int, mon
     sizes = set()
     for apart in range(0, 4096, 16):
         memory = room[(row.ctypes.data - room.ctypes.data) % 4096 + apart :]
-        monkeypatch.setattr(np, "empty", lambda size, _, memory=memory: sizes.add(size) or memory[:size])
+
+        def empty(size: int, _: object, memory: Any = memory) -> Any:
+            sizes.add(size)
+            return memory[:size]
+
+        monkeypatch.setattr(np, "empty", empty)
         address = empty_batch(3, row, row.dtype).ctypes.data
         assert (address - row.ctypes.data) % 4096 >= 128
         assert address % 64 == 0
