@@ -145,12 +145,13 @@ def _stack_arrays(rows: list[Array]) -> Array:
     first = rows[0]
     dtype = np.result_type(first, first)  # in the machine's own order of bytes
     plain = not dtype.hasobject and dtype.names is first.dtype.metadata is None and first.ndim and first.nbytes
-    if not plain or not first.flags.c_contiguous or len({(row.shape, row.strides) for row in rows}) > 1:
+    plain = plain and first.flags.c_contiguous and len({row.strides for row in rows}) == 1
+    if not plain or len(set(map(len, rows))) > 1:
         return np.stack(rows)
     batch = empty_batch(len(rows), first, dtype)
     try:
         np.concatenate(rows, out=batch.reshape(-1, *first.shape[1:]), casting="equiv")
-    except TypeError:  # of several dtypes
+    except (TypeError, ValueError):  # of several dtypes, or shapes
         return np.stack(rows)
     return batch
 

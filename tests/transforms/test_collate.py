@@ -172,6 +172,10 @@ def test_ragged_arrays_are_refused_with_their_shapes() -> None:
         stack([np.zeros(3), 1])
     with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
         stack([1, np.zeros(3)])
+    with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
+        stack([np.zeros(3), np.zeros(())])
+    with pytest.raises(DataError, match=r"got \(1,\), \(2,\), \(3,\)"):
+        stack([np.zeros(2), np.zeros(1), np.zeros(3)])  # as many numbers as three of the first
 
 
 @pytest.mark.parametrize(
