@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import (
     async_map,
     batch_arrays,
+    copies,
     cycle_memory,
     harness,
     host_memory,
@@ -42,6 +43,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "tiny_items": tiny_items.SUITES,
     "async_map": async_map.SUITES,
     "batch_arrays": batch_arrays.SUITES,
+    "copies": copies.SUITES,
     "snapshot_cost": snapshot_cost.SUITES,
     "resume": resume.SUITES,
     "metering": metering.SUITES,

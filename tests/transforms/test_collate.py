@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
-from streamline.transforms.collate import as_list, stack, unstack
+from streamline.transforms.collate import as_list, empty_batch, stack, unstack
 
 
 class Pair(NamedTuple):
@@ -172,6 +172,10 @@ def test_ragged_arrays_are_refused_with_their_shapes() -> None:
         stack([np.zeros(3), 1])
     with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
         stack([1, np.zeros(3)])
+    with pytest.raises(DataError, match=r"got \(\), \(3,\)"):
+        stack([np.zeros(3), np.zeros(())])
+    with pytest.raises(DataError, match=r"got \(1,\), \(2,\), \(3,\)"):
+        stack([np.zeros(2), np.zeros(1), np.zeros(3)])  # as many numbers as three of the first
 
 
 @pytest.mark.parametrize(
@@ -381,3 +385,65 @@ def test_collate_torch_without_torch_names_the_extra(monkeypatch: pytest.MonkeyP
         PlanError, match=r"'torch' needs torch, which is not installed: pip install 'streamline\[torch\]'"
     ):
         sl.from_items(ITEMS).batch(3, collate="torch")
+
+
+# As np.stack
+
+
+STRUCTURE = np.dtype([("a", "i1"), ("b", ">f8")])  # no padding: that is left as it is
+DTYPES: list[Any] = ["bool", "f4", "c16", "U3", "M8[s]", ">i4", "O", "V7", STRUCTURE, np.dtype("i4", metadata={"x": 1})]
+SHAPES = [(), (1,), (0,), (2, 0), (5, 1), (4, 1, 3), (1, 1, 900), (64, 3, 33)]
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "C": np.array,
+    "F": lambda array: np.array(array, order="F"),
+    "reversed": lambda array: array[::-1] if array.ndim else array,
+    "strided": lambda array: np.repeat(array, 2, 0)[::2] if array.ndim else array,
+    "masked": lambda array: np.ma.masked_array(array, mask=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_arrays_are_stacked_as_by_numpy_bit_for_bit(dtype: Any) -> None:
+    for shape in SHAPES:
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("i4")
+        array = np.zeros(shape, dtype) if np.dtype(dtype).kind == "V" else array.astype(dtype)
+        for ways in (["C"], ["C", "C"], ["F", "F"], ["C", "F"], ["reversed", "C"], ["strided"], ["masked", "masked"]):
+            rows = [LAYOUTS[way](array) for way in ways]
+            ours, theirs = stack(rows), np.stack(rows)
+            assert type(ours) is type(theirs)
+            assert (ours.dtype, ours.dtype.metadata) == (theirs.dtype, theirs.dtype.metadata)
+            assert (ours.shape, ours.strides, ours.flags.aligned) == (theirs.shape, theirs.strides, True)
+            assert ours.dtype.hasobject or ours.tobytes() == theirs.tobytes()
+            assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("dtypes", [("i4", "f4"), ("f8", "f4"), (">i4", "i4"), ("U3", "U5"), ("M8[s]", "M8[ms]"), "iO"])
+def test_arrays_of_several_dtypes_are_stacked_as_by_numpy(dtypes: tuple[str, str]) -> None:
+    rows = [np.zeros(700, "i4").astype(dtype) for dtype in dtypes]
+    ours, theirs = stack(rows), np.stack(rows)
+    assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
+
+
+@pytest.mark.parametrize("offset", [1, 16, 31, 128, 2048, 4095])
+def test_a_batch_of_large_rows_begins_where_its_copies_are_fast(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a few bytes after its first row, modulo a page; at a cache line, in hardly more memory."""
+    block, room = np.zeros(1 << 15, np.uint8), np.empty(1 << 15, np.uint8)
+    row = block[offset : offset + 4096]
+    sizes = set()
+    for apart in range(0, 4096, 16):
+        memory = room[(row.ctypes.data - room.ctypes.data) % 4096 + apart :]
+
+        def empty(size: int, _: object, memory: Any = memory) -> Any:
+            sizes.add(size)
+            return memory[:size]
+
+        monkeypatch.setattr(np, "empty", empty)
+        address = empty_batch(3, row, row.dtype).ctypes.data
+        assert (address - row.ctypes.data) % 4096 >= 128
+        assert address % 64 == 0
+    assert max(sizes) <= 3 * 4096 + 256
+
+
+def test_a_batch_of_small_rows_is_an_array_as_by_numpy() -> None:
+    batch = stack([np.zeros(100, "u1")] * 64)
+    assert batch.flags.owndata

@@ -28,17 +28,24 @@ NewEcho = Callable[..., Any]
 def test_a_child_is_what_it_ought_to_be(new_echo: NewEcho, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     echo = new_echo(2, env={"MKL_NUM_THREADS": "3"})
 
     def look() -> Any:
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        names = (
+            "CUDA_VISIBLE_DEVICES",
+            "OMP_NUM_THREADS",
+            "MKL_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "MALLOC_TRIM_THRESHOLD_",
+        )
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         return os.getpid(), Path.cwd(), sys.path, [os.environ[name] for name in names], ignored, set(masked)
 
     pid, directory, path, seen, ignored, masked = echo.call(look)
     assert (pid, directory, path) == (echo.host.pid, Path.cwd(), sys.path)
-    assert seen == ["", "1", "3", "1"]
+    assert seen == ["", "1", "3", "1", str(256 << 20)], "without the last one, freed memory is faulted in again"
     assert ignored
     assert not masked
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
