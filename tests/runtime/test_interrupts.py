@@ -229,6 +229,36 @@ def test_replicas() -> None:
     assert strikes.struck >= {"__next__", "begin", "_ended"}
 
 
+@pytest.mark.parametrize("opcodes", [False, True])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, opcodes: bool) -> None:
+    """Its iterator isn't streamline's code. Not struck is where a `with` releases a lock of all threads: only a trace
+    function can raise there.
+    """
+
+    def dataset() -> sl.StreamDataset[int]:
+        return sl.StreamDataset(lambda: iter(range(40)), worker, 2)
+
+    functions = ["_fetch_part", "part", "_next", "_draw", "_mine", "_go_on", "_check", "_made", "_end", "_close"]
+    strikes, got, shared = Strikes(*functions, opcodes=opcodes), list[int](), dataset()
+
+    def check() -> None:
+        other = dataset()
+        other.load_state_dict(shared.state_dict())
+        assert got + list(other) == list(range(worker, 40, 2))
+
+    before = -1
+    while before != strikes.count:
+        before = strikes.count
+        struck_until_its_end(strikes, iter(shared), got, by_for, check)  # the iteration and the next one are struck
+        with strikes.armed():
+            by_for(iter(shared), got)
+        check()
+    assert got == list(range(worker, 40, 2))
+    if not opcodes or sys.version_info[:2] != (3, 12):
+        assert strikes.struck == {*functions}
+
+
 def test_a_replica_that_makes_room_for_others() -> None:
     strikes, got = Strikes(times=3), list[int]()
     with sl.StreamReplicator(sl.from_items(range(60)), 1, capacity=2) as replicator:
