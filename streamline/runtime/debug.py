@@ -321,13 +321,13 @@ class _OuterLoop:
     def run(self, work: Callable[[], R]) -> R:
         """Call `work`, which runs another loop. Ctrl-C leaves this one as it was, too, wherever it strikes."""
         try:
-            self._leave()
-            return work()
-        finally:
             try:
-                self._enter()
+                self._leave()
+                return work()
             finally:
-                self._enter()  # Ctrl-C may have cut the first one off
+                self._enter()
+        finally:
+            self._enter()  # Ctrl-C may have cut the first one off
 
     def _leave(self) -> None:
         if self._loop is not None and self._task is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -342,6 +343,26 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
     for _ in strike_debug(pipe, whole, strikes):
         pass
     assert strikes.struck >= set(MACHINERY)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("library", ["asyncio", "uvloop", "trio"])
+def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
+    strikes = Strikes("run", "_leave", "_enter", "begin", "close", "_run", "_fetch", "_fetch_part", "part", times=1)
+
+    async def outer() -> None:
+        task, token = anyio.get_current_task(), anyio.lowlevel.current_token()
+        for _ in strike_debug(pipe, list(pipe.debug()), strikes):
+            assert (anyio.get_current_task(), anyio.lowlevel.current_token()) == (task, token)
+        await anyio.lowlevel.checkpoint()
+
+    options = {} if library == "trio" else {"use_uvloop": library == "uvloop"}
+    anyio.run(outer, backend="trio" if library == "trio" else "asyncio", backend_options=options)
+    assert strikes.struck >= {"run", "_leave", "_enter", "close"}
 
 
 async def test_a_debug_stream_within_a_running_loop_leaves_it_as_it_was_and_loses_nothing(tmp_path: Path) -> None:
