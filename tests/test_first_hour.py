@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import warnings
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -46,9 +48,33 @@ def run(work: Callable[[], Any]) -> Any:
         return work()
 
 
-async def as_list() -> list[int]:
+def with_rng(item: int, rng: np.random.Generator) -> Iterator[int]:
+    yield item
+
+
+@functools.wraps(abs)
+def wrapped(item: int) -> int:
+    return abs(item)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass
+class Record:
+    value: Any
+
+
+async def of_stream(use: Callable[[Any], Any]) -> Any:
     async with PIPE.open() as stream:
-        return list(stream)
+        return use(stream)
+
+
+def of_plain_stream(use: Callable[[Any], Any]) -> Any:
+    with PIPE.open() as stream:
+        return use(stream)
 
 
 async def async_for_open() -> None:
@@ -56,18 +82,17 @@ async def async_for_open() -> None:
         pass
 
 
-async def async_for_plain() -> None:
-    with PIPE.open() as stream:
-        async for _ in stream:
-            pass
-
-
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # awaitables
     "map, a coroutine": (
         lambda: list(PIPE.map(lambda item: fetch(2, item))),
         PlanTypeError,
-        r"would not be awaited: give .map the `async def` itself.*or .map\(fn, concurrency=16\)",
+        r"^map\(<lambda>\) returned a .* not be awaited: give .map the `async def` it.*or .map\(fn, concurrency=16\)",
+    ),
+    "map, some coroutines": (
+        lambda: list(PIPE.map(lambda item: item if item % 2 else fetch(2, item))),
+        PlanTypeError,
+        "would not be awaited",
     ),
     "map in threads, a coroutine": (
         lambda: list(PIPE.map(lambda item: fetch(2, item), executor="thread")),
@@ -75,6 +100,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"would not be awaited: give .map the `async def`, without executor=",
     ),
     "map at once, sync": (lambda: PIPE.map(abs, concurrency=4), PlanError, "needs executor='thread'.*`async def`"),
+    "map at once, wrapped": (lambda: PIPE.map(wrapped, concurrency=4), PlanError, "needs executor='thread'"),
     "map at once, a sync lambda": (
         lambda: list(PIPE.map(lambda item: item, concurrency=4)),
         PlanTypeError,
@@ -95,11 +121,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # generators
     "map, a generator": (lambda: PIPE.map(sync_generator), PlanError, r"sync_generator yields: .flat_map\(fn\)"),
     "map, an async generator": (lambda: PIPE.map(generator), PlanError, r"generator yields: .through\(fn\)"),
+    "map with a seed, a generator": (lambda: PIPE.map(with_rng, seed=1), PlanError, r"with_rng yields: .flat_map"),
     "filter, a generator": (lambda: PIPE.filter(sync_generator), PlanError, "a generator is always true"),
     "through, a sync generator": (
         lambda: PIPE.through(sync_generator),
         PlanTypeError,
         r"sync_generator is a sync generator function: async def sync_generator\(items\), with `async for",
+    ),
+    "through, a sync call": (
+        lambda: PIPE.through(sync_generator(PIPE)),
+        PlanTypeError,
+        r"got generator.*.through\(sync_generator\), which is called with the items",
     ),
     "through, no generator": (lambda: PIPE.through(no_generator), PlanTypeError, "without a yield: async def"),
     "through, a call": (lambda: PIPE.through(generator(PIPE)), PlanTypeError, r"got async_generator.*.through\(gener"),
@@ -110,7 +142,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "map without rng": (lambda: PIPE.map(lambda x: x, seed=1), PlanTypeError, r"called as fn\(item, rng=\)"),
     "filter of two": (lambda: PIPE.filter(lambda x, y: x), PlanTypeError, r".filter\(fn\) is called as fn\(item\)"),
     # names of other loaders
-    "shuffle(1000)": (lambda: PIPE.shuffle(1000), PlanTypeError, r".shuffle\(window=1000\) permutes each 1000"),
+    "shuffle(1000)": (
+        lambda: PIPE.shuffle(1000),
+        PlanTypeError,
+        r".shuffle\(window=1000\) permutes .* .shuffle\(seed=1000\) the",
+    ),
     "shuffle(buffer_size=)": (lambda: PIPE.shuffle(buffer_size=9), PlanTypeError, r".shuffle\(window=4096\)"),
     "loader(num_workers=)": (
         lambda: PIPE.loader(num_workers=4),
@@ -134,17 +170,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "next of open": (lambda: next(PIPE.open()), PlanTypeError, r"`with pipe.open\(\) as stream: for item in stream`"),
     "snapshot of open": (lambda: PIPE.open().snapshot(), AttributeError, r"`with pipe.open.*and that has .snapshot"),
     "async for in open": (lambda: asyncio.run(async_for_open()), PlanTypeError, r"`async with pipe.open\(\) as stream"),
-    "list in async": (lambda: asyncio.run(as_list()), PlanTypeError, r"\[item async for item in stream\]"),
-    "async for of plain": (
-        lambda: asyncio.run(async_for_plain()),
-        PlanTypeError,
-        "this stream is a plain one: for item",
-    ),
+    "anext of open": (lambda: anext(PIPE.open()), PlanTypeError, r"`async with pipe.open\(\) as stream"),
+    "list in async": (lambda: asyncio.run(of_stream(list)), PlanTypeError, r"\[item async for item in stream\]"),
+    "next in async": (lambda: asyncio.run(of_stream(next)), PlanTypeError, r"is async: async for item in stream"),
+    "async for of plain": (lambda: of_plain_stream(aiter), PlanTypeError, "this stream is a plain one: for item"),
+    "anext of plain": (lambda: of_plain_stream(anext), PlanTypeError, "this stream is a plain one: for item"),
     "backend, a class": (
         lambda: PIPE.open(backend=sl.Processes),
         PlanTypeError,
         r"backend=sl.Processes\(\), or sl.Processes\(4\)$",
     ),
+    "backend, the class of one": (lambda: PIPE.open(backend=sl.Inline), PlanTypeError, r"backend=sl.Inline\(\)$"),
+    "backend, another class": (lambda: PIPE.open(backend=int), PlanTypeError, r"such as sl.Inline\(\), .*, got type"),
     "backend, another": (
         lambda: PIPE.open(backend="threads"),
         PlanTypeError,
@@ -156,8 +193,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         PlanTypeError,
         r"is a dict by name, {'0': 1, '1': 1}, got the list \[1, 1\]",
     ),
+    "mix, half a schedule": (
+        lambda: SL.mix([PIPE], [1, {"0": 1}]),
+        PlanTypeError,
+        r"as a schedule is \[\(0, .*got int 1",
+    ),
+    "mix, no schedule": (lambda: SL.mix([PIPE], []), PlanError, r"as a schedule begins at 0 and rises, got \[\]"),
     "from_iterable([1, 2])": (lambda: SL.from_iterable([1, 2]), PlanTypeError, r"sl.from_items\(items\)"),
     "from_iterable(set)": (lambda: SL.from_iterable({1, 2}), PlanTypeError, r"from_iterable\(lambda: items\)"),
+    "from_iterable(agen)": (lambda: SL.from_iterable(generator(PIPE)), PlanTypeError, r"\(make\), not make\(\)"),
     "from_iterable(gen)": (lambda: SL.from_iterable(n for n in [1]), PlanTypeError, r"from_iterable\(make\), not make"),
     "factory, None": (lambda: list(SL.from_iterable(lambda: None)), PlanTypeError, "has it a return, or a yield?"),
     "batch(3.0)": (lambda: PIPE.batch(3.0), PlanTypeError, "is an integer, got float 3.0"),
@@ -171,9 +215,17 @@ def test_a_mistake_is_told_with_the_line_to_write(work: Callable[[], Any], kind:
     assert not any(name in str(raised.value) for name in ("Openable", "Opened"))
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_lambda_around_an_async_function_is_awaited_where_calls_are_concurrent(ordered: bool) -> None:
-    pipe = sl.from_items(range(20)).map(lambda item: fetch(2, item), concurrency=4, ordered=ordered)
+def test_what_no_stream_has_is_an_attribute_error_as_anywhere() -> None:
+    with pytest.raises(AttributeError, match=r"^'Opened' object has no attribute 'batches'$"):
+        _ = PIPE.open().batches
+
+
+@pytest.mark.parametrize(("concurrency", "ordered"), [(4, True), (4, False), (None, False)])
+def test_a_lambda_around_an_async_function_is_awaited_where_calls_are_concurrent(
+    concurrency: int | None, ordered: bool
+) -> None:
+    pipe = sl.from_items(range(20)).map(lambda item: fetch(2, item), concurrency=concurrency, ordered=ordered)
+    assert ("ordered=False" in str(pipe)) is not ordered
     found = run(lambda: list(pipe))
     assert (found if ordered else sorted(found)) == list(range(0, 40, 2))
     check_resume(pipe, generations=2)
@@ -186,6 +238,8 @@ def test_it_is_awaited_in_any_backend_in_debug_and_with_a_seed_and_is_replayed()
             assert list(stream) == [0, 2, 4, 6, 8, 10]
     assert list(pipe.debug()) == [0, 2, 4, 6, 8, 10]
     assert len(set(PIPE.map(lambda item, rng: fetch(1, rng.integers(1 << 60)), concurrency=2, seed=1))) == 6
+    assert list(PIPE.map(functools.partial(lambda factor, item: fetch(factor, item), 2), concurrency=2)) == list(pipe)
+    assert list(PIPE.map(lambda item: asyncio.ensure_future(fetch(2, item)), concurrency=2)) == list(pipe)
 
     async def fail(item: int) -> int:
         return 1 // (item - 3)
@@ -195,6 +249,9 @@ def test_it_is_awaited_in_any_backend_in_debug_and_with_a_seed_and_is_replayed()
     with pytest.raises(ZeroDivisionError):
         sl.replay(failed.value)
     assert sl.replay(failed.value, fn=lambda item: fetch(3, item)) == 9
+    with pytest.raises(ZeroDivisionError) as failed:
+        list(PIPE.map(lambda item, rng: fail(item), concurrency=2, seed=1))
+    assert sl.replay(failed.value, fn=lambda item, rng: fetch(3, item)) == 9
 
 
 def test_a_decorated_async_function_is_awaited_and_known_to_a_snapshot_by_its_name() -> None:
@@ -224,16 +281,23 @@ def test_integers_of_numpy_are_integers(size: Any) -> None:
     assert len(list(PIPE.loader(steps_per_epoch=size, epoch=size))) == 3
 
 
-def test_a_zip_archive_is_no_text_whatever_its_name_says(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_no_text_whatever_its_name_says(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.jsonl", "{}\n")
     for read in (sl.read_lines, sl.read_jsonl, sl.read_csv, sl.read_tar):
         with pytest.raises(DataError, match=r"train.jsonl is a zip archive, whatever its name says: unzip it"):
             list(read(path))
-    np.save(tmp_path / "b.npy", np.arange(3))
-    with pytest.raises(DataError, match=r"b.npy is a NumPy array, whatever its name says: sl.read_npy reads it"):
-        list(sl.read_lines(tmp_path / "b.npy"))
+    for head, message in {
+        b"PAR1\x15\x00": "is a Parquet file, whatever its name says: sl.read_parquet reads it",
+        b"ARROW1\x00\x00\xff": "is an Arrow file, whatever its name says: sl.read_arrow reads it",
+        b"\x93NUMPY\x01\x00": "is a NumPy array, whatever its name says: sl.read_npy reads it",
+        b"\x89HDF\r\n\x1a\n": "is an HDF5 file, whatever its name says: sl.from_items of a dataset in it",
+        b"SQLite format 3\x00\x10": r"is an SQLite database, .*: sl.from_iterable\(lambda: connect\(\).execute",
+    }.items():
+        path.write_bytes(head)
+        with pytest.raises(DataError, match=f"train.jsonl {message}"):
+            list(sl.read_lines(path))
 
 
 def test_an_open_file_is_no_path(tmp_path: Path) -> None:
@@ -244,6 +308,8 @@ def test_an_open_file_is_no_path(tmp_path: Path) -> None:
             SL.read_jsonl(file)
         with pytest.raises(PlanTypeError, match=r"got TextIOWrapper.*: give its path"):
             SL.read_jsonl([file])
+    with pytest.raises(PlanTypeError, match=r"got an open file \(BytesIO\): give its path, path, so that"):
+        SL.read_jsonl(io.BytesIO())
 
 
 @pytest.mark.parametrize(
@@ -258,9 +324,11 @@ def test_an_open_file_is_no_path(tmp_path: Path) -> None:
             r"items of one type at item\['a'\]\[0\]\['b'\], got int, NoneType",
         ),
         ([{"a": {"b": 1}}, {"a": {"c": 1}}], r"items of one structure at item\['a'\], got \['b'\] and \['c'\]"),
+        ([Pair(1, {"b": 1}), Pair(2, {"b": ""})], r"items of one type at item.second\['b'\], got int, str"),
+        ([{"a": Record(1)}, {"a": Record(None)}], r"items of one type at item\['a'\].value, got int, NoneType"),
         ([np.zeros(3), np.zeros(4)], r"needs arrays of one shape, got \(3,\), \(4,\)"),
     ],
-    ids=["shapes", "types", "keys", "top"],
+    ids=["shapes", "types", "keys", "named tuple", "dataclass", "top"],
 )
 def test_parts_that_cannot_be_stacked_are_named(items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -21,6 +21,7 @@ from threading import Event, Lock, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from streamline.core.threads import start_thread
 from streamline.observe.figures import ChannelStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
@@ -81,7 +82,7 @@ class Progress:
             in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
             work = self._main, console, display
             thread = Thread(target=in_context, args=work, name="streamline progress", daemon=True)
-            thread.start()
+            start_thread(thread)
         except Exception as error:  # no more threads, an interpreter that exits, a notebook without a front end
             _on_screen.release()
             logger.warning("no progress display: %s: %s", type(error).__name__, error)

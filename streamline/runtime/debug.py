@@ -16,7 +16,6 @@ import asyncio
 import inspect
 import os
 import sys
-import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import belongs_elsewhere, disowned_in_copies
@@ -52,7 +52,7 @@ class DebugStream(PartIterator[T]):
 
     def __init__(self, resolved: ResolvedRun) -> None:
         self._runner = _Runner[T](replace(resolved, plan=_one_call_at_a_time(resolved.plan)))
-        self._finalize = weakref.finalize(self, self._runner.close)
+        self._cleanup = Cleanup(self, self._runner.close)
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
         self._ended = False
@@ -103,7 +103,7 @@ class DebugStream(PartIterator[T]):
 
     def _end(self) -> None:
         self._runner.close()
-        self._finalize.detach()  # not before: Ctrl-C may have come in the middle of that
+        self._cleanup.detach()  # not before: Ctrl-C may have come in the middle of that
 
     def __enter__(self) -> DebugStream[T]:
         return self
@@ -321,13 +321,13 @@ class _OuterLoop:
     def run(self, work: Callable[[], R]) -> R:
         """Call `work`, which runs another loop. Ctrl-C leaves this one as it was, too, wherever it strikes."""
         try:
-            self._leave()
-            return work()
-        finally:
             try:
-                self._enter()
+                self._leave()
+                return work()
             finally:
-                self._enter()  # Ctrl-C may have cut the first one off
+                self._enter()
+        finally:
+            self._enter()  # Ctrl-C may have cut the first one off
 
     def _leave(self) -> None:
         if self._loop is not None and self._task is not None:

@@ -105,7 +105,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
                 "stream` gives one for plain loops, which holds up the event loop"
             )
 
-        __next__ = __enter__ = __iter__
+        __next__ = __iter__
 
     @property
     def begun(self) -> bool:

@@ -286,7 +286,7 @@ class Mix(Several[T]):
     @property
     def made_of(self) -> Sequence[tuple[str, str, Any]]:
         schedule = [dict(weights) for _, weights in self.draws.schedule]
-        weights = {name: " → ".join(f"{entry.get(name, 0):g}" for entry in schedule) for name, _ in self.components}
+        weights = {name: " → ".join(f"{entry[name]:g}" for entry in schedule) for name, _ in self.components}
         return [(name, f"weight {weights[name]}, ", component.plan) for name, component in self.components]
 
     def drawn(self) -> Json:

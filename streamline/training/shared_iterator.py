@@ -1,6 +1,9 @@
 """An iterator that several readers share, each item for one of them, until it is dropped.
 
 An end or a failure is final. A drop closes the iterator, after the draw in progress.
+
+Ctrl-C loses no item of a sync iterator, unless it strikes inside that: an item is drawn and numbered in one call in C,
+stays at hand, and leaves in another one, the loop's own (`streamline.core.cursor.PartIterator`).
 """
 
 from __future__ import annotations
@@ -9,7 +12,10 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice, repeat, starmap, takewhile
+from operator import is_not
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,6 +30,9 @@ from streamline.sources.table_rows import check_not_table
 __all__ = ["SharedAsyncIterator", "SharedIterator", "SharedSyncIterator"]
 
 T = TypeVar("T")
+
+_GONE: Any = object()
+"""Stands for an item at hand that another thread has taken."""
 
 
 class SharedIterator(Generic[T]):
@@ -45,6 +54,7 @@ class SharedIterator(Generic[T]):
         self._worker = worker
         self._of = of
         self._at = 0
+        self._hand: dict[int, T] = {}  # by its number, an item that was drawn, until a loop has got it
         self._pass_over = 0
         self._failure: BaseException | None = None
         self._trace: TracebackType | None = None
@@ -71,14 +81,14 @@ class SharedIterator(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last item given."""
-        items = max(self._at, self._pass_over)
-        own = self._foreign is not None and self._at == items > 0 and not self._ended
+        at = next(iter(tuple(self._hand)), None)
+        items = max(self._at if at is None else at, self._pass_over)
+        own = self._foreign is not None and at is None and self._at == items > 0 and not self._ended
         state = json.loads(self._foreign.state()) if own and self._foreign is not None else None
         return {"items": items, "ended": self._ended, "state": state}
 
-    def _mine(self) -> bool:
+    def _mine(self, at: int) -> bool:
         """Count an item that was drawn; return whether it is given."""
-        at = self._at
         self._at = at + 1
         return at % self._of == self._worker and at >= self._pass_over
 
@@ -119,37 +129,61 @@ class SharedSyncIterator(SharedIterator[T]):
     begin = iter
 
     def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-C may come while it is held
+        self._drawing = self._cut = False
         super().__init__(iterable, worker, of, resume, use)
+        self._numbered: Any = enumerate(self._iterator, self._at)
 
-    def next(self) -> T:
-        """Return the next item that is given; StopIteration: there is none."""
+    def part(self) -> Iterator[T] | None:
+        """Return what gives the next item, in C, or nothing where another thread is quicker; None: there is none."""
         try:
             with self._lock:
-                item = self._drawn()
+                at = self._next()
                 if self._dropped:
                     raise ClosedError("this StreamDataset was reset while it waited for an item: iterate it anew")
-                return item
+                taken = starmap(self._hand.pop, repeat((at, _GONE), 1))
+                return None if at is None else takewhile(partial(is_not, _GONE), taken)
         finally:
             if self._dropped or self._ended:
                 self._close()
 
-    def _drawn(self) -> T:
+    def _next(self) -> int | None:
+        """Return the number of the item at hand; draw one first, if there is none. None: at the end."""
         self._check()
         while not self._ended:
-            try:
-                item: T = next(self._iterator)
-            except StopIteration:
+            at = next(iter(tuple(self._hand)), None)
+            if at is None:
+                self._draw()
+                at = next(iter(self._hand), None)
+            if at is None and self._cut:
+                raise self._failed(
+                    ClosedError(
+                        "Ctrl-C came inside this StreamDataset's iterator, which says now that it has ended: reset() it"
+                    )
+                )
+            if at is None:
                 self._end()
-            except BaseException as error:
-                failure = self._failed(error)
-                if failure is error:
-                    raise
-                raise failure from error
+            elif self._mine(at):
+                return at
             else:
-                if self._mine():
-                    return item
-        raise StopIteration
+                self._hand.clear()
+        return None
+
+    def _draw(self) -> None:
+        self._drawing = True
+        try:
+            self._hand.update(islice(self._numbered, 1))
+            self._cut = self._cut and not self._hand
+        except KeyboardInterrupt as error:  # with a frame of its own, the iterator's code may have ended by it
+            self._cut = error.__traceback__ is None or error.__traceback__.tb_next is not None
+            raise
+        except BaseException as error:
+            failure = self._failed(error)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self._drawing = False
 
     def drop(self) -> None:
         """Close the iterator; during a draw, it is closed after that. Idempotent."""
@@ -159,8 +193,10 @@ class SharedSyncIterator(SharedIterator[T]):
     def _close(self) -> None:
         if self._lock.acquire(blocking=False):
             try:
-                if not self._closed:
+                if not self._closed and not self._drawing:
                     self._closed = True
+                    self._numbered = None
+                    self._hand.clear()
                     getattr(self._iterator, "close", lambda: None)()
                     self._over()
             finally:
@@ -221,7 +257,7 @@ class SharedAsyncIterator(SharedIterator[T]):
                 raise failure from error
             else:
                 self._cut = False
-                if self._mine():
+                if self._mine(self._at):
                     return item
         raise StopAsyncIteration
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NoReturn, TypeVar, cast
 
 import anyio
 import msgspec
 
+from streamline.core.cleanup import Cleanup
+from streamline.core.cursor import PartIterator
 from streamline.core.options import check_function, check_int, given
 from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
@@ -47,8 +48,9 @@ class StreamDataset(Generic[T]):
     `async for`, in the event loop in which it was made. A pull that is cancelled inside an async generator ends that: a
     `ClosedError` says so, it is no end.
 
-    Ctrl-C between drawing an item and its arrival in the loop loses that item: the iterator has moved, and the state
-    says so. A pipeline over the factory, `sl.from_iterable(factory)`, loses none.
+    Ctrl-C inside the iterator's own code may end it, as it ends any generator: a `ClosedError` says so, it is no end.
+    Anywhere else it loses nothing in a plain loop: the item that the loop hasn't got is the next one, and the state is
+    before it.
 
     Several workers (processes, say) each have a StreamDataset of their own, with a number of its own.
 
@@ -97,7 +99,7 @@ class StreamDataset(Generic[T]):
         self._drawn: SharedIterator[T] | None = None
         self._resume: dict[str, Any] | None = None
         self._making: anyio.Lock | None = None
-        self._finalize: weakref.finalize[Any, Any] | None = None
+        self._cleanup: Cleanup | None = None
 
     @property
     def worker(self) -> tuple[int, int]:
@@ -146,8 +148,8 @@ class StreamDataset(Generic[T]):
             self._pass += 1
             self._resume = None
             self._making = None
-            if self._finalize is not None:
-                self._finalize.detach()
+            if self._cleanup is not None:
+                self._cleanup.detach()
             drawn, self._drawn = self._drawn, None
             return drawn
 
@@ -207,23 +209,25 @@ class StreamDataset(Generic[T]):
         if number != self._pass:
             raise ClosedError("this StreamDataset was reset: iterate it anew")
 
-    def _next(self, number: int) -> T:
+    def part(self, number: int) -> Iterator[T] | None:
+        """Return what gives the next item of a pass, or nothing where another thread is quicker; None: at the end."""
         with self._lock:
             self._check_pass(number)
             drawn = self._drawn or self._made(self.factory(), in_loop=False)
         if isinstance(drawn, SharedAsyncIterator):
             raise _not_sync("its iterator is async")
-        return cast("SharedSyncIterator[T]", drawn).next()
+        return cast("SharedSyncIterator[T]", drawn).part()
 
-    async def _anext(self, number: int) -> T:
+    async def anext(self, number: int) -> T:
+        """Return the next item of a pass."""
         self._check_pass(number)
         drawn = self._drawn or await self._amade(number)
         if isinstance(drawn, SharedAsyncIterator):
             return cast(T, await drawn.next())
-        try:
-            return cast("SharedSyncIterator[T]", drawn).next()
-        except StopIteration:
-            raise StopAsyncIteration from None
+        while (part := cast("SharedSyncIterator[T]", drawn).part()) is not None:
+            for item in part:
+                return item
+        raise StopAsyncIteration
 
     async def _amade(self, number: int) -> SharedIterator[T]:
         """Call the factory, unless another task has: while it is awaited, other tasks wait."""
@@ -249,8 +253,7 @@ class StreamDataset(Generic[T]):
             drawn = SharedAsyncIterator(made, *self.stride, self._resume, self._use())
         elif isinstance(made, Iterable):
             drawn = SharedSyncIterator(made, *self.stride, self._resume, self._use())
-            self._finalize = weakref.finalize(self, drawn.drop)
-            self._finalize.atexit = False
+            self._cleanup = Cleanup(self, drawn.drop).not_at_exit()
         elif isinstance(made, AsyncIterable):
             raise _not_sync(f"its factory returns an async iterable ({type(made).__name__})")
         elif isinstance(made, Awaitable):
@@ -267,7 +270,7 @@ class StreamDataset(Generic[T]):
         """Pickle the options, for a worker in another process; a PlanError while it is being iterated."""
         if self._drawn is not None:
             raise PlanError("a StreamDataset that is being iterated can't be copied into another process: reset() it")
-        return {**self.__dict__, "_lock": None, "_making": None, "_finalize": None}
+        return {**self.__dict__, "_lock": None, "_making": None, "_cleanup": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -287,28 +290,22 @@ def _not_sync(why: str) -> PlanTypeError:
     return PlanTypeError(f"this StreamDataset can't be iterated with for: {why}; use async for")
 
 
-class _DatasetPass(Generic[T]):
+class _DatasetPass(PartIterator[T]):
     """One iteration of a dataset: all share its iterator."""
-
-    __slots__ = ("_dataset", "_number")
 
     def __init__(self, dataset: StreamDataset[T], number: int) -> None:
         self._dataset = dataset
         self._number = number
 
-    def __iter__(self) -> _DatasetPass[T]:
-        return self
-
-    def __next__(self) -> T:
-        with TrimmedTraceback():
-            return self._dataset._next(self._number)
+    def _fetch_part(self) -> NoReturn:
+        self._go_on(self._dataset.part(self._number))
 
     def __aiter__(self) -> _DatasetPass[T]:
         return self
 
     async def __anext__(self) -> T:
         with TrimmedTraceback():
-            return await self._dataset._anext(self._number)
+            return await self._dataset.anext(self._number)
 
 
 def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:

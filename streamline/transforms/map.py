@@ -315,9 +315,8 @@ class Awaiting(Adapter):
             raise PlanTypeError(f"{SYNC_AT_ONCE} (it returned no awaitable, but {type(made).__name__})")
         return await made
 
-    def around(self, fn: Callable[..., Any]) -> Callable[[Any], Any]:
-        inner = self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
-        return inner if is_async(inner) else Awaiting(inner)
+    def around(self, fn: Callable[..., Any]) -> Awaiting:
+        return Awaiting(self.fn.around(fn) if isinstance(self.fn, Adapter) else fn)
 
 
 def may_await(fn: Callable[..., Any]) -> bool:

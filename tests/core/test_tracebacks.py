@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.tracebacks import hide_frames, trace_of
 from streamline.errors import DataError, PlanError, ReadError, StageError
 
 NUMBERS = sl.from_items([1, 0, 2])
@@ -159,15 +161,60 @@ def test_causes_lose_our_frames_and_members_of_a_group_too() -> None:
 
     assert frames(lambda: loop(NUMBERS.map(several)), ExceptionGroup) == ["<lambda>", "loop", "several"]
 
+    async def in_group(number: int) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ainvert, number)
 
-def test_a_fault_of_our_own_shows_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("streamline.sources.items.positions_of")
+    with pytest.raises(ExceptionGroup) as group:
+        loop(NUMBERS.map(in_group))
+    assert names(group.value.exceptions[0]) == ["ainvert", "invert"]
+
+
+@pytest.mark.timeout(60)
+def test_exceptions_that_are_each_others_cause_are_trimmed_once() -> None:
+    first, second = KeyError(1), KeyError(2)
+    first.__cause__, second.__cause__ = second, first
+    hide_frames(first)
+
+
+@pytest.mark.parametrize(("broken", "last"), [("sources.items.positions_of", "open"), ("transforms.map.Look", "lists")])
+def test_a_fault_of_our_own_shows_where_it_was(broken: str, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(f"streamline.{broken}")
     found = frames(lambda: loop(NUMBERS.map(invert)), NameError)
-    assert found[:3] == ["<lambda>", "loop", "__iter__"]
-    assert found[-1] == "open"
+    assert found[:2] == ["<lambda>", "loop"]
+    assert found[-1] == last
+
+
+def test_a_traceback_for_a_log_begins_at_the_first_frame_of_the_user_or_shows_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def starts(found: traceback.TracebackException | None) -> list[str]:
+        """Return where each begins, from an exception to the first cause."""
+        return [] if found is None else [found.stack[0].name, *starts(found.__cause__ or found.__context__)]
+
+    def ours(work: Callable[[], Any]) -> Exception:
+        """Return what it raises, from the first frame of ours on."""
+        with pytest.raises((ZeroDivisionError, PlanError)) as raised:
+            work()
+        trace = raised.value.__traceback__
+        while trace and not trace.tb_frame.f_code.co_filename.startswith(str(Path(sl.__file__).parent)):
+            trace = trace.tb_next
+        return raised.value.with_traceback(trace)
+
+    monkeypatch.setenv("STREAMLINE_TRACEBACK", "full")
+    error, middle, first = (ours(lambda: loop(NUMBERS.map(invert))) for _ in range(3))
+    fault = ours(lambda: sl.from_items(3))  # type: ignore[arg-type]
+    error.__cause__, middle.__context__, first.__cause__ = middle, first, fault
+    assert starts(trace_of(error)) == [*["_fetch_trimmed"] * 3, "from_items"]
+    monkeypatch.delenv("STREAMLINE_TRACEBACK")
+    assert starts(trace_of(error)) == [*["invert"] * 3, "from_items"]
+    hide_frames(error)
+    assert [traceback.extract_tb(each.__traceback__)[0].name for each in (error, middle, first)] == ["invert"] * 3
 
 
 def test_all_frames_are_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMLINE_TRACEBACK", "short")
+    assert frames(lambda: loop(PIPES["map"])) == ["<lambda>", "loop", "invert"]
     monkeypatch.setenv("STREAMLINE_TRACEBACK", "full")
     found = frames(lambda: loop(PIPES["map"]))
     assert found[:3] == ["<lambda>", "loop", "_fetch_trimmed"]

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -381,9 +382,12 @@ def test_what_only_some_stages_count_has_a_line_for_each_of_the_first() -> None:
 def test_a_notebook_draws_anew_in_place_with_ipython_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """rich's own display wants ipywidgets there, and warns at every refresh without."""
     shown: list[str] = []
+    cell: ContextVar[int] = ContextVar("cell")  # a kernel keeps there which cell is running
+    cell.set(7)
 
     class Handle:
         def update(self, html: str) -> None:
+            assert cell.get() == 7
             shown.append(html)
 
     def display(html: str, display_id: bool) -> Handle:
@@ -409,3 +413,4 @@ def test_a_notebook_without_ipython_does_without_a_display(
     with sl.from_items(range(6)).open(progress=True) as stream:
         assert list(stream) == list(range(6))
     assert "no progress display: ModuleNotFoundError" in caplog.text
+    assert not progress._on_screen.locked(), "the next stream can't be shown"

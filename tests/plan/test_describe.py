@@ -248,15 +248,18 @@ def test_plans_stats_and_checks_are_shown_in_a_notebook_with_their_text_escaped(
     with pipe.open() as stream:
         next(stream)
         stats, snapshot = stream.stats(), stream.snapshot()
-    for shown in (pipe, stats, pipe.check(), pipe.explain(snapshot)):
+    failing = sl.from_items([0]).map(lambda item: 1 // item)
+    for shown in (pipe, stats, failing.check(), pipe.batch(2).explain(snapshot)):
         text: str = shown._repr_html_()
         assert text.startswith("<pre>")
         assert text.endswith("</pre>")
         assert text.count("<") == 2
+        assert "&lt;lambda&gt;" in text
         assert unescape(text[5:-6]) == (repr(shown) if shown is pipe else str(shown))
-    assert "&lt;lambda&gt;" in pipe._repr_html_()
 
 
 def test_the_package_lists_its_public_names_only() -> None:
     assert dir(sl) == sorted(sl.__all__)
+    assert [name for name in dir(sl) if name.startswith("_")] == ["__version__"]
+    assert all(hasattr(sl, name) for name in dir(sl))
     assert issubclass(sl.errors.PlanError, Exception)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -229,6 +230,36 @@ def test_replicas() -> None:
     assert strikes.struck >= {"__next__", "begin", "_ended"}
 
 
+@pytest.mark.parametrize("opcodes", [False, True])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, opcodes: bool) -> None:
+    """Its iterator isn't streamline's code. Not struck is where a `with` releases a lock of all threads: only a trace
+    function can raise there.
+    """
+
+    def dataset() -> sl.StreamDataset[int]:
+        return sl.StreamDataset(lambda: iter(range(40)), worker, 2)
+
+    functions = ["_fetch_part", "part", "_next", "_draw", "_mine", "_go_on", "_check", "_made", "_end", "_close"]
+    strikes, got, shared = Strikes(*functions, opcodes=opcodes), list[int](), dataset()
+
+    def check() -> None:
+        other = dataset()
+        other.load_state_dict(shared.state_dict())
+        assert got + list(other) == list(range(worker, 40, 2))
+
+    before = -1
+    while before != strikes.count:
+        before = strikes.count
+        struck_until_its_end(strikes, iter(shared), got, by_for, check)  # the iteration and the next one are struck
+        with strikes.armed():
+            by_for(iter(shared), got)
+        check()
+    assert got == list(range(worker, 40, 2))
+    if not opcodes or sys.version_info[:2] != (3, 12):
+        assert strikes.struck == {*functions}
+
+
 def test_a_replica_that_makes_room_for_others() -> None:
     strikes, got = Strikes(times=3), list[int]()
     with sl.StreamReplicator(sl.from_items(range(60)), 1, capacity=2) as replicator:
@@ -312,6 +343,26 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
     for _ in strike_debug(pipe, whole, strikes):
         pass
     assert strikes.struck >= set(MACHINERY)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("library", ["asyncio", "uvloop", "trio"])
+def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
+    strikes = Strikes("run", "_leave", "_enter", "begin", "close", "_run", "_fetch", "_fetch_part", "part", times=1)
+
+    async def outer() -> None:
+        task, token = anyio.get_current_task(), anyio.lowlevel.current_token()
+        for _ in strike_debug(pipe, list(pipe.debug()), strikes):
+            assert (anyio.get_current_task(), anyio.lowlevel.current_token()) == (task, token)
+        await anyio.lowlevel.checkpoint()
+
+    options = {} if library == "trio" else {"use_uvloop": library == "uvloop"}
+    anyio.run(outer, backend="trio" if library == "trio" else "asyncio", backend_options=options)
+    assert strikes.struck >= {"run", "_leave", "_enter", "close"}
 
 
 async def test_a_debug_stream_within_a_running_loop_leaves_it_as_it_was_and_loses_nothing(tmp_path: Path) -> None:

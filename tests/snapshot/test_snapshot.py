@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.errors import SnapshotError
+from streamline.errors import PlanError, SnapshotError
 from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import WRITTEN, Snapshot
 
@@ -219,6 +219,8 @@ async def test_an_async_streams_snapshot_is_a_plain_call_and_may_still_be_awaite
     async with sl.from_items(range(9)).open() as stream:
         assert [await anext(stream), await anext(stream)] == [0, 1]
         assert (stream.snapshot().produced, stream.snapshot(1).produced) == ([2], [1])
+        with pytest.raises(PlanError, match=r"snapshot\(items_ago\) is 0 or 1, got 2"):
+            stream.snapshot(2)
         with pytest.warns(DeprecationWarning, match="leave `await` out") as warned:
             assert await stream.snapshot() == stream.snapshot()
         assert warned[0].filename == __file__

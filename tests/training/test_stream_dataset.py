@@ -210,6 +210,38 @@ def test_a_factory_that_fails_is_called_again() -> None:
     assert list(dataset) == [7]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_ctrl_c_inside_the_iterator_is_no_end_of_it(wrapped: bool) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise KeyboardInterrupt
+
+    dataset = sl.StreamDataset(lambda: map(abs, items()) if wrapped else items())
+    with pytest.raises(KeyboardInterrupt):
+        list(dataset)
+    for _ in range(2):
+        with pytest.raises(ClosedError, match=r"Ctrl-C came inside .* iterator.* ended: reset\(\) it"):
+            list(dataset)
+
+
+def test_ctrl_c_inside_an_iterator_that_goes_on_is_none_either() -> None:
+    numbers, interrupts = iter(range(4)), [KeyboardInterrupt()]
+
+    class Interrupted:
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            if interrupts:
+                raise interrupts.pop()
+            return next(numbers)
+
+    dataset = sl.StreamDataset(Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(dataset)
+    assert list(dataset) == list(range(4))
+
+
 def test_threads_share_one_iterator_each_item_to_one_of_them() -> None:
     source = Source(4000)
     dataset = sl.StreamDataset(source)

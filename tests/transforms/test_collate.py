@@ -348,6 +348,10 @@ def test_beside_a_tensor_numbers_bools_and_arrays_become_tensors_and_texts_a_lis
     assert batch["deep"][0].label.tolist() == [0, 1, 2]
     assert isinstance(stack(ITEMS)["n"], np.ndarray)
     assert stack([1, torch.tensor(2)]).tolist() == [1, 2]
+    assert isinstance(stack([{"n": 1, "list": [torch.ones(1)]}] * 2)["n"], np.ndarray), "a list isn't stacked"
+    parts = stack([(Sample(1, torch.ones(2)), {"n": 1j})])
+    assert isinstance(parts[0].image, torch.Tensor)
+    assert parts[1]["n"].dtype == torch.complex128
 
 
 def test_collate_torch_makes_tensors_throughout_and_is_no_other_plan_after_accept() -> None:
@@ -360,6 +364,7 @@ def test_collate_torch_makes_tensors_throughout_and_is_no_other_plan_after_accep
     odd: list[Any] = [{"t": np.datetime64("2026-01-01"), "w": np.ones(1, ">i4"), "o": np.float128(1)}]
     (other,) = sl.from_items(odd).batch(1, collate="torch")
     assert (type(other["t"]), other["w"].dtype, type(other["o"])) == (np.ndarray, torch.int32, np.ndarray)
+    assert other["w"].tolist() == [[1]]
     with sl.from_items(ITEMS).batch(1).open() as stream:
         next(stream)
         snapshot = stream.snapshot()

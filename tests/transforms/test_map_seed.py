@@ -12,7 +12,7 @@ import pytest
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.process_random import Look
+from streamline.core.process_random import LOOKS, Look
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.transforms.map import Generators, Seeded
@@ -151,6 +151,10 @@ def roll(item: int) -> tuple[int, float, float]:
     return item, random.random(), float(np.random.rand())
 
 
+def draw_both(item: int, rng: np.random.Generator) -> tuple[float, float]:
+    return rng.random(), float(np.random.rand())
+
+
 def test_generators_of_the_process_are_set_for_each_call_and_set_back() -> None:
     pipe = sl.from_items(range(6)).shard(2).map(roll, seed=3, seed_globals=True)
     before = random.getstate(), repr(np.random.get_state())
@@ -164,6 +168,12 @@ def test_generators_of_the_process_are_set_for_each_call_and_set_back() -> None:
     debugged.close()
     with pipe.open() as stream, pytest.raises(PlanError, match=r"beside others that may draw.*sl.Processes\(n\)"):
         next(stream)
+    with pytest.raises(ZeroDivisionError):
+        list(sl.from_items([0]).map(lambda item: 1 // item + random.random(), seed=3, seed_globals=True).debug())
+    assert (random.getstate(), repr(np.random.get_state())) == before, "after a failure"
+    drawn = list(sl.from_items(range(3)).map(draw_both, seed=3, seed_globals=True).debug())
+    assert {number for number, _ in drawn}.isdisjoint(number for _, number in drawn)
+    assert len({number for _, number in drawn}) == 3
 
 
 @pytest.mark.parametrize(
@@ -193,4 +203,12 @@ def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from() -> None:
     with pytest.warns(RuntimeWarning, match=r"map\(roll\) draws from random and numpy.random.*seed_globals=True"):
         look.end()
     assert not look.left
+    look = Look("map(roll)", Site(tasks))  # type: ignore[arg-type]
+    for _ in range(LOOKS):
+        look.begin()
+        look.end()
+    assert not look.left
+    tasks.session.where = "thread 0"
+    assert not Look("map(roll)", Site(tasks)).left  # type: ignore[arg-type]
+    tasks.session.where = "process 0, pid 1"
     assert not Look("map(roll)", Site(tasks, shard=1)).left  # type: ignore[arg-type]

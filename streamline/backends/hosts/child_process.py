@@ -32,6 +32,7 @@ from streamline.backends.hosts.plan_shipping import Shipped, memory_file
 from streamline.backends.hosts.process_env import environment, process_env
 from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
 from streamline.backends.hosts.stdio_relay import Answer, ParentStdio
+from streamline.core.cleanup import Cleanup
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
@@ -274,7 +275,7 @@ class HostProcess:
             except OSError as error:
                 raise HostError(_why_not_started(self.number, error)) from error
         # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
-        weakref.finalize(self, ChildProcess.abandon, self._child).atexit = False
+        Cleanup(self, ChildProcess.abandon, self._child).not_at_exit()
 
     def link(self, shipped: Shipped, answer: Answer | None = None) -> socket.socket:
         """Pass a new link and its payload; return the consumer's end. Thread-safe. In a dead process, it is closed.

@@ -19,6 +19,8 @@ from streamline.backends.ipc.messages import MetricsUpdate, Span
 from streamline.core.counters import Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
+from streamline.core.threads import start_thread
+from streamline.errors import HostError
 
 __all__ = ["MetricsReporter", "RemoteMetrics"]
 
@@ -106,8 +108,8 @@ class MetricsReporter:
             self._active.set()
             if self._thread is None:
                 thread = threading.Thread(target=self._main, name="streamline counts", daemon=True)
-                with suppress(RuntimeError, MemoryError):  # no room for a thread: reports come at the end only
-                    thread.start()
+                with suppress(HostError):  # no room for a thread: reports come at the end only
+                    start_thread(thread)
                     self._thread = thread
 
     def report(self) -> bool:

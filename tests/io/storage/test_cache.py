@@ -151,6 +151,19 @@ async def test_ranges_that_cover_an_object_keep_it(storage: CachedStorage, remot
     assert remote.asked() == []
 
 
+async def test_a_size_is_asked_for_once_what_was_read_is_one_piece_from_the_start(
+    storage: CachedStorage, remote: Remote
+) -> None:
+    """Of an object of which some ranges are read, a footer and a column, it isn't needed."""
+    etag = remote.etag(URL)
+    for start, stop in [(5000, 6000), (0, 1000), (1000, 4000)]:
+        await storage.read(URL, start, stop, etag)
+    assert [entry[0] for entry in remote.log] == ["blocks"] * 3
+    for start, stop in [(4000, 5000), (6000, 7000)]:
+        await storage.read(URL, start, stop, etag)
+    assert [entry[0] for entry in remote.log] == [*["blocks"] * 4, "stat", "blocks"]
+
+
 async def test_ranges_at_once_keep_it_too(storage: CachedStorage, remote: Remote) -> None:
     etag = remote.etag(URL)
     spans = [(start, min(start + 1000, len(DATA))) for start in range(0, len(DATA), 1000)]
