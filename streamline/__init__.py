@@ -9,7 +9,11 @@ with pipe.open(resume=sl.Snapshot.load("ckpt/", missing_ok=True)) as stream:
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,61 +102,91 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "DebugStream": "streamline.runtime.debug",
-    "Drawing": "streamline.plan.draw",
-    "Ends": "streamline.sharding.ends",
-    "EndsReport": "streamline.sharding.ends",
-    "ErrorReport": "streamline.core.error_policy",
-    "Explanation": "streamline.snapshot.explain",
-    "Failure": "streamline.core.error_policy",
-    "HttpOptions": "streamline.io.storage.options",
-    "Inline": "streamline.backends.inline",
-    "Loader": "streamline.training.loader",
-    "Opened": "streamline.runtime.open",
-    "Pipeline": "streamline.pipeline",
-    "Processes": "streamline.backends.processes",
-    "Report": "streamline.runtime.check_report",
-    "ServerSentEvent": "streamline.sources.framing",
-    "Snapshot": "streamline.snapshot.snapshot",
-    "Stats": "streamline.observe.stats",
-    "Stream": "streamline.runtime.stream",
-    "StreamDataset": "streamline.training.stream_dataset",
-    "StreamReplicator": "streamline.constructors",
-    "SyncStream": "streamline.runtime.sync_stream",
-    "Threads": "streamline.backends.threads",
-    "Trace": "streamline.observe.trace",
-    "Verdict": "streamline.observe.verdict",
-    "from_items": "streamline.constructors",
-    "from_iterable": "streamline.constructors",
-    "from_stream": "streamline.constructors",
-    "mix": "streamline.constructors",
-    "read_arrow": "streamline.readers",
-    "read_csv": "streamline.readers",
-    "read_files": "streamline.readers",
-    "read_jsonl": "streamline.readers",
-    "read_lines": "streamline.readers",
-    "read_npy": "streamline.readers",
-    "read_parquet": "streamline.readers",
-    "read_tar": "streamline.readers",
-    "replay": "streamline.core.replay",
-    "source": "streamline.constructors",
-    "stage": "streamline.transforms.custom",
-    "stream_http": "streamline.readers",
-    "zip": "streamline.constructors",
+_NAMES = {
+    "streamline.backends.inline": "Inline",
+    "streamline.backends.processes": "Processes",
+    "streamline.backends.threads": "Threads",
+    "streamline.constructors": "StreamReplicator from_items from_iterable from_stream mix source zip",
+    "streamline.core.error_policy": "ErrorReport Failure",
+    "streamline.core.replay": "replay",
+    "streamline.io.storage.options": "HttpOptions",
+    "streamline.observe.stats": "Stats",
+    "streamline.observe.trace": "Trace",
+    "streamline.observe.verdict": "Verdict",
+    "streamline.pipeline": "Pipeline",
+    "streamline.plan.draw": "Drawing",
+    "streamline.readers": "read_arrow read_csv read_files read_jsonl read_lines "
+    "read_npy read_parquet read_tar stream_http",
+    "streamline.runtime.check_report": "Report",
+    "streamline.runtime.debug": "DebugStream",
+    "streamline.runtime.open": "Opened",
+    "streamline.runtime.stream": "Stream",
+    "streamline.runtime.sync_stream": "SyncStream",
+    "streamline.sharding.ends": "Ends EndsReport",
+    "streamline.snapshot.explain": "Explanation",
+    "streamline.snapshot.snapshot": "Snapshot",
+    "streamline.sources.framing": "ServerSentEvent",
+    "streamline.training.loader": "Loader",
+    "streamline.training.stream_dataset": "StreamDataset",
+    "streamline.transforms.custom": "stage",
 }
-"""The module of each name: they are imported when they are first used, so that a process that runs workers, which needs
-few of them, starts in a third of the time.
-"""
+"""What each module gives: it is imported when a name of it is first used, so that a process that runs workers, which
+needs few of them, starts in a third of the time."""
+
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+_MOVED = {
+    "streamline.integrations": "streamline.training",
+    "streamline.integrations.accelerate": "streamline.training.trainers",
+    "streamline.integrations.lightning": "streamline.training.trainers",
+    "streamline.integrations.torch_dataset": "streamline.training.torch_dataset",
+    "streamline.integrations.transformers": "streamline.training.transformers",
+    "streamline.integrations.views": "streamline.training.trainers",
+    "streamline.sizes": "streamline.core.tree",
+}
+"""Old paths that were documented, and the new ones. The old ones go on, and warn."""
+
+
+class _MovedModules:
+    """Finds and loads modules by their old paths, if no other finder knows them.
+
+    The new one is imported when something of it is asked for: some need torch.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        moved = any(old.startswith(f"{name}.") for old in _MOVED)
+        return ModuleSpec(name, _MovedModules, is_package=moved) if name in _MOVED else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Let the import system make one."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        old = module.__name__
+
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if f"{old}.{name}" in _MOVED:
+                return import_module(f"{old}.{name}")
+            warnings.warn(f"{old} is {_MOVED[old]} now", DeprecationWarning, stacklevel=2)
+            return getattr(import_module(_MOVED[old]), name)
+
+        module.__getattr__ = find  # type: ignore[method-assign]
+
+
+sys.meta_path.append(_MovedModules)
 
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name == "errors":
             return import_module("streamline.errors")
-        if name not in _WHERE:
+        if name not in _MODULES:
             raise AttributeError(f"module 'streamline' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+        found = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return found
 
 

@@ -40,7 +40,7 @@ FLOORS: list[set[str]] = [
     {"pipeline"},
     {"readers", "constructors"},
     {"streamline"},
-    {"demo", "integrations"},
+    {"demo"},
     {"cli"},
     {"__main__"},
     {"testing"},
@@ -51,8 +51,8 @@ LONGEST_CHAIN = {"imports that run": 14, "all imports": 20}
 """Modules of the library, each of which imports the next; without `__init__`, `__main__`, cli, demo and testing. The
 first leaves out what stands under TYPE_CHECKING."""
 
-MOST_FOLDERS, MOST_LOOSE, MOST_MODULES = 14, 7, 275
-"""At the first level, dunder files aside; and in all. Of the loose ones, `integrations` is an old path that warns."""
+MOST_FOLDERS, MOST_LOOSE, MOST_MODULES = 14, 6, 275
+"""At the first level, dunder files aside; and in all."""
 
 HEAVY = ("torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest", "trio")
 """What `import streamline` must not import."""
@@ -179,7 +179,7 @@ def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("counted", LONGEST_CHAIN)
 def test_chains_of_imports_are_short(counted: str) -> None:
-    apart = {"streamline", "__main__", "cli", "demo", "integrations"}
+    apart = {"streamline", "__main__", "cli", "demo"}
     library = {
         name
         for name, path in modules().items()
@@ -268,7 +268,7 @@ def test_what_users_import_is_where_it_is_said_to_be() -> None:
         for alias in node.names
     }
     assert guarded.pop("errors") == "streamline"
-    assert guarded == streamline._WHERE
+    assert guarded == streamline._MODULES
     assert set(streamline.__all__) == {*guarded, "errors", "__version__"}
     assert set(streamline.__all__) <= set(dir(streamline))
     assert all(getattr(streamline, name).__name__ == name for name in guarded)

@@ -199,7 +199,7 @@ class _PauseRequest:
 
 
 def check_asked(gate: Gate) -> None:
-    """Insist that the consumer may ask for another list: it would wait for ever.
+    """Refuse to ask for another list where the gate is closed to it: that would wait for ever.
 
     Raises:
       PausedError: the stream is paused, or about to be.

@@ -162,7 +162,8 @@ class Stream(BaseStream[T], AsyncCursor[T]):
 
     async def _pull(self) -> Chunk[T] | None:
         """Pull a list; at the end, or after a failure, close what isn't needed any more: it will say so again."""
-        check_asked(self._session.gate)
+        if self._session.gate.holding:
+            check_asked(self._session.gate)
         meters, consumer = self._session.meters, self._session.meters.consumer
         consumer.body_ends()
         consumer.asks(perf_counter())

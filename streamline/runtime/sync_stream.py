@@ -177,7 +177,8 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
             return False
-        check_asked(self._gate)
+        if self._gate.holding:
+            check_asked(self._gate)
         coming = self._current.coming
         if not coming:
             self._take(coming)

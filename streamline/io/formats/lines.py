@@ -103,7 +103,7 @@ class _LineCursor(Generic[T]):
     ) -> None:
         self._reader = reader
         self._name = name
-        self._part = part
+        self._path = part.path
         self._after = after
         self._stop = stop
         self._shard = f" of shard {part.shard}" if part.shard else ""
@@ -158,7 +158,7 @@ class _LineCursor(Generic[T]):
         if not decoded.lines:
             return None, fault
         successor = self._after if final and fault is None else None
-        where = LineSlice(self._part.path, self._shard, self.line, self.byte, raw, decoded.lines, successor)
+        where = LineSlice(self._path, self._shard, self.line, self.byte, raw, decoded.lines, successor)
         self.line += decoded.lines
         self.byte += len(raw)
         self.splitter.learn(decoded.lines, len(raw))
@@ -169,7 +169,7 @@ class _LineCursor(Generic[T]):
 
     def _after_line(self, size: int, successor: Place | None) -> LineState:
         """Return the state after the next line, of `size` bytes with its end."""
-        where = LineSlice(self._part.path, self._shard, self.line, self.byte + size, b"", 1, successor)
+        where = LineSlice(self._path, self._shard, self.line, self.byte + size, b"", 1, successor)
         return LineState(self._name, where, 0)
 
     def _left_out(self, size: int, successor: Place | None) -> LineState:
@@ -190,7 +190,7 @@ class _LineCursor(Generic[T]):
     def error(self, fault: Fault) -> DataError:
         """Return the exception for a line of the next slice."""
         line, byte = self.line + fault.line + 1, self.byte + fault.at
-        error = DataError(f"{self._part.path} line {line}{self._shard} (byte {byte}): {fault.reason}")
+        error = DataError(f"{self._path} line {line}{self._shard} (byte {byte}): {fault.reason}")
         error.__cause__ = fault.cause
         return error
 

@@ -1,36 +1,36 @@
-"""The old path of the trainers' integrations: each documented name is still found there, with a warning."""
+"""Old paths: each documented name is still found there, with a warning."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-NEEDS = {"transformers": "transformers", "torch_dataset": "torch"}
+NEEDS = {"integrations.transformers": "transformers", "integrations.torch_dataset": "torch"}
 """Modules whose new place needs a library."""
 
 
 @pytest.mark.parametrize(
     ("old", "name", "new"),
     [
-        ("accelerate", "AccelerateLoader", "trainers"),
-        ("lightning", "LightningLoader", "trainers"),
-        ("views", "OfAllRanks", "trainers"),
-        ("transformers", "LoaderTrainer", "transformers"),
-        ("torch_dataset", "TorchDataset", "torch_dataset"),
+        ("integrations.accelerate", "AccelerateLoader", "training.trainers"),
+        ("integrations.lightning", "LightningLoader", "training.trainers"),
+        ("integrations.views", "OfAllRanks", "training.trainers"),
+        ("integrations.transformers", "LoaderTrainer", "training.transformers"),
+        ("integrations.torch_dataset", "TorchDataset", "training.torch_dataset"),
+        ("sizes", "nbytes", "core.tree"),
     ],
 )
 def test_a_documented_name_is_found_at_its_old_path_with_a_warning(old: str, name: str, new: str) -> None:
     if old in NEEDS:
         pytest.importorskip(NEEDS[old])
-    module = importlib.import_module(f"streamline.integrations.{old}")
-    with pytest.warns(
-        DeprecationWarning, match=rf"^streamline\.integrations\.{old} is streamline\.training\.{new} now$"
-    ):
+    module = importlib.import_module(f"streamline.{old}")
+    with pytest.warns(DeprecationWarning, match=rf"^streamline\.{re.escape(old)} is streamline\.{re.escape(new)} now$"):
         found = getattr(module, name)
-    assert found is getattr(importlib.import_module(f"streamline.training.{new}"), name)
+    assert found is getattr(importlib.import_module(f"streamline.{new}"), name)
 
 
 def test_the_old_path_is_imported_as_users_write_it_and_loads_nothing_by_itself() -> None:
@@ -42,6 +42,8 @@ def test_the_old_path_is_imported_as_users_write_it_and_loads_nothing_by_itself(
         "warnings.simplefilter('always')\n"
         "with warnings.catch_warnings(record=True) as seen:\n"
         "    from streamline.integrations.lightning import LightningLoader\n"
+        "    from streamline.integrations import lightning\n"
+        "    assert lightning.LightningLoader is LightningLoader\n"
         "assert LightningLoader.__module__ == 'streamline.training.trainers', LightningLoader\n"
         "print(*{(str(one.message), one.category.__name__, one.filename) for one in seen})\n"
     )
@@ -58,3 +60,5 @@ def test_a_name_that_was_never_there_is_refused() -> None:
     warned = pytest.warns(DeprecationWarning, match=r"is streamline\.training\.trainers now")
     with warned, pytest.raises(AttributeError, match="NoSuchLoader"):
         _ = module.NoSuchLoader
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'streamline\.integrations\.never'"):
+        importlib.import_module("streamline.integrations.never")
