@@ -102,9 +102,9 @@ STAGES: dict[str, Fragment] = {
     "filter that drops all": lambda pipe: pipe.filter(lambda item: False),
     "flat_map": lambda pipe: pipe.flat_map(fan),
     "flat_map to nothing": lambda pipe: pipe.flat_map(lambda item: []),
-    "batch": lambda pipe: pipe.batch(4, collate=None),
-    "unbatch": lambda pipe: pipe.batch(4).unbatch(),
-    "shuffle": lambda pipe: pipe.shuffle(window=3),
+    "batch": lambda pipe: pipe.batch(5, collate=None),
+    "unbatch": lambda pipe: pipe.batch(5).unbatch(),
+    "shuffle": lambda pipe: pipe.shuffle(window=5),
     "shuffle of one window": lambda pipe: pipe.shuffle(window=100),
     "regenerate": lambda pipe: pipe.regenerate(5),
     "regenerate ahead": lambda pipe: pipe.regenerate(4, overlap=True),
@@ -128,7 +128,7 @@ STAGES: dict[str, Fragment] = {
 
 ORDERED: dict[str, Fragment] = {
     "map with rng": lambda pipe: pipe.map(noisy, seed=1),
-    "batch without the rest": lambda pipe: pipe.batch(4, drop_remainder=True, collate=None),
+    "batch without the rest": lambda pipe: pipe.batch(5, drop_remainder=True, collate=None),
     "take": lambda pipe: pipe.take(7),
     "take nothing": lambda pipe: pipe.take(0),
     "skip": lambda pipe: pipe.skip(7),
@@ -150,7 +150,7 @@ ORDERED: dict[str, Fragment] = {
     "repeat of a cache on disk of nothing": lambda pipe: (
         pipe.filter(lambda item: False).cache(path=Folder.new()).repeat(3)
     ),
-    "repeat of shuffles": lambda pipe: pipe.shuffle(window=3).repeat(3),
+    "repeat of shuffles": lambda pipe: pipe.shuffle(window=4).repeat(3),
     "repeat of a filter": lambda pipe: pipe.filter(lambda item: item % 7 == 1).repeat(3),
     "shards": lambda pipe: pipe.shard(3).merge().shuffle(window=4),
 }
