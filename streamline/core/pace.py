@@ -101,6 +101,7 @@ class Pace:
         """
         if made >= need or perf_counter() - began > HOLD_S:
             return False
+        await anyio.lowlevel.checkpoint()  # a host's loop reads a message in one turn, and handles it in the next
         await self.breathe()
         return True
 
