@@ -92,6 +92,13 @@ def pipeline(n: int) -> sl.Pipeline[Any]:
     return sl.from_items(range(n)).shard(2).map(transform).batch(BATCH).merge()
 
 
+def merged_for(n: int) -> Tally:
+    """Batched after the merge: arrays leave the processes one by one."""
+    pipe = sl.from_items(range(n)).shard(2).map(transform).merge().batch(BATCH)
+    with pipe.open(backend=sl.Processes(2)) as stream:
+        return steady.consume(stream, read)
+
+
 def plain_for(n: int) -> Tally:
     with pipeline(n).open(backend=sl.Processes(2)) as stream:
         return steady.consume(stream, read)
@@ -161,6 +168,7 @@ SUITES = (
             Case(CEILING, two_apart, ITEMS),
             Case("streamline, Processes(2), plain for", plain_for, ITEMS, (at_least(0.95, CEILING),)),
             Case("streamline, Processes(2), async for", async_for, ITEMS, (at_least(0.95, CEILING),)),
+            Case("streamline, batched after the merge, plain for", merged_for, ITEMS, (at_least(0.85, CEILING),)),
             Case("torch DataLoader, 2 workers", torch_loader, ITEMS, peers=("torch",)),
             Case("spdl, ProcessPoolExecutor(2), chunks of 32", spdl, ITEMS, peers=("spdl",)),
             Case("grain, mp_prefetch, 2 workers", grain, ITEMS, peers=("grain",)),

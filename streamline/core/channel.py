@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from streamline.core.counters import ChannelMeter, StageMeter
     from streamline.core.tasks import Session
 
-__all__ = ["Channel", "Feeder", "Inbox", "Packet", "Sink"]
+__all__ = ["Channel", "Feeder", "FlushPoints", "Inbox", "Packet", "Sink"]
 
 T = TypeVar("T")
 
@@ -44,6 +44,25 @@ ROOM = -1
 QUICK_ITEM_S = 5e-7
 """An item that takes less than this is made in no time: a list of the longest, in half of the time between two
 checkpoints."""
+
+
+class FlushPoints(NamedTuple):
+    """Which items of one worker end its part of a batch after the merge: with fewer, the consumer can't go on.
+
+    Item `first` has place `at` in its batch of `size`, and each one after it is `step` places on.
+    """
+
+    first: int
+    at: int
+    step: int
+    size: int
+
+    def wanted(self, sent: int, most: int) -> tuple[int, int]:
+        """Return how many items after the first `sent` to ask for, `most` at the most, and how many end a part."""
+        at = (self.at + (sent - self.first) * self.step) % self.size
+        batches = (at + most * self.step) // self.size
+        up_to = [-((at - size) // self.step) for size in (batches * self.size, self.size)]
+        return up_to[0] if batches else most, up_to[1]
 
 
 class Sink(ABC, Generic[T]):
@@ -59,10 +78,14 @@ class Sink(ABC, Generic[T]):
       held: items that are in here, or with the receiver; `held_bytes` together.
       filler: the meter of the stage whose items wait for room here; None: waits aren't counted.
       longest: items of a list that is to be pulled for it, at the most.
+      sent: items sent in all.
+      flush_points: where a list has to be handed on although user code may be quick; None: everywhere.
     """
 
     filler: StageMeter | None = None
     longest = LIST_ITEMS
+    sent = 0
+    flush_points: FlushPoints | None = None
 
     def __init__(self, capacity: int, capacity_bytes: float, held: int = 0, held_bytes: int = 0) -> None:
         self.capacity = capacity
@@ -80,6 +103,11 @@ class Sink(ABC, Generic[T]):
     def room_at_once(self) -> int:
         """The room, or 0 where `wait_room` waits."""
         return max(0, self.room)
+
+    def wanted(self, room: int) -> tuple[int, int]:
+        """Return how long a list to pull, and how many of its items the consumer can't go on without."""
+        most = min(room, self.longest)
+        return (most, 1) if self.flush_points is None else self.flush_points.wanted(self.sent, most)
 
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; after it was full, for a quarter of it: lists are to be long."""
@@ -224,6 +252,7 @@ class Channel(Sink[T]):
     def reserve(self, items: int) -> None:
         """Count `items` as held from now on, before they are posted."""
         self.held += items
+        self.sent += items
         self._come += items
         meter = self.meter
         if meter is not None:
@@ -332,6 +361,7 @@ class Inbox(Flow[T]):
         self.on_ready: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
+        self.on_flush_points: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
         self._keeps = False
 
@@ -345,6 +375,12 @@ class Inbox(Flow[T]):
         self._keeps = True
         self._channel.bound(self.capacity)
         return self.capacity
+
+    def flush_at(self, points: FlushPoints) -> None:
+        """Say which items the sender needn't keep for longer lists."""
+        self._channel.flush_points = points
+        if self.on_flush_points is not None:
+            self.on_flush_points()
 
     def start(self) -> None:
         """Start the task that feeds this inbox, if it isn't running yet."""

@@ -83,7 +83,8 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 pace.begin()  # its reader had a turn
             if gate.holding:
                 await gate.passage()
-            chunk = await flow.pull(min(room, channel.longest))
+            most, flow.need = channel.wanted(room)
+            chunk = await flow.pull(most)
             if gate.holding:
                 await gate.passage()  # after a read that ended when nothing was to move any more
             if chunk is None:

@@ -83,10 +83,13 @@ class Flow(ABC, Generic[T]):
       meter: of the stage that this is the flow of; counts the lists that are pulled. None: not counted, or the stage
         counts itself.
       reader: of the stage that pulls this flow; counts waits. None: not counted.
+      need: items without which its reader can't go on, set before a pull: a list is not cut short before it has so
+        many only because user code has run for a while.
     """
 
     meter: StageMeter | None = None
     reader: StageMeter | None = None
+    need = 1
 
     def __init__(self, begin: State) -> None:
         self._state_ref = Reference.to(begin)
@@ -214,17 +217,19 @@ class Demand:
     Attributes:
       site: where it runs.
       want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
+      need: how many of them its reader can't go on without.
       meter: of the stage; None: nothing is counted.
       skips: what it leaves out because of errors; None: nothing.
       kept: what it keeps from one file to the next.
     """
 
-    __slots__ = ("kept", "meter", "site", "skips", "want")
+    __slots__ = ("kept", "meter", "need", "site", "skips", "want")
 
     def __init__(self, site: Site, meter: StageMeter | None = None, skips: Skips | None = None) -> None:
         self.site = site
         self.skips = skips
         self.want = LIST_ITEMS
+        self.need = 1
         self.meter = meter
         self.kept: dict[str, Any] = {}
 
@@ -260,6 +265,14 @@ class Run(Demand, Generic[In]):
         self.own = own
         upstream.reader = meter
 
+    async def pull(self, want: int | None = None, need: int | None = None) -> Chunk[In] | None:
+        """Return the upstream's next list of up to `want` items, of which the stage needs `need` to go on.
+
+        None: as many as are asked for of the stage itself, which gives an item for each at the most.
+        """
+        self.upstream.need = self.need if need is None else need
+        return await self.upstream.pull(self.want if want is None else want)
+
 
 Lists = AsyncGenerator[Chunk[T], None]
 
@@ -292,7 +305,7 @@ class ListsFlow(Flow[T]):
         return self.instant or super().at_once
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        self._demand.want = limit
+        self._demand.want, self._demand.need = limit, self.need
         try:
             chunk = await anext(self._lists, None)
         except anyio.get_cancelled_exc_class():

@@ -41,6 +41,10 @@ and large items are better used while they are in the cache (batches of 3 MiB: 1
 LIST_S = 0.004
 """Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
 
+HOLD_S = 0.016
+"""Seconds after which a list is handed on, however many items its reader needs: the longest that a crash undoes, and
+long enough for a list (a hand-over out of a process costs up to 0.3 ms in all)."""
+
 CALLS = 64
 """Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that
 suddenly takes 200 µs is noticed after 13 ms."""
@@ -87,6 +91,19 @@ class Pace:
             await anyio.lowlevel.checkpoint()
             await passage()
             self._since = perf_counter()
+
+    async def goes_on(self, made: int, need: int, began: float) -> bool:
+        """Give way, unless a list begun at `began` has what its reader needs, or has been kept long enough.
+
+        Args:
+          made: its items so far.
+          need: as in `Flow.need`, and no more than the list may have.
+        """
+        if made >= need or perf_counter() - began > HOLD_S:
+            return False
+        await anyio.lowlevel.checkpoint()  # a host's loop reads a message in one turn, and handles it in the next
+        await self.breathe()
+        return True
 
     def apply(self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out]) -> None:
         """Append `fn` of items from `start` on to `results`, at least one, until the slice is over.
@@ -174,23 +191,17 @@ async def results(
       PlanTypeError: it returns coroutines.
     """
     pace = Pace(run.meter)
-    while (chunk := await run.upstream.pull(run.want)) is not None:
+    while (chunk := await run.pull()) is not None:
         done, count = 0, len(chunk.items)
         if not count:
             yield chunk, []
         while done < count:
             out: list[Out] = []
-            failure: BaseException | None = None
-            looks = look is not None and look.left > 0
-            if look is not None and looks:
-                look.begin()
-            try:
-                pace.apply(fn, chunk.items, done, out)
-            except BaseException as error:
-                at = done + len(out)
-                failure = blame(error, stage, run.site, chunk.states[at], FailedCall(fn, chunk.items[at]))
-            if look is not None and looks:
-                look.end()
+            began, going_on = perf_counter(), True
+            while going_on:
+                failure = _slice(pace, run, fn, stage, chunk, done, out, look)
+                need = len(out) if failure else min(run.need, count - done)
+                going_on = await pace.goes_on(len(out), need, began)
             if out:
                 check_awaited(stage, out, way)
                 yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
@@ -204,3 +215,28 @@ async def results(
             await pace.breathe()
         del chunk
         await pace.breathe()
+
+
+def _slice(
+    pace: Pace,
+    run: Run[In],
+    fn: Callable[[In], Out],
+    stage: str,
+    chunk: Chunk[In],
+    done: int,
+    out: list[Out],
+    look: Look | None,
+) -> BaseException | None:
+    """Append `fn` of items of `chunk` after the first `done` to `out`, a slice of them; return how it failed."""
+    looks = look is not None and look.left > 0
+    if look is not None and looks:
+        look.begin()
+    try:
+        pace.apply(fn, chunk.items, done + len(out), out)
+    except BaseException as error:
+        at = done + len(out)
+        return blame(error, stage, run.site, chunk.states[at], FailedCall(fn, chunk.items[at]))
+    finally:
+        if look is not None and looks:
+            look.end()
+    return None

@@ -77,6 +77,8 @@ class MergeFlow(Flow[T]):
         self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
+        self._began = list(self._produced)
+        self._batch = 1  # items that the reader needs to go on, from where this began
         self._left: dict[int, int] = {}  # by worker looked at in this pull: items not chosen yet
         super().__init__(self._now())
 
@@ -99,6 +101,8 @@ class MergeFlow(Flow[T]):
     async def _next(self, limit: int) -> Chunk[T] | None:
         if not self._started:
             self._started = True
+            self._batch = self.need
+            self._tell_flush_points()
             for inbox in self._inboxes:
                 inbox.start()
         self.release()
@@ -210,6 +214,7 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking, its_turn=True)
                 if inbox.over:
                     self._active.remove(worker)
+                    self._tell_flush_points()
                     if self.on_ended is not None:
                         self.on_ended(worker, self._produced[worker])
         return left > 0
@@ -222,6 +227,9 @@ class MergeFlow(Flow[T]):
         if after is not None:
             self._references[worker] = Reference.to(after)
             taking.progressed = True
+
+    def _tell_flush_points(self) -> None:
+        """Tell the workers which of their items the reader waits for; where that is known, lists may be longer."""
 
     def _distance(self, worker: int) -> tuple[bool, int]:
         """Sort key: workers from the next one on, and around."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from streamline.core.channel import Inbox
+from streamline.core.channel import FlushPoints, Inbox
 from streamline.core.state import Json
 from streamline.merge.base import MANY, Merge, MergeFlow, Taking
 
@@ -24,10 +24,20 @@ class StrictMerge(MergeFlow[T]):
         if len(ready) == 1:
             self._next_worker = self._active[0]
             return MANY
+        return MANY if self._level() else 0
+
+    def _level(self) -> bool:
+        """Return whether it takes one item of each worker in turn, from the next one on."""
         self._next_worker = self._smallest()
         lowest = self._produced[self._next_worker]
-        level = all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
-        return MANY if level else 0
+        return all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+
+    def _tell_flush_points(self) -> None:
+        if self._batch > 1 and self._active and not self._replay and self._level():
+            place, step = sum(self._produced) - sum(self._began), len(self._active)
+            for at, worker in enumerate(sorted(self._active, key=self._distance), place):
+                first = self._produced[worker] - self._began[worker]
+                self._inboxes[worker].flush_at(FlushPoints(first, at % self._batch, step, self._batch))
 
     def _pick(self, taking: Taking) -> int | None:
         while self._active:

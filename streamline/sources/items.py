@@ -124,13 +124,17 @@ class Items(Source[T]):
             indices: Sequence[int] = wanted if index.identity else index(np.asarray(wanted, np.int64)).tolist()
             found: list[T] = []
             failure: BaseException | None = None
-            try:
-                read(indices, pace, found)
-            except BaseException as error:
-                if len(found) == len(indices):  # Ctrl-C after the last one: no item is at fault
-                    raise
-                at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
-                failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
+            began, going_on = perf_counter(), True
+            while going_on:
+                try:
+                    read(indices, pace, found)
+                except BaseException as error:
+                    if len(found) == len(indices):  # Ctrl-C after the last one: no item is at fault
+                        raise
+                    at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
+                    failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
+                need = len(found) if failure else min(run.need, len(indices))
+                going_on = await pace.goes_on(len(found), need, began)
             if found:
                 yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)
@@ -142,7 +146,7 @@ class Items(Source[T]):
             await pace.breathe()
 
     def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
-        """Return a function that appends the items of the first indices to a list, as many as fit a slice of time."""
+        """Return a function that appends the items of more indices to a list, as many as fit a slice of time."""
         if isinstance(self.items, TableRows):
             return _Slices(self._read_list, meter)
         if isinstance(self.items, _TakesLists):
@@ -150,7 +154,7 @@ class Items(Source[T]):
         getitem: Callable[[int], T] = self.items.__getitem__
         if type(self.items) in PLAIN:
             return lambda indices, pace, found: _read_plain(cast("Sequence[T]", self.items), indices, pace, found)
-        return lambda indices, pace, found: pace.apply(getitem, indices, 0, found)
+        return lambda indices, pace, found: pace.apply(getitem, indices, len(found), found)
 
     def _read_list(self, indices: Sequence[int], found: list[T], meter: StageMeter | None) -> None:
         read = cast(_TakesLists, self.items).__getitems__
@@ -183,7 +187,7 @@ class _Slices:
 
     def __call__(self, indices: Sequence[int], pace: Pace, found: list[Any]) -> None:
         began = perf_counter()
-        self._read(indices[: self._rows], found, self._meter)
+        self._read(indices[len(found) :][: self._rows], found, self._meter)
         spent = perf_counter() - began
         if spent > TABLE_S:
             self._rows = max(1, self._rows // 2)
@@ -193,7 +197,7 @@ class _Slices:
 
 def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: list[T]) -> None:
     """Append what is at these indices; a slice at once, where it is one."""
-    if isinstance(indices, range):
+    if isinstance(indices, range) and not found:
         found.extend(items[indices.start : indices.stop : indices.step])
     if len(found) < len(indices):
         pace.apply(items.__getitem__, indices, len(found), found)

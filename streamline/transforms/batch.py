@@ -156,7 +156,9 @@ class Batch(Stage[In, Out]):
         last = Reference.to(run.upstream.state)
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
         pace = Pace()
-        while (chunk := await run.upstream.pull(min(together, self.size * run.want) - len(held))) is not None:
+        while (
+            chunk := await run.pull(min(together, self.size * run.want) - len(held), self.size - len(held))
+        ) is not None:
             items, states, after, start = chunk.items, chunk.states, chunk.after, 0
             del chunk  # the items of a batch are many and large: none is kept longer than it is needed
             while len(items) - start >= (missing := self.size - len(held)):

@@ -26,6 +26,7 @@ from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CloseWorker,
     Credit,
+    FlushAt,
     Hello,
     HostFailed,
     LiveCredit,
@@ -143,6 +144,7 @@ class _HostedRun:
             Observe: self._observe,
             OpenWorker: self._open,
             Credit: self._credit,
+            FlushAt: self._flush_at,
             CloseWorker: self._close,
             LiveItems: self._live_items,
             LiveEnd: self._live_end,
@@ -188,6 +190,7 @@ class _HostedRun:
         sender = ItemSender[Any](
             link, states, message.worker, message.items, message.size, message.in_flight, message.in_flight_bytes
         )
+        sender.flush_points = message.flush_points
         worker = self._workers[message.worker] = _Worker(sender)
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
         plan = self._plan
@@ -222,6 +225,10 @@ class _HostedRun:
     def _credit(self, message: Credit) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             worker.sender.credit(message.items, message.size)
+
+    def _flush_at(self, message: FlushAt) -> None:
+        if (worker := self._workers.get(message.worker)) is not None:
+            worker.sender.flush_points = message.points
 
     def _close(self, message: CloseWorker) -> None:
         worker, number = self._workers.pop(message.worker, None), message.worker

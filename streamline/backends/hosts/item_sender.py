@@ -87,7 +87,7 @@ class ItemSender(Sink[T]):
         if not count:
             self._add_progress(chunk)
             return
-        self._most = 2 * count
+        self._most = max(2 * count, self._most // 2)
         if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
@@ -181,8 +181,10 @@ class ItemSender(Sink[T]):
     def _post(self, chunk: Chunk[T], packed: PackedItems) -> None:
         count = len(chunk.items)
         self.held += count
+        self.sent += count
         self.held_bytes += packed.nbytes
-        self._item_bytes = max(1.0, packed.nbytes / count)
+        least = self._item_bytes if count < self._most // 4 else 1.0  # a short list says little
+        self._item_bytes = max(least, packed.nbytes / count)
         self._progress = None  # these items' states are later
         self._edge()
         if not self._over:

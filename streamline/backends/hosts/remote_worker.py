@@ -21,6 +21,7 @@ from streamline.backends.ipc.messages import (
     CloseWorker,
     CrashingCall,
     Credit,
+    FlushAt,
     ItemsMessage,
     OpenWorker,
     ProgressMessage,
@@ -28,7 +29,7 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.backends.ipc.state_codec import ColumnDecoder, DeferredState
-from streamline.core.channel import Channel, Inbox
+from streamline.core.channel import Channel, FlushPoints, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import At, Reference, State, Tree
@@ -131,6 +132,7 @@ class RemoteWorker(Generic[T]):
         self._in_flight = InFlightBytes()  # arrived, not consumed
         self._credit = 0  # items consumed, and not yet credited
         self._credit_bytes = 0
+        self._opened_after = 0  # items
         self._leaving = False
         self._close_deadline = 0.0  # by when user code must end
         self._closing = False  # in order to be opened again
@@ -148,6 +150,7 @@ class RemoteWorker(Generic[T]):
 
         inbox.starter = begin
         inbox.stopper = lambda _: self._stopped(connection)
+        inbox.on_flush_points = self._flush_at
 
         def closed() -> None:
             tasks.disown(channel.abandon)
@@ -170,6 +173,7 @@ class RemoteWorker(Generic[T]):
         self._credit = self._credit_bytes = 0  # this host gets what is in flight with `OpenWorker`
         self.heard_at = perf_counter() + START_S
         self.restart_policy.calls.clear()
+        self._opened_after = self.channel.sent
         site = self.site
         link.send(
             OpenWorker(
@@ -186,6 +190,7 @@ class RemoteWorker(Generic[T]):
                 live_capacity=0 if self.forwarding is None else self.forwarding.capacity,
                 track_calls=self.restart_policy.track_calls,
                 crashing_call=self.restart_policy.crashing_call,
+                flush_points=self._flush_points,
             )
         )
         if self.forwarding is not None:
@@ -284,6 +289,16 @@ class RemoteWorker(Generic[T]):
         self._credit = self._credit_bytes = 0
         if self.link is not None and not self.over:
             self.link.send(Credit(self.number, items, size))
+
+    @property
+    def _flush_points(self) -> FlushPoints | None:
+        """Where the host's lists may end, as it counts items."""
+        points = self.channel.flush_points
+        return None if points is None else points._replace(first=points.first - self._opened_after)
+
+    def _flush_at(self) -> None:
+        if self.link is not None and not self.over and (points := self._flush_points) is not None:
+            self.link.send(FlushAt(self.number, points))
 
     # Messages from the host -------------------------------------------------------------------------------------------
 

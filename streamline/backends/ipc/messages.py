@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from streamline.core.channel import FlushPoints
 from streamline.core.counters import Doing, StageCounts
 from streamline.core.state import Tree
 from streamline.errors import WorkerDied
@@ -18,6 +19,7 @@ __all__ = [
     "CloseWorker",
     "CrashingCall",
     "Credit",
+    "FlushAt",
     "Hello",
     "HostFailed",
     "ItemsMessage",
@@ -85,6 +87,7 @@ class OpenWorker(NamedTuple):
       live_capacity: items of a live source, read by the consumer, that may be in flight to it. 0: it reads by itself.
       track_calls: report each call of user code; one may have ended an earlier host.
       crashing_call: the call that ended earlier hosts.
+      flush_points: as in `FlushAt`.
     """
 
     worker: int
@@ -100,6 +103,7 @@ class OpenWorker(NamedTuple):
     live_capacity: int = 0
     track_calls: bool = False
     crashing_call: CrashingCall | None = None
+    flush_points: FlushPoints | None = None
 
 
 class CrashingCall(NamedTuple):
@@ -119,6 +123,13 @@ class Credit(NamedTuple):
     worker: int
     items: int
     size: int
+
+
+class FlushAt(NamedTuple):
+    """Up to which items a worker may make lists longer, counted from where it was opened."""
+
+    worker: int
+    points: FlushPoints
 
 
 class CloseWorker(NamedTuple):
