@@ -75,9 +75,9 @@ def suite(question: str, run: Any, n: int, inline_ms: float, processes_ms: float
 
 
 SUITES = (
-    suite("Latency: how late is the first batch after its last item was made?", first_batch, 7, 2, 3),
-    suite("Latency: how long until a cancelled loop is left?", cancellation, 7, 5, 60),
-    suite("Latency: how long until nothing moves in a pause?", pause, 40, 3, 6),
+    suite("Latency: how late is the first batch after its last item was made?", first_batch, 7, 3, 6),
+    suite("Latency: how long until a cancelled loop is left?", cancellation, 7, 7, 60),
+    suite("Latency: how long until nothing moves in a pause?", pause, 40, 4, 6),
 )
 
 
