@@ -85,11 +85,13 @@ class Flow(ABC, Generic[T]):
       reader: of the stage that pulls this flow; counts waits. None: not counted.
       need: items without which its reader can't go on, set before a pull: a list is not cut short before it has so
         many only because user code has run for a while.
+      apart: other tasks make its items, while its reader works on those that it has.
     """
 
     meter: StageMeter | None = None
     reader: StageMeter | None = None
     need = 1
+    apart = False
 
     def __init__(self, begin: State) -> None:
         self._state_ref = Reference.to(begin)
@@ -268,9 +270,10 @@ class Run(Demand, Generic[In]):
     async def pull(self, want: int | None = None, need: int | None = None) -> Chunk[In] | None:
         """Return the upstream's next list of up to `want` items, of which the stage needs `need` to go on.
 
-        None: as many as are asked for of the stage itself, which gives an item for each at the most.
+        None: as many as are asked for of the stage itself, which gives an item for each at the most; but one is enough
+        to begin its work where others are made meanwhile.
         """
-        self.upstream.need = self.need if need is None else need
+        self.upstream.need = (1 if self.upstream.apart else self.need) if need is None else need
         return await self.upstream.pull(self.want if want is None else want)
 
 

@@ -105,13 +105,15 @@ class Pace:
         await self.breathe()
         return True
 
-    def apply(self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out]) -> None:
-        """Append `fn` of items from `start` on to `results`, at least one, until the slice is over.
+    def apply(
+        self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out], stop: int | None = None
+    ) -> None:
+        """Append `fn` of items from `start` to `stop`, or the end, to `results`, at least one, until the slice is over.
 
         Raises:
           StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
         """
-        stop, began, done = len(items), perf_counter(), start
+        stop, began, done = len(items) if stop is None else stop, perf_counter(), start
         if self._meter is not None:
             self._meter.begun = began
         now: float | None = None
@@ -199,9 +201,10 @@ async def results(
             out: list[Out] = []
             began, going_on = perf_counter(), True
             while going_on:
-                failure = _slice(pace, run, fn, stage, chunk, done, out, look)
-                need = len(out) if failure else min(run.need, count - done)
-                going_on = await pace.goes_on(len(out), need, began)
+                need = min(run.need, count - done)
+                stop = done + need if out else count  # what goes on does so up to the item that is missing
+                failure = _slice(pace, run, fn, stage, chunk, done, stop, out, look)
+                going_on = failure is None and await pace.goes_on(len(out), need, began)
             if out:
                 check_awaited(stage, out, way)
                 yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
@@ -224,15 +227,16 @@ def _slice(
     stage: str,
     chunk: Chunk[In],
     done: int,
+    stop: int,
     out: list[Out],
     look: Look | None,
 ) -> BaseException | None:
-    """Append `fn` of items of `chunk` after the first `done` to `out`, a slice of them; return how it failed."""
+    """Append `fn` of items of `chunk` after the first `done`, up to `stop`, to `out`, for a slice; return a failure."""
     looks = look is not None and look.left > 0
     if look is not None and looks:
         look.begin()
     try:
-        pace.apply(fn, chunk.items, done + len(out), out)
+        pace.apply(fn, chunk.items, done + len(out), out, stop)
     except BaseException as error:
         at = done + len(out)
         return blame(error, stage, run.site, chunk.states[at], FailedCall(fn, chunk.items[at]))

@@ -61,6 +61,7 @@ class MergeFlow(Flow[T]):
       held: progress deferred until its worker's turn; None: all progress counts as soon as it is seen.
     """
 
+    apart = True
     choosing = False
     held: DeferredProgress | None = None
 

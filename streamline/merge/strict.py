@@ -24,18 +24,18 @@ class StrictMerge(MergeFlow[T]):
         if len(ready) == 1:
             self._next_worker = self._active[0]
             return MANY
-        return MANY if self._level() else 0
-
-    def _level(self) -> bool:
-        """Return whether it takes one item of each worker in turn, from the next one on."""
         self._next_worker = self._smallest()
-        lowest = self._produced[self._next_worker]
-        return all(self._produced[worker] == lowest + (worker < self._next_worker) for worker in self._active)
+        return MANY if self._level(self._next_worker) else 0
+
+    def _level(self, first: int) -> bool:
+        """Return whether it takes one item of each worker in turn, from the first, the smallest, on."""
+        lowest = self._produced[first]
+        return all(self._produced[worker] == lowest + (worker < first) for worker in self._active)
 
     def _tell_flush_points(self) -> None:
-        if self._batch > 1 and self._active and not self._replay and self._level():
+        if self._batch > 1 and self._active and not self._replay and self._level(self._smallest()):
             place, step = sum(self._produced) - sum(self._began), len(self._active)
-            for at, worker in enumerate(sorted(self._active, key=self._distance), place):
+            for at, worker in enumerate(sorted(self._active, key=self._turn), place):
                 first = self._produced[worker] - self._began[worker]
                 self._inboxes[worker].flush_at(FlushPoints(first, at % self._batch, step, self._batch))
 
@@ -49,7 +49,10 @@ class StrictMerge(MergeFlow[T]):
         return None
 
     def _smallest(self) -> int:
-        return min(self._active, key=lambda worker: (self._produced[worker], worker))
+        return min(self._active, key=self._turn)
+
+    def _turn(self, worker: int) -> tuple[int, int]:
+        return self._produced[worker], worker
 
     def _awaited(self) -> list[int]:
         return self._replay[-1:] or [self._smallest()]

@@ -112,10 +112,10 @@ class Trace:
         self._flushed_at = perf_counter()
         self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2)
         self.previous = self._file.previous
-        self._observer = self._observe  # one and the same object each time, so that it can be compared
-        meters.observe(self._observer)
         self._name("process", 1, 0, f"streamline, {self._rank}")
         self._guarded(TraceFile.flush)
+        self._observer = self._observe  # one and the same object each time, so that it can be compared
+        meters.observe(self._observer)  # from now on other threads write, too
 
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""

@@ -126,15 +126,16 @@ class Items(Source[T]):
             failure: BaseException | None = None
             began, going_on = perf_counter(), True
             while going_on:
+                need = min(run.need, len(indices))
+                asked = indices[:need] if found else indices
                 try:
-                    read(indices, pace, found)
+                    read(asked, pace, found)
                 except BaseException as error:
-                    if len(found) == len(indices):  # Ctrl-C after the last one: no item is at fault
+                    if len(found) == len(asked):  # Ctrl-C after the last one: no item is at fault
                         raise
                     at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                     failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
-                need = len(found) if failure else min(run.need, len(indices))
-                going_on = await pace.goes_on(len(found), need, began)
+                going_on = failure is None and await pace.goes_on(len(found), need, began)
             if found:
                 yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)

@@ -2,11 +2,13 @@
 
 As with every channel, inputs are throttled and outputs never: there is room while there is credit, in items and bytes.
 The size of the next items is unknown, so room is what the last ones' size allows: one for the first, then at most twice
-as many as the last time, since a small item among large ones says little. Lists that leave no items count likewise.
+as many as the last time, since a small item among large ones says little. Lists that leave no items count likewise; one
+that is short because a batch needed no more says nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -52,6 +54,7 @@ class ItemSender(Sink[T]):
         self._worker = worker
         self._item_bytes = float(size)
         self._most = 1
+        self._part = math.inf
         self._over = False
         self._kept: Inbox[T] | None = None
         self._pulled = InFlightBytes()  # from `_kept`, and in flight
@@ -77,6 +80,12 @@ class ItemSender(Sink[T]):
             by_size = int((self.capacity_bytes - self.held_bytes) / self._item_bytes)
         return min(self.capacity - self.held, by_size, 1 if self.one_by_one else self._most)
 
+    def wanted(self, room: int) -> tuple[int, int]:
+        """Likewise; what fills a message waits for no more: large items are better sent while they are in the cache."""
+        most, need = super().wanted(room)
+        self._part = most if most < room else math.inf
+        return most, min(need, max(1, int(MESSAGE_BYTES / self._item_bytes)))
+
     async def send(self, chunk: Chunk[T]) -> None:
         """Send a chunk, split into messages; waits only for bytes that don't fit.
 
@@ -87,7 +96,7 @@ class ItemSender(Sink[T]):
         if not count:
             self._add_progress(chunk)
             return
-        self._most = max(2 * count, self._most // 2)
+        self._most = max(2 * count, self._most if 2 * count >= self._part else self._most // 2)
         if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from streamline.backends.ipc.columns import in_columns
 from streamline.backends.ipc.messages import PackingError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Pickling:
             items = list(items)
         if self._sent_classes is None:
             with suppress(Exception):  # the second try, or the search, raises
-                pickled, memo = _plain(items)
+                pickled, memo = _plain(in_columns(items))
                 if not _needs_cloudpickle(pickled, memo):
                     return pickled
         try:
@@ -141,7 +142,7 @@ class PickleBuffers:
         return False
 
 
-def _plain(items: Sequence[Any]) -> tuple[PickledItems, Callable[[], dict[int, tuple[int, Any]]]]:
+def _plain(items: Any) -> tuple[PickledItems, Callable[[], dict[int, tuple[int, Any]]]]:
     output = PickleBuffers()
     pickler = pickle.Pickler(output, 5, buffer_callback=output.take)
     pickler.dispatch_table = reducers()
