@@ -25,9 +25,6 @@ class Budget:
     Attributes:
       most: bytes that may be held.
       held: bytes that are held now: asked for, or arrived and not taken by a format yet.
-
-    Args:
-      most: see there.
     """
 
     def __init__(self, most: int) -> None:

@@ -215,7 +215,6 @@ class Demand:
     """What a generator of chunks knows of its reader, and of where it runs.
 
     Attributes:
-      site: where it runs.
       want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
       need: how many of them its reader can't go on without.
       meter: of the stage; None: nothing is counted.

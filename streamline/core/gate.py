@@ -153,11 +153,7 @@ class Gate:
         return at_work
 
     def hold(self) -> None:
-        """Let nothing move any more, and wait for nothing.
-
-        Raises:
-          RuntimeError, ClosedError: as `pause`.
-        """
+        """Let nothing move any more, and wait for nothing."""
         self.on(Event.QUIESCE)
         self._pausing = object()
         for hold in list(self._holders):

@@ -64,11 +64,7 @@ def _words(rng: np.random.Generator, segment: int) -> list[int]:
 
 
 def check_alone(stage: str, site: Site) -> None:
-    """Insist on a thread in which nothing else of the process draws while a call does.
-
-    Raises:
-      PlanError: it is one beside the consumer's.
-    """
+    """Insist on a thread in which nothing else of the process draws while a call does."""
     where = site.tasks.session.where
     if where.startswith("process") or not threading.current_thread().name.startswith("streamline"):
         return

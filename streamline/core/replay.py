@@ -23,11 +23,7 @@ KEY = "_streamline_call"
 
 
 class Adapter(ABC):
-    """A function that streamline put around a user's, because it hands on more than the item.
-
-    Attributes:
-      fn: the user's.
-    """
+    """A function that streamline put around a user's, because it hands on more than the item."""
 
     fn: Callable[..., Any]
 

@@ -63,11 +63,7 @@ MOST_REPEATED = 2**31
 
 
 def check_strict_to(produced: Sequence[int], replay: Sequence[int], strict_to: Sequence[int]) -> None:
-    """Insist that the counts up to which a merge repeats strict order go on from those of its choices.
-
-    Raises:
-      ValueError: they don't, or are of more items than any stage reads again.
-    """
+    """Insist that the counts up to which a merge repeats strict order go on from those of its choices."""
     counts = Counter(replay)
     if len(strict_to) != len(produced) or any(
         stop < count + counts[worker] for worker, (stop, count) in enumerate(zip(strict_to, produced, strict=True))
@@ -95,9 +91,6 @@ def check_type(value: Json, expected: Any, where: str) -> None:
     Args:
       expected: as `msgspec.convert` takes it.
       where: for the message: "the state of 'shuffle' of shard 3".
-
-    Raises:
-      SnapshotError: it is of another one, or out of range.
     """
     try:
         msgspec.convert(value, expected)

@@ -306,9 +306,6 @@ async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
 
     For calls of milliseconds into libraries: an abandoned thread in pyarrow would be killed there when
     Python ends, and one that copies from memory would read what has been freed.
-
-    Raises:
-      What `fn` raised.
     """
 
     def call() -> tuple[R | None, BaseException | None]:

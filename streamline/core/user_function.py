@@ -67,9 +67,6 @@ def check_call(what: str, fn: Callable[..., Any], inputs: int, given: Mapping[st
       inputs: positional arguments that streamline passes.
       given: the user's keywords.
       own: keywords that streamline passes itself.
-
-    Raises:
-      PlanTypeError: one is missing, unknown, or streamline's own.
     """
     if taken := sorted(set(own) & set(given)):
         raise PlanTypeError(f"{what}: streamline passes {', '.join(taken)} itself: leave it out")

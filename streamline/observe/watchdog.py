@@ -74,12 +74,7 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def check_stall(stall_s: object) -> None:
-    """Insist on seconds, more than 0; None: no watchdog.
-
-    Raises:
-      PlanTypeError: it is no number.
-      PlanError: it is no positive, finite one.
-    """
+    """Insist on seconds, more than 0; None: no watchdog."""
     if stall_s is not None:
         check_seconds(".open(stall_s=) (or None, for no watchdog)", stall_s)
 

@@ -157,9 +157,6 @@ def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
     """Insist that the parts of a state are of the stages of these entries of a fingerprint.
 
     A part may be missing: a stage that was accepted as added begins there.
-
-    Raises:
-      SnapshotError: a part is of another type or out of range; it says which.
     """
     check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")

@@ -18,11 +18,7 @@ RESERVED = ("shard", "merge", "errors", "ends")
 
 
 def check_plan(plan: Plan) -> None:
-    """Insist on a plan whose parts fit together.
-
-    Raises:
-      PlanError: they don't.
-    """
+    """Insist on a plan whose parts fit together."""
     _check_names([*plan.source.names, *(stage.name for stage in plan.stages)])
     for stage in plan.stages:
         known = stage_class(stage.kind, stage.options)

@@ -55,11 +55,7 @@ class LoopThread(Generic[T]):
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
     def start(self) -> State:
-        """Start the thread, and return the state before the first item.
-
-        Raises:
-          HostError: there is no room for another thread.
-        """
+        """Start the thread, and return the state before the first item."""
         start_thread(self._thread)
         begun = self._begun.get()
         if isinstance(begun, BaseException):

@@ -112,9 +112,6 @@ class ResolvedRun:
     def errors(self, meters: Meters) -> Errors:
         """Return what counts the skipped items of one run: made anew for each.
 
-        Args:
-          meters: of that run.
-
         Raises:
           DeadLetterError: they can't be written where they should be, or something else is there.
         """

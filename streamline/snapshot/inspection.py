@@ -33,11 +33,7 @@ FILES = 8
 
 
 def report(snapshot: Snapshot, width: int = 120) -> str:
-    """Return `describe` as plain text, at most `width` characters wide.
-
-    Raises:
-      SnapshotError: its journal is damaged.
-    """
+    """Return `describe` as plain text, at most `width` characters wide."""
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(describe(snapshot))

@@ -57,11 +57,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
 
 
 def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
-    """Yield what the stages after the merge go on with, by name.
-
-    Raises:
-      ResumeError: one of them can't.
-    """
+    """Yield what the stages after the merge go on with, by name."""
     entries = {entry.get("name"): entry for entry in sections(job.fingerprint)[2]}
     for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
         entry = entries.get(name, {})

@@ -47,11 +47,7 @@ class _Merged(msgspec.Struct):
 
 
 def check_stages(snapshot: Snapshot) -> None:
-    """Insist that what a snapshot holds of each stage is what such a stage keeps.
-
-    Raises:
-      SnapshotError: a part is of another type or out of range; it says which.
-    """
+    """Insist that what a snapshot holds of each stage is what such a stage keeps."""
     check_type(snapshot.fingerprint, list[FingerprintEntry], "the plan")
     before, worker, after = sections(snapshot.fingerprint)
     worker = [*before, *worker]

@@ -320,12 +320,7 @@ class Several(Source[T], ABC):
 
 
 def named(option: str, pipes: object) -> dict[str, Any]:
-    """Return pipelines by name; of a list, by their numbers.
-
-    Raises:
-      PlanTypeError: something else.
-      PlanError: there are none.
-    """
+    """Return pipelines by name; of a list, by their numbers."""
     found = dict(pipes) if isinstance(pipes, Mapping) else None
     if isinstance(pipes, list | tuple):
         found = {str(at): pipe for at, pipe in enumerate(pipes)}

@@ -157,11 +157,7 @@ class DiskJournal(Journal):
     def _gather(
         self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
     ) -> dict[int, int]:
-        """Make the backlog, the items that no worker has passed; return how many items each shard was fed.
-
-        Raises:
-          JournalError: one of them is missing.
-        """
+        """Make the backlog, the items that no worker has passed; return how many items each shard was fed."""
         given = dict.fromkeys(self.places.shards, 0)
         need = dict(passed)
         for segment in segments:

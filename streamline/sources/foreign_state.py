@@ -46,11 +46,7 @@ class Foreign:
         self._load = load
 
     def state(self) -> str:
-        """Return the state as JSON text.
-
-        Raises:
-          PlanTypeError: an entry isn't JSON; the message names it.
-        """
+        """Return the state as JSON text."""
         return state_text(self._get(), f"{self.kind}'s state")
 
     def load(self, state: Json) -> None:

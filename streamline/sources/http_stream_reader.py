@@ -201,11 +201,7 @@ class _FeedReader:
             raise TransientError("nothing came for idle_timeout_s") from None
 
     def _failure(self, error: Exception) -> None:
-        """Note a connection that failed.
-
-        Raises:
-          ReadError: it isn't tried again.
-        """
+        """Note a connection that failed."""
         url = self._url
         if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
             found = TransientError(f"the name {error.host} can't be looked up any more")

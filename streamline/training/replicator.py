@@ -319,12 +319,7 @@ class Replicator(Generic[T]):
         return Replica(self._dispatcher, share)
 
     def _feed(self, number: int) -> ReplicaFeed:
-        """Take replica `number` for a pipeline, whose source reads this feed.
-
-        Raises:
-          PlanError: as in `replica`; or the source is a pipeline that chooses an order.
-          ResumeError: as in `replica`.
-        """
+        """Take replica `number` for a pipeline, whose source reads this feed."""
         source = self._source
         again = isinstance(source, Openable) and not source.plan.source.is_live
         if again and isinstance(source, Openable) and (chooser := source.plan.chooser) is not None:

@@ -345,11 +345,7 @@ class _CustomRun(Generic[In, Out]):
 
 
 def check_through(fn: object) -> None:
-    """Check that `fn` may be an async generator function.
-
-    Raises:
-      PlanTypeError: it is another kind of function, or a call of one.
-    """
+    """Check that `fn` may be an async generator function."""
     if inspect.isasyncgen(fn) or inspect.isgenerator(fn):
         raise PlanTypeError(
             f".through(fn) is a function, got {given(fn)}: .through({fn.__name__}), which is called with the items"

@@ -123,11 +123,7 @@ class Pack(Stage[Any, Block]):
             yield Chunk((), (), held.dropped(run.upstream.state))
 
     def tokens(self, item: Any) -> Tokens | None:
-        """Return the tokens of an item; None: it is empty, and no array that has a dtype.
-
-        Raises:
-          PlanTypeError: it is no sequence of ints.
-        """
+        """Return the tokens of an item; None: it is empty, and no array that has a dtype."""
         found = item
         if self.key is not None:
             if not isinstance(item, Mapping) or self.key not in item:
@@ -147,11 +143,7 @@ class Pack(Stage[Any, Block]):
 
 
 def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool, *, name: str) -> Pack:
-    """Return the stage.
-
-    Raises:
-      PlanError: an option out of range or, a `PlanTypeError`, of the wrong type.
-    """
+    """Return the stage."""
     length = check_int(".pack(length)", length, 1)
     if eos is not None:
         eos = check_int(".pack(eos=)", eos, 0)

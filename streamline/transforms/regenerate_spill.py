@@ -65,12 +65,7 @@ class Spill:
         return CycleFileNames(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
 
     async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
-        """Keep a cycle, durably.
-
-        Raises:
-          ReadError: the folder can't be written.
-          DataError: the items can't be.
-        """
+        """Keep a cycle, durably."""
         await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
 
     async def read(self, name: str, threads: ThreadPool) -> SpilledCycle:

@@ -42,11 +42,7 @@ class MessageBlock:
 
 
 def blocks(footer: bytes) -> tuple[list[MessageBlock], list[MessageBlock]]:
-    """Return where the dictionaries and the record batches of a file are, as its footer says.
-
-    Raises:
-      ValueError: it is damaged.
-    """
+    """Return where the dictionaries and the record batches of a file are, as its footer says."""
     try:
         table = _FlatTable.root(footer)
         return table.blocks(2), table.blocks(3)
@@ -70,11 +66,7 @@ class Message:
 
     @classmethod
     def of(cls, metadata: bytes) -> Message:
-        """Read the metadata of a message, without its prefix.
-
-        Raises:
-          ValueError: they are damaged.
-        """
+        """Read the metadata of a message, without its prefix."""
         try:
             table = _FlatTable.root(metadata)
             kind, body = table.byte(1), table.int64(3)

@@ -62,9 +62,6 @@ class FileTable:
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
       first: the first batch that is wanted.
-
-    Raises:
-      DataError: the footer is damaged, or lacks a column.
     """
 
     def __init__(
@@ -134,9 +131,6 @@ class StreamTable:
 
     Attributes:
       later: dictionaries that the record batch that is decoded next doesn't know yet.
-
-    Raises:
-      DataError: it is damaged, or lacks a column.
     """
 
     def __init__(self, format: Columnar, path: str, message: bytes) -> None:

@@ -179,11 +179,7 @@ class _CsvCursor:
         return self._error(Fault(0, 0, too_long(self._format.max_record_bytes)))
 
     def learns(self, raw: bytes | TooLong, final: bool) -> bool:
-        """Find out what the first record says, and pass it if it is a header; whether it is there.
-
-        Raises:
-          DataError: it can't be a header, or doesn't end.
-        """
+        """Find out what the first record says, and pass it if it is a header; whether it is there."""
         if isinstance(raw, TooLong):
             raise raw.error
         self._feed(raw)

@@ -59,9 +59,6 @@ async def slices(
       wrong: makes the error for the line after the slice yielded last, from the reason.
       skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
-
-    Raises:
-      As `pieces`.
     """
     long: TooLong | None = None
     async with aclosing(pieces(file, start, stop)) as blocks:

@@ -81,12 +81,7 @@ class ArchivedArray:
 
 
 async def members(file: File) -> list[ArchivedArray]:
-    """Return the arrays of an archive, in its order.
-
-    Raises:
-      DataError: no archive, a damaged one, or something in it that is no array; it says no place.
-      ReadError: it can't be read.
-    """
+    """Return the arrays of an archive, in its order."""
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
     for info in await _directory(file, size):

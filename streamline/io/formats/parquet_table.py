@@ -45,9 +45,6 @@ class ParquetTable:
       size: of the file in bytes.
       footer: its end, at least all of the footer.
       first: the first group that is wanted.
-
-    Raises:
-      DataError: the footer is damaged, or lacks a column.
     """
 
     def __init__(self, format: Columnar, file: File, size: int, footer: bytes, first: int) -> None:
