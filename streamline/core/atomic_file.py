@@ -19,24 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
-__all__ = [
-    "UnsafeFileError",
-    "is_open_as",
-    "is_own",
-    "lock_file",
-    "make_directory",
-    "open_own",
-    "open_regular",
-    "read_own",
-    "removed_if_abandoned",
-    "replace_file",
-    "sync_and_close",
-    "sync_directory",
-    "try_lock",
-    "write_all",
-    "write_parts",
-]
-
 _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 _KINDS = (

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["MIN_PART_BYTES", "PART_BYTES", "Account", "Budget"]
-
 PART_BYTES = 8 * 2**20
 """Bytes of a large object that one request asks for: the usual budget holds 32 such requests."""
 

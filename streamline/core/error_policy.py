@@ -37,22 +37,6 @@ from streamline.errors import (
     printable,
 )
 
-__all__ = [
-    "MAX_ERRORS",
-    "DeadLetter",
-    "DeadLetterSink",
-    "Decision",
-    "ErrorReport",
-    "Errors",
-    "Failure",
-    "OnError",
-    "Policy",
-    "Skips",
-    "counting_in",
-    "counts_in",
-    "moved",
-]
-
 MAX_ERRORS = 0.01
 """The default limit: one skipped item in a hundred."""
 

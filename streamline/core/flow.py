@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from streamline.core.error_policy import Failure, Skips
     from streamline.core.tasks import Tasks
 
-__all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
-
 T = TypeVar("T")
 In = TypeVar("In")
 

@@ -24,8 +24,6 @@ import anyio
 from streamline.core.forks import disowned_in_copies
 from streamline.errors import ClosedError
 
-__all__ = ["TABLE", "Event", "Gate", "Participant", "Phase", "passage", "resting"]
-
 T = TypeVar("T")
 
 

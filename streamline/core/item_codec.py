@@ -22,25 +22,6 @@ import numpy as np
 from streamline.core.state import Json
 from streamline.errors import DataError, JournalError, PlanTypeError
 
-__all__ = [
-    "Buffer",
-    "Codec",
-    "EncodedItem",
-    "Read",
-    "bytes_of",
-    "from_bytes",
-    "from_json",
-    "pack",
-    "read",
-    "state_from_json",
-    "state_text",
-    "to_bytes",
-    "to_json",
-    "unpack",
-    "unpack_all",
-    "write",
-]
-
 Read = Callable[[memoryview], None]
 
 Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"

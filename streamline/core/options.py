@@ -12,20 +12,6 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = [
-    "OF_OTHERS",
-    "check_ago",
-    "check_function",
-    "check_int",
-    "check_known",
-    "check_seconds",
-    "check_seed",
-    "check_takes_item",
-    "given",
-    "is_async",
-    "no_attribute",
-]
-
 
 def check_int(option: str, value: object, least: int | None) -> int:
     """Return an integer of at least `least`; None: any. Integers of NumPy's are some, too."""

@@ -23,8 +23,6 @@ from streamline.errors import PlanError, printable
 if TYPE_CHECKING:
     from streamline.core.flow import Site
 
-__all__ = ["Look", "check_alone", "set_globally", "torch_generator"]
-
 LOOKS = 8
 """Lists of a map that are looked at: one that draws for some items only may not do so for the first."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from streamline.core.options import check_function, is_async
 from streamline.errors import PlanError, PlanTypeError, TooManyErrors
 
-__all__ = ["Adapter", "FailedCall", "replay"]
-
 KEY = "_streamline_call"
 """The attribute under which an exception carries its call."""
 

@@ -15,19 +15,6 @@ import msgspec
 from streamline.core.state import Json, Tree
 from streamline.errors import SnapshotError
 
-__all__ = [
-    "Count",
-    "FileName",
-    "FingerprintEntry",
-    "MergePart",
-    "Range",
-    "Size",
-    "Unsigned",
-    "check_strict_to",
-    "check_type",
-    "total",
-]
-
 MOST = 2**63 - 1
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]

@@ -25,18 +25,6 @@ import anyio
 
 from streamline.errors import HostError
 
-__all__ = [
-    "OneThread",
-    "ThreadPool",
-    "ThreadShare",
-    "hold_descriptors",
-    "hold_quietly",
-    "in_thread",
-    "log_refused",
-    "start_thread",
-    "waker",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

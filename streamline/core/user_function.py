@@ -12,8 +12,6 @@ import msgspec
 
 from streamline.errors import PlanTypeError
 
-__all__ = ["DeclaredFunction", "check_call", "jsonable", "parameters_of"]
-
 
 class DeclaredFunction:
     """A function whose author has declared its state. Base of what `@sl.stage` and `@sl.source` make of one.

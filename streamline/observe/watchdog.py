@@ -31,8 +31,6 @@ from streamline.core.tasks import Awaited, Session
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 
-__all__ = ["STALL_S", "HoldHint", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
-
 hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
 
 

@@ -25,8 +25,6 @@ from streamline.core.text import Entry
 from streamline.plan.plan import Plan
 from streamline.transforms.base import stage_class
 
-__all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint", "sections"]
-
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
 """What bytecode depends on, besides the code; -O leaves out the assertions."""
 

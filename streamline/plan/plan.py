@@ -16,8 +16,6 @@ from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
 
-__all__ = ["READ_AHEAD_ITEMS", "AnyStage", "Plan", "Shard", "acts_on", "in_flight", "index_of"]
-
 AnyStage = Stage[Any, Any]
 
 READ_AHEAD_ITEMS = 512

@@ -11,8 +11,6 @@ from streamline.plan.plan import AnyStage, Plan, acts_on
 from streamline.sources.base import Source
 from streamline.transforms.base import is_own, stage_class
 
-__all__ = ["RESERVED", "check_plan"]
-
 RESERVED = ("shard", "merge", "errors", "ends")
 """Names under which a plan keeps states of its own."""
 

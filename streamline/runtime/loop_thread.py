@@ -29,8 +29,6 @@ from streamline.runtime.thread_bridge import ThreadBridge
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
 
-__all__ = ["LoopThread"]
-
 T = TypeVar("T")
 
 EXIT_S = 1.0

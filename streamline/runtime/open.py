@@ -38,8 +38,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
 
-__all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "part_of", "prepare"]
-
 T = TypeVar("T")
 
 T_co = TypeVar("T_co", covariant=True)

@@ -39,8 +39,6 @@ from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
 
-__all__ = ["RESET_WITHIN", "ResolvedRun", "reset_caches"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:

@@ -29,8 +29,6 @@ from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["SyncStream"]
-
 T = TypeVar("T")
 
 

@@ -31,8 +31,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.stage_matching import Pair, paired
 from streamline.sources.base import Source, Split
 
-__all__ = ["Difference", "Fit", "NewFiles", "accepting", "check_snapshot", "checked", "fitted", "refusal"]
-
 NewFiles = Literal["refuse", "next_epoch"]
 """What a resume does when files have come since its snapshot."""
 

@@ -23,23 +23,6 @@ from typing import NoReturn
 from streamline.core.state import Json
 from streamline.errors import SnapshotError
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MAGIC",
-    "check_version",
-    "complete_set",
-    "decode",
-    "digest",
-    "encode",
-    "file_name",
-    "is_sealed",
-    "nothing_at",
-    "one_line",
-    "sealed",
-    "target",
-    "unsealed",
-]
-
 FORMAT_VERSION = 2
 """2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
 

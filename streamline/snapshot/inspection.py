@@ -22,8 +22,6 @@ from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.journal import SavedJournal
 
-__all__ = ["describe", "report"]
-
 SHORT_CHARS = 60
 
 FILE_KEYS = ("file", "path", "url")

@@ -17,8 +17,6 @@ from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
 from streamline.transforms.base import stage_class
 
-__all__ = ["resharded"]
-
 OURS = ("errors", "ends")
 """Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
 

@@ -16,8 +16,6 @@ from streamline.plan.fingerprint import check_trees, sections
 from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["check_stages"]
-
 
 class _EndsPart(msgspec.Struct):
     """What is kept of the end of all ranks."""

@@ -25,8 +25,6 @@ from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sources.base import Change, Mode, Part, Source, Split
 
-__all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "named"]
-
 T = TypeVar("T")
 
 GROW = ("length", "changed_files")

@@ -40,8 +40,6 @@ from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
 from streamline.sources.journal import Entry, Journal, Places, SavedJournal
 
-__all__ = ["MAGIC", "DiskJournal", "SegmentHeader", "read_segment", "record"]
-
 SEGMENT_BYTES = 8 * 2**20
 """A segment is closed after so many bytes: trimming removes whole segments, and fsync of one takes some 10 ms."""
 

@@ -19,8 +19,6 @@ from streamline.core.item_codec import state_from_json, state_text
 from streamline.core.state import Json
 from streamline.errors import PlanError, printable
 
-__all__ = ["Foreign", "Marks", "Renewable", "foreign"]
-
 SNAPSHOT_EVERY = 16
 """Items between two states; a resume iterates again over up to twice as many."""
 

@@ -30,8 +30,6 @@ from streamline.io.storage.retry import TransientError
 from streamline.sources.framing import MIME_TYPE, Framer, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
 
-__all__ = ["read"]
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 PAUSE_S = 0.5

@@ -25,8 +25,6 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.single_use import check_not_over
 
-__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "FedSource", "Live", "MarkedStream", "live_of"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedSource(Source[Any]):

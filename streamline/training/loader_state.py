@@ -17,8 +17,6 @@ from streamline.errors import ResumeError, SnapshotError
 from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Inside", "LoaderState", "SealedState"]
-
 Inside = Literal["begin", "inside", "unknown"]
 
 VERSION = 2

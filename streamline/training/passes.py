@@ -32,8 +32,6 @@ from streamline.training.epochs import Epochs
 if TYPE_CHECKING:
     from streamline.runtime.open import Opened, RunOptions
 
-__all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
-
 T = TypeVar("T")
 
 
@@ -100,7 +98,7 @@ class Passes(Generic[T]):
         self._next: _Next[T] | None = None
 
     def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
-        """Open the pipeline at a snapshot, or at the beginning of one of its epochs; or return what was opened ahead."""
+        """Open the pipeline at a snapshot, or at the beginning of an epoch; or return what was opened ahead."""
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
         if self.ahead:
             self._open_next = self._settled()

@@ -37,16 +37,6 @@ from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaShares
 
-__all__ = [
-    "Dispatcher",
-    "IterableReplicaSource",
-    "Passed",
-    "PlanReplicaSource",
-    "ReplicaSource",
-    "ReplicasEnd",
-    "check_source",
-]
-
 EXIT_S = 1.0
 """How long a close in plain code waits for a stream that is stuck in user code."""
 

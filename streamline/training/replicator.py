@@ -37,8 +37,6 @@ from streamline.training.replica_dispatch import (
 )
 from streamline.training.replica_shares import ReplicaShare, ReplicaShares, ReplicaStats
 
-__all__ = ["RemoteReplica", "Replica", "ReplicaFeed", "Replicator", "ReplicatorState"]
-
 
 class ReplicaFeed(CountedStream[Any]):
     """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.

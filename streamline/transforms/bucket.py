@@ -34,8 +34,6 @@ from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
 from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
-__all__ = ["BucketByLength", "BucketPart", "Buckets", "bucket_of", "own_part"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -24,8 +24,6 @@ from streamline.core.record_file import DamagedError, packed, read_packed, size_
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
 
-__all__ = ["ROOT", "BlockInfo", "CacheBlock", "CacheFiles", "FoundBlocks", "new_id", "whole"]
-
 MAGIC = b"streamline cached block 1\n"
 
 WRITER = ".cache(path=)"

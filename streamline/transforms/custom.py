@@ -36,8 +36,6 @@ from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage, StageLayout
 
-__all__ = ["Declared", "Through", "check_through", "stage"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 P = ParamSpec("P")

@@ -28,8 +28,6 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
 
-__all__ = ["Block", "Pack", "pack_of"]
-
 Tokens: TypeAlias = npt.NDArray[Any]
 
 Block: TypeAlias = "dict[str, Tokens]"

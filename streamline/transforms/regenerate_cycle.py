@@ -20,20 +20,6 @@ from streamline.core.flow import Site
 from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
 
-__all__ = [
-    "Array",
-    "Cycle",
-    "CycleFileNames",
-    "CycleFileState",
-    "CyclePlace",
-    "Held",
-    "RowStore",
-    "columns_of",
-    "drawn_own",
-    "order_of",
-    "part",
-]
-
 Order: TypeAlias = "npt.NDArray[np.intp]"
 
 Held: TypeAlias = "list[Any] | RowStore"

@@ -26,8 +26,6 @@ from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import ReadError, ResumeError
 from streamline.transforms.regenerate_cycle import CycleFileNames
 
-__all__ = ["Spill", "SpillKeeper", "SpilledCycle"]
-
 MAGIC = b"streamline cycle 1\n"
 
 WRITER = ".regenerate(spill=)"

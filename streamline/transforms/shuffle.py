@@ -25,8 +25,6 @@ from streamline.sharding.index import Index, Shuffled
 from streamline.sources.base import Part
 from streamline.transforms.base import Stage
 
-__all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
-
 T = TypeVar("T")
 
 

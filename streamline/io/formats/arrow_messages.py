@@ -9,18 +9,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = [
-    "CONTINUATION",
-    "DICTIONARY",
-    "MAGIC",
-    "PREFIX_BYTES",
-    "RECORD_BATCH",
-    "SCHEMA",
-    "Message",
-    "MessageBlock",
-    "blocks",
-]
-
 MAGIC = b"ARROW1"
 """A file begins and ends with it; a stream doesn't."""
 

@@ -16,8 +16,6 @@ from streamline.io.formats.columnar_selection import Selection, filter_columns, 
 from streamline.io.formats.sparse_file import SparseFile, from_start
 from streamline.sharding.split import contiguous
 
-__all__ = ["FileTable", "StreamTable"]
-
 
 class _BatchDecoder:
     """Decodes the record batches of a file or a stream."""

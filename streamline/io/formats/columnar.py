@@ -26,21 +26,6 @@ from streamline.io.fetch.file import File
 from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
 from streamline.io.formats.sparse_file import Span
 
-__all__ = [
-    "STEP_BYTES",
-    "Columnar",
-    "DecodedRows",
-    "GroupPosition",
-    "GroupedTable",
-    "Predicate",
-    "RowGroup",
-    "RowItems",
-    "Unchanged",
-    "check_schema",
-    "require_pyarrow",
-    "watched",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Columnar(Format[Any]):

@@ -12,8 +12,6 @@ from pyarrow import acero
 
 from streamline.errors import DataError
 
-__all__ = ["Selection", "filter_columns", "named", "schema_difference", "within"]
-
 ROW = "streamline: row"
 """The column in which rows keep their number while they are filtered."""
 

@@ -23,19 +23,6 @@ from typing import Protocol
 
 from streamline.errors import DataError, PlanError, ReadError
 
-__all__ = [
-    "HEAD_BYTES",
-    "KINDS",
-    "PIECE_BYTES",
-    "Compression",
-    "Decompressor",
-    "check_not_foreign",
-    "named",
-    "not_splittable",
-    "sniffed",
-    "undecided",
-]
-
 PIECE_BYTES = 256 * 1024
 """The largest piece: about a millisecond of work for gzip, so that the event loop can run between two."""
 

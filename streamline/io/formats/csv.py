@@ -27,20 +27,6 @@ from streamline.io.formats.base import Place
 from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
 from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "CsvFormat",
-    "CsvItems",
-    "CsvRows",
-    "Dialect",
-    "Header",
-    "Records",
-    "Row",
-    "bytes_of",
-    "read",
-    "too_long",
-]
-
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
 

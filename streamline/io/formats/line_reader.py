@@ -24,8 +24,6 @@ from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named
 from streamline.io.formats.line_decoding import Splitter
 
-__all__ = ["LineSlice", "LineState", "LineStates", "TextFormat", "TooLong", "next_chunk", "slices"]
-
 T = TypeVar("T")
 
 

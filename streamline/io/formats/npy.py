@@ -29,19 +29,6 @@ from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
 from streamline.sharding.split import contiguous
 
-__all__ = [
-    "MAGIC",
-    "ArrayColumn",
-    "Blocks",
-    "InThread",
-    "Layout",
-    "NpyFormat",
-    "column_of",
-    "first_bytes",
-    "header_bytes",
-    "layout_of",
-]
-
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
 map, nothing is read here, so lists of large rows are as long as others."""

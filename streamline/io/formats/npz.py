@@ -18,8 +18,6 @@ from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.sparse_file import AbsentError, SparseFile
 
-__all__ = ["MAGICS", "ArchivedArray", "inflated", "members"]
-
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins, and how an empty one does (APPNOTE.TXT 4.3.7, 4.3.16)."""
 

@@ -7,8 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentError", "AbsentFile", "Span", "SparseFile", "coalesced", "from_start"]
-
 Span: TypeAlias = tuple[int, int]
 """Bytes from ... to, in a file."""
 

@@ -25,19 +25,6 @@ from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
 from streamline.sharding.split import byte_range
 
-__all__ = [
-    "MAX_SAMPLE_BYTES",
-    "BadSample",
-    "Begin",
-    "Gathered",
-    "Member",
-    "Samples",
-    "TarFormat",
-    "Walk",
-    "part_of",
-    "walk_of",
-]
-
 MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 """The most data that a sample has unless the user says otherwise: as long as the longest line."""
 

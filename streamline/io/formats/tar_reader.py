@@ -15,19 +15,6 @@ from zlib import adler32
 
 from streamline.errors import DataError
 
-__all__ = [
-    "BLOCK",
-    "ZEROS",
-    "BadHeaderError",
-    "NoEndMarkError",
-    "Scanner",
-    "TarHeader",
-    "extension",
-    "parsed",
-    "plain",
-    "rounded",
-]
-
 BLOCK = tarfile.BLOCKSIZE
 """Bytes that everything in an archive is a multiple of: 512."""
 

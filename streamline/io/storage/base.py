@@ -11,8 +11,6 @@ import anyio
 
 from streamline.errors import ReadError
 
-__all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
-
 MODIFIED = "Last-Modified: "
 """How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
 

@@ -24,8 +24,6 @@ from streamline.errors import ReadError
 from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.paths import check_regular
 
-__all__ = ["LocalStorage"]
-
 R = TypeVar("R")
 
 FIRST_BLOCK_BYTES = 64 * 1024

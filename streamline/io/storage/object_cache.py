@@ -31,8 +31,6 @@ from streamline.errors import ReadError, printable
 from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
 
-__all__ = ["CachePart", "CachedStorage", "ObjectCache", "Spans"]
-
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1024 * 1024

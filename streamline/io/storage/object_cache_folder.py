@@ -29,8 +29,6 @@ from pathlib import Path
 from streamline.core.atomic_file import UnsafeFileError, is_open_as, is_own, open_own, removed_if_abandoned, try_lock
 from streamline.errors import PlanError, ReadError
 
-__all__ = ["FOLDER", "CacheFolder", "CachedObject", "PartialObject", "digest"]
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "objects-v1"

@@ -20,8 +20,6 @@ from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.storage.base import ADDED, Storage
 
-__all__ = ["Access", "AccessOptions", "HttpOptions", "check_proxy", "check_storage_options", "open_store"]
-
 CONCURRENCY = 64
 """Requests in flight: with 30 ms for each, some 2,000 objects a second; twice as many gained nothing on two cores."""
 

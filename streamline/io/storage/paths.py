@@ -20,26 +20,6 @@ from typing import Any
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage.base import ADDED
 
-__all__ = [
-    "DEEP",
-    "Glob",
-    "Paths",
-    "braces",
-    "bucket_of",
-    "check_once",
-    "check_regular",
-    "check_user",
-    "given_paths",
-    "is_glob",
-    "is_object",
-    "is_pattern",
-    "is_remote",
-    "is_url",
-    "local_files",
-    "scheme_of",
-    "size_of",
-]
-
 MAGIC = re.compile(r"[*?\[]")
 
 DEEP = "**"
@@ -208,7 +188,7 @@ def _check_scheme(scheme: str, text: str) -> None:
 
 
 def check_once(paths: Iterable[str]) -> None:
-    """Insist that no file is there twice, nor by two names that mean one place: "x" and "./x". Links are not looked at."""
+    """Insist that no file is there twice, also by two names of one place, "x" and "./x". Links are not looked at."""
     seen: dict[str, str] = {}
     here = ""
     for path in paths:
