@@ -20,8 +20,6 @@ from streamline.errors import PlanError, StreamlineError, printable
 from streamline.snapshot.inspection import report
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["main", "named"]
-
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
 

@@ -31,8 +31,6 @@ from streamline.sources.zip import Zip
 from streamline.training.replicator import Replicator
 from streamline.training.stream_dataset import StreamDataset
 
-__all__ = ["DeclaredSource", "StreamReplicator", "from_items", "from_iterable", "from_stream", "mix", "source", "zip"]
-
 T = TypeVar("T")
 
 Weights: TypeAlias = Mapping[str, float]

@@ -71,8 +71,6 @@ from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 
-__all__ = ["Pipeline"]
-
 T = TypeVar("T")
 U = TypeVar("U")
 

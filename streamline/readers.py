@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-__all__ = [
-    "pipeline_of",
-    "read_arrow",
-    "read_csv",
-    "read_files",
-    "read_jsonl",
-    "read_lines",
-    "read_npy",
-    "read_parquet",
-    "read_tar",
-    "selecting",
-    "stream_http",
-]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from streamline.core.flow import Site
 from streamline.core.state import Tree
 from streamline.plan.plan import Plan
 
-__all__ = ["Backend", "Workers"]
-
 
 class Workers(Protocol):
     """Opens the workers of one run."""

@@ -12,8 +12,6 @@ from streamline.plan.plan import Plan
 from streamline.plan.worker import open_worker
 from streamline.sources.live import FedSource
 
-__all__ = ["Inline"]
-
 
 @dataclass(frozen=True)
 class Inline:

@@ -26,8 +26,6 @@ from streamline.core.tasks import Session
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
 
-__all__ = ["ProcessHost", "Processes"]
-
 
 @dataclass(frozen=True)
 class Processes(HostingBackend):

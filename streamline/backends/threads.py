@@ -24,8 +24,6 @@ from streamline.core.threads import hold_quietly, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
 
-__all__ = ["ThreadHost", "Threads"]
-
 CRASH_TRACKING = CrashTracking(max_restarts=1)
 """A thread doesn't die by itself: an event loop that ended would end again."""
 

@@ -19,24 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
-__all__ = [
-    "UnsafeFileError",
-    "is_open_as",
-    "is_own",
-    "lock_file",
-    "make_directory",
-    "open_own",
-    "open_regular",
-    "read_own",
-    "removed_if_abandoned",
-    "replace_file",
-    "sync_and_close",
-    "sync_directory",
-    "try_lock",
-    "write_all",
-    "write_parts",
-]
-
 _CANT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 _KINDS = (
@@ -56,12 +38,7 @@ class UnsafeFileError(OSError):
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file that a user has named, as `os.open`; a pipe, a socket or a device is refused, not waited for.
-
-    Raises:
-      UnsafeFileError: it is one of these.
-      OSError: as `os.open`.
-    """
+    """Open a file that a user has named, as `os.open`; a pipe, a socket or a device is refused, not waited for."""
     with suppress(FileNotFoundError):
         _check_kind(path.stat(), path)  # before it is opened: that may do something to a device
     return _checked(path, flags, mode)
@@ -75,7 +52,6 @@ def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False)
 
     Raises:
       UnsafeFileError: it is no regular file, or another user's.
-      OSError: as `os.open`.
     """
     with suppress(FileNotFoundError):
         _check_kind(path.lstat(), path)
@@ -166,11 +142,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Open and lock a file, made if it isn't there; None: it is locked. Closing the descriptor releases the lock.
-
-    Raises:
-      OSError, ImportError: as `try_lock`.
-    """
+    """Open and lock a file, made if it isn't there; None: it is locked. Closing the descriptor releases the lock."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         if try_lock(descriptor):

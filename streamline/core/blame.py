@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from streamline.core.replay import FailedCall
     from streamline.core.state import State
 
-__all__ = ["blame", "cancellation_requested", "function_name", "not_an_end", "saved_as", "stage_name"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["MIN_PART_BYTES", "PART_BYTES", "Account", "Budget"]
-
 PART_BYTES = 8 * 2**20
 """Bytes of a large object that one request asks for: the usual budget holds 32 such requests."""
 
@@ -25,9 +23,6 @@ class Budget:
     Attributes:
       most: bytes that may be held.
       held: bytes that are held now: asked for, or arrived and not taken by a format yet.
-
-    Args:
-      most: see there.
     """
 
     def __init__(self, most: int) -> None:

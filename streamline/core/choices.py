@@ -10,8 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Branch", "Log", "LogSegment"]
-
 S = TypeVar("S", bound="LogSegment")
 
 

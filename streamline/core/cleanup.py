@@ -12,8 +12,6 @@ from functools import partial
 from typing import ParamSpec
 from weakref import finalize
 
-__all__ = ["Cleanup"]
-
 P = ParamSpec("P")
 
 

@@ -18,32 +18,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.tree import nbytes
 
-__all__ = [
-    "BORDER",
-    "HOLD_S",
-    "ChannelMeter",
-    "Detail",
-    "Details",
-    "Doing",
-    "Executor",
-    "HoldTimer",
-    "HostKind",
-    "HostMeter",
-    "How",
-    "LoopMeter",
-    "Observer",
-    "ReadDetails",
-    "StageCounts",
-    "StageMeter",
-    "TimedCall",
-    "Working",
-    "host_label",
-    "label",
-    "later",
-    "since",
-    "together",
-]
-
 
 class ChannelMeter:
     """One channel: who fills it, and how full it was."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_quota", "cpus_here", "cpus_of", "usable_cpus"]
-
 Read = Callable[[str], str | None]
 
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")

@@ -20,8 +20,6 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.state import Reference, State
 from streamline.core.tracebacks import TrimmedTraceback
 
-__all__ = ["AsyncCursor", "CurrentChunk", "Cursor", "FlowReader", "PartIterator"]
-
 T = TypeVar("T")
 
 

@@ -26,8 +26,6 @@ from streamline.errors import DeadLetterError, printable
 if TYPE_CHECKING:
     from streamline.core.error_policy import DeadLetter, Failure
 
-__all__ = ["DeadLetters"]
-
 logger = logging.getLogger(__name__)
 
 PREFIX = b'{"dead_letter":1,'

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from streamline.core.tree import digest
 from streamline.errors import DuplicateWarning, printable, users_level
 
-__all__ = ["Beginning", "DuplicateCheck", "FirstItems"]
-
 FIRST_ITEMS = 8
 """Items of a worker that are digested. A shard that has fewer is not compared."""
 

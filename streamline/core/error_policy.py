@@ -37,22 +37,6 @@ from streamline.errors import (
     printable,
 )
 
-__all__ = [
-    "MAX_ERRORS",
-    "DeadLetter",
-    "DeadLetterSink",
-    "Decision",
-    "ErrorReport",
-    "Errors",
-    "Failure",
-    "OnError",
-    "Policy",
-    "Skips",
-    "counting_in",
-    "counts_in",
-    "moved",
-]
-
 MAX_ERRORS = 0.01
 """The default limit: one skipped item in a hundred."""
 
@@ -217,11 +201,7 @@ class DeadLetterSink(Protocol):
         """Return the line of a failure, except its number; the item is read now."""
 
     def append(self, letters: Iterable[DeadLetter], /) -> None:
-        """Write lines after those that are there.
-
-        Raises:
-          DeadLetterError: they can't be written.
-        """
+        """Write lines after those that are there."""
 
 
 class Errors:
@@ -289,11 +269,7 @@ class Errors:
             self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
 
     def decide(self, failure: Failure) -> object:
-        """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time.
-
-        Raises:
-          What the handler raises.
-        """
+        """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time."""
         on_error = self.policy.on_error
         if isinstance(on_error, str):
             return on_error
@@ -301,22 +277,13 @@ class Errors:
             return on_error(failure)
 
     def count(self, state: State) -> None:
-        """Count and write what was skipped up to `state`, which the consumer has reached.
-
-        Raises:
-          DeadLetterError: it can't be written.
-        """
+        """Count and write what was skipped up to `state`, which the consumer has reached."""
         if self._happened == self._counted and not self._unjudged:
             return
         self._count(state)
 
     def judge(self, state: Reference) -> None:
-        """Count, and fail the run if the limit is exceeded: from then on, each call raises.
-
-        Raises:
-          TooManyErrors: as `max_errors` says.
-          DeadLetterError: as `count`.
-        """
+        """Count, and fail the run if the limit is exceeded: from then on, each call raises."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # else it would grow with every raise
         if self._happened == self._counted and not self._unjudged:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from streamline.core.error_policy import Failure, Skips
     from streamline.core.tasks import Tasks
 
-__all__ = ["LIST_ITEMS", "LONG_LIST_ITEMS", "Chunk", "Demand", "Flow", "Lists", "ListsFlow", "Opener", "Run", "Site"]
-
 T = TypeVar("T")
 In = TypeVar("In")
 
@@ -217,7 +215,6 @@ class Demand:
     """What a generator of chunks knows of its reader, and of where it runs.
 
     Attributes:
-      site: where it runs.
       want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
       need: how many of them its reader can't go on without.
       meter: of the stage; None: nothing is counted.

@@ -17,8 +17,6 @@ import weakref
 from types import FrameType
 from typing import Any, Protocol
 
-__all__ = ["adopt", "belongs_elsewhere", "disowned_in_copies"]
-
 PACKAGE = __name__.partition(".")[0]
 
 LAUNCHER = "multiprocessing.popen_fork"

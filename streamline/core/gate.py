@@ -24,8 +24,6 @@ import anyio
 from streamline.core.forks import disowned_in_copies
 from streamline.errors import ClosedError
 
-__all__ = ["TABLE", "Event", "Gate", "Participant", "Phase", "passage", "resting"]
-
 T = TypeVar("T")
 
 
@@ -153,11 +151,7 @@ class Gate:
         return at_work
 
     def hold(self) -> None:
-        """Let nothing move any more, and wait for nothing.
-
-        Raises:
-          RuntimeError, ClosedError: as `pause`.
-        """
+        """Let nothing move any more, and wait for nothing."""
         self.on(Event.QUIESCE)
         self._pausing = object()
         for hold in list(self._holders):

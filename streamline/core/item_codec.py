@@ -22,25 +22,6 @@ import numpy as np
 from streamline.core.state import Json
 from streamline.errors import DataError, JournalError, PlanTypeError
 
-__all__ = [
-    "Buffer",
-    "Codec",
-    "EncodedItem",
-    "Read",
-    "bytes_of",
-    "from_bytes",
-    "from_json",
-    "pack",
-    "read",
-    "state_from_json",
-    "state_text",
-    "to_bytes",
-    "to_json",
-    "unpack",
-    "unpack_all",
-    "write",
-]
-
 Read = Callable[[memoryview], None]
 
 Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"
@@ -154,11 +135,7 @@ class Codec(NamedTuple):
     decode: Callable[[Any], Any] | None = None
 
     def write(self, item: Any) -> EncodedItem:
-        """Return `item`, written down.
-
-        Raises:
-          PlanTypeError: it can't be, as it is; the message says what to do.
-        """
+        """Return `item`, written down; a PlanTypeError says why it can't be, and what to do."""
         if self.encode is None:
             return write(item)
         form = self.encode(item)
@@ -176,11 +153,7 @@ class Codec(NamedTuple):
 
 
 def write(item: Any) -> EncodedItem:
-    """Return a JSON value, bytes or an array, written down.
-
-    Raises:
-      PlanTypeError: it is something else.
-    """
+    """Return a JSON value, bytes or an array, written down."""
     kind = type(item)
     if item is None or kind is str or kind is bool or (kind is float and math.isfinite(item)):
         return EncodedItem("v", item)
@@ -223,11 +196,7 @@ def to_json(written: EncodedItem) -> Json:
 
 
 def from_json(form: Json) -> EncodedItem:
-    """Return what `to_json` was given.
-
-    Raises:
-      ValueError: it is something else.
-    """
+    """Return what `to_json` was given."""
     if not isinstance(form, list | dict):
         return EncodedItem("v", form)
     if isinstance(form, list) and len(form) == 2 and isinstance(form[1], str) and form[0] in ("j", "b", "a"):
@@ -246,11 +215,7 @@ def to_bytes(written: EncodedItem) -> bytes:
 
 
 def from_bytes(content: bytes) -> EncodedItem:
-    """Return what `to_bytes` was given; a scalar as its JSON text.
-
-    Raises:
-      JournalError: it is of a kind that this code doesn't know.
-    """
+    """Return what `to_bytes` was given; a scalar as its JSON text."""
     kind, value = content[:1].decode("latin-1"), content[1:]
     if kind not in ("j", "b", "a"):
         raise JournalError(f"an item of kind {kind!r}, which this streamline doesn't know: upgrade streamline")

@@ -14,8 +14,6 @@ from typing import Any
 
 from streamline.core.counters import ChannelMeter, HostMeter, LoopMeter, Observer, StageMeter
 
-__all__ = ["ConsumerMeter", "Meters", "Traffic"]
-
 QUICK_S = 0.001
 """A body of the consumer's loop that takes less is timed now and then only."""
 

@@ -1,4 +1,4 @@
-"""Options are checked where they are written."""
+"""Options are checked where they are written: a wrong type is a PlanTypeError, a wrong value a PlanError."""
 
 from __future__ import annotations
 
@@ -12,28 +12,9 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = [
-    "OF_OTHERS",
-    "check_ago",
-    "check_function",
-    "check_int",
-    "check_known",
-    "check_seconds",
-    "check_seed",
-    "check_takes_item",
-    "given",
-    "is_async",
-    "no_attribute",
-]
-
 
 def check_int(option: str, value: object, least: int | None) -> int:
-    """Return an integer of at least `least`; None: any. Integers of NumPy's are some, too.
-
-    Raises:
-      PlanTypeError: it is no integer; a bool is none.
-      PlanError: it is smaller.
-    """
+    """Return an integer of at least `least`; None: any. Integers of NumPy's are some, too."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -46,12 +27,7 @@ def check_int(option: str, value: object, least: int | None) -> int:
 
 
 def check_ago(option: str, value: object) -> None:
-    """Insist on 0 or 1: states further back are not kept.
-
-    Raises:
-      PlanTypeError: it is no integer.
-      PlanError: it is another.
-    """
+    """Insist on 0 or 1: states further back are not kept."""
     check_int(option, value, 0)
     if value not in (0, 1):
         raise PlanError(f"{option} is 0 or 1, got {value}: states further back are not kept")
@@ -63,12 +39,7 @@ def check_seed(option: str, value: object) -> int:
 
 
 def check_seconds(option: str, value: object) -> None:
-    """Insist on a time: a finite number of seconds, more than 0.
-
-    Raises:
-      PlanTypeError: it is no number; a bool is none.
-      PlanError: it is 0, negative, infinite or NaN.
-    """
+    """Insist on a time: a finite number of seconds, more than 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanTypeError(f"{option} is a number of seconds, got {type(value).__name__} {value!r}")
     if not (value > 0 and math.isfinite(value)):
@@ -76,11 +47,7 @@ def check_seconds(option: str, value: object) -> None:
 
 
 def check_function(option: str, value: object) -> None:
-    """Insist on something that can be called.
-
-    Raises:
-      PlanTypeError: it can't be.
-    """
+    """Insist on something that can be called."""
     if not callable(value):
         raise PlanTypeError(f"{option} is a function, got {type(value).__name__} {value!r}")
 
@@ -123,11 +90,7 @@ OF_OTHERS = {
 
 
 def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
-    """Insist on a function that can be called with one item, and with some keywords, where its code tells.
-
-    Raises:
-      PlanTypeError: it takes none, or wants more, or has no such keyword.
-    """
+    """Insist on a function that can be called with one item, and with some keywords, where its code tells."""
     if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
         return
     signature = inspect.signature(fn)
@@ -142,11 +105,7 @@ def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
 
 
 def check_known(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options that a function doesn't have.
-
-    Raises:
-      PlanTypeError: there is one; with the way to write it.
-    """
+    """Refuse options that a function doesn't have."""
     for name in unknown:
         near = get_close_matches(name, list(known), 1)
         way = OF_OTHERS.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")

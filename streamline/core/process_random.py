@@ -23,8 +23,6 @@ from streamline.errors import PlanError, printable
 if TYPE_CHECKING:
     from streamline.core.flow import Site
 
-__all__ = ["Look", "check_alone", "set_globally", "torch_generator"]
-
 LOOKS = 8
 """Lists of a map that are looked at: one that draws for some items only may not do so for the first."""
 
@@ -64,11 +62,7 @@ def _words(rng: np.random.Generator, segment: int) -> list[int]:
 
 
 def check_alone(stage: str, site: Site) -> None:
-    """Insist on a thread in which nothing else of the process draws while a call does.
-
-    Raises:
-      PlanError: it is one beside the consumer's.
-    """
+    """Insist on a thread in which nothing else of the process draws while a call does."""
     where = site.tasks.session.where
     if where.startswith("process") or not threading.current_thread().name.startswith("streamline"):
         return

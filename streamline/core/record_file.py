@@ -24,18 +24,6 @@ from streamline.core.atomic_file import open_own, write_parts
 from streamline.core.item_codec import Buffer, Read, bytes_of, pack
 from streamline.core.state import Json
 
-__all__ = [
-    "DamagedError",
-    "DamagedFrameError",
-    "frame",
-    "frames",
-    "packed",
-    "read_packed",
-    "size_of",
-    "whose",
-    "write_packed",
-]
-
 R = TypeVar("R")
 
 Parts = list[Buffer]

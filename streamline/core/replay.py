@@ -16,18 +16,12 @@ from typing import Any
 from streamline.core.options import check_function, is_async
 from streamline.errors import PlanError, PlanTypeError, TooManyErrors
 
-__all__ = ["Adapter", "FailedCall", "replay"]
-
 KEY = "_streamline_call"
 """The attribute under which an exception carries its call."""
 
 
 class Adapter(ABC):
-    """A function that streamline put around a user's, because it hands on more than the item.
-
-    Attributes:
-      fn: the user's.
-    """
+    """A function that streamline put around a user's, because it hands on more than the item."""
 
     fn: Callable[..., Any]
 

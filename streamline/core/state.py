@@ -20,27 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 if TYPE_CHECKING:
     from streamline.core.choices import Branch
 
-__all__ = [
-    "At",
-    "CountedStates",
-    "HeldSince",
-    "Joined",
-    "Json",
-    "MadeStates",
-    "NumberedStates",
-    "Over",
-    "Picked",
-    "Reference",
-    "Shifted",
-    "Since",
-    "Skipped",
-    "State",
-    "States",
-    "Tally",
-    "Tree",
-    "trimmed",
-]
-
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
 
 Tree: TypeAlias = dict[str, Json]

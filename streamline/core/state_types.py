@@ -15,19 +15,6 @@ import msgspec
 from streamline.core.state import Json, Tree
 from streamline.errors import SnapshotError
 
-__all__ = [
-    "Count",
-    "FileName",
-    "FingerprintEntry",
-    "MergePart",
-    "Range",
-    "Size",
-    "Unsigned",
-    "check_strict_to",
-    "check_type",
-    "total",
-]
-
 MOST = 2**63 - 1
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -63,11 +50,7 @@ MOST_REPEATED = 2**31
 
 
 def check_strict_to(produced: Sequence[int], replay: Sequence[int], strict_to: Sequence[int]) -> None:
-    """Insist that the counts up to which a merge repeats strict order go on from those of its choices.
-
-    Raises:
-      ValueError: they don't, or are of more items than any stage reads again.
-    """
+    """Insist that the counts up to which a merge repeats strict order go on from those of its choices."""
     counts = Counter(replay)
     if len(strict_to) != len(produced) or any(
         stop < count + counts[worker] for worker, (stop, count) in enumerate(zip(strict_to, produced, strict=True))
@@ -95,9 +78,6 @@ def check_type(value: Json, expected: Any, where: str) -> None:
     Args:
       expected: as `msgspec.convert` takes it.
       where: for the message: "the state of 'shuffle' of shard 3".
-
-    Raises:
-      SnapshotError: it is of another one, or out of range.
     """
     try:
         msgspec.convert(value, expected)

@@ -32,18 +32,6 @@ from streamline.core.threads import ThreadPool
 if TYPE_CHECKING:
     from streamline.core.state import Json, Reference, State, Tree
 
-__all__ = [
-    "MEMORY_BYTES",
-    "Awaited",
-    "Job",
-    "PendingItems",
-    "Session",
-    "Starter",
-    "Tasks",
-    "spawn",
-    "supervise",
-]
-
 _spawned: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
 
 MEMORY_BYTES = 256 * 2**20

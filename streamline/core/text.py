@@ -7,8 +7,6 @@ from typing import Any
 
 from streamline.core.state import Json
 
-__all__ = ["REPR_BYTES", "Entry", "clean", "cut", "found_otherwise", "in_bytes", "line_of", "said", "some"]
-
 Entry = dict[str, Json]
 """What a fingerprint says of one step of a plan: kind, name, options."""
 

@@ -25,18 +25,6 @@ import anyio
 
 from streamline.errors import HostError
 
-__all__ = [
-    "OneThread",
-    "ThreadPool",
-    "ThreadShare",
-    "hold_descriptors",
-    "hold_quietly",
-    "in_thread",
-    "log_refused",
-    "start_thread",
-    "waker",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -306,9 +294,6 @@ async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
 
     For calls of milliseconds into libraries: an abandoned thread in pyarrow would be killed there when
     Python ends, and one that copies from memory would read what has been freed.
-
-    Raises:
-      What `fn` raised.
     """
 
     def call() -> tuple[R | None, BaseException | None]:

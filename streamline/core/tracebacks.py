@@ -13,8 +13,6 @@ import anyio
 
 from streamline.errors import StreamlineError
 
-__all__ = ["ELSEWHERE", "TrimmedTraceback", "hide_frames", "trace_of"]
-
 OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (sys.modules["streamline"], asyncio, anyio))
 """Folders whose frames are not shown above a user's."""
 

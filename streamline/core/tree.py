@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["digest", "field_names", "nbytes", "parts_of", "replaced", "with_parts"]
-
 
 def parts_of(whole: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return the parts of a container by key, index, or field name; None: it is a leaf."""

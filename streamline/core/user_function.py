@@ -12,8 +12,6 @@ import msgspec
 
 from streamline.errors import PlanTypeError
 
-__all__ = ["DeclaredFunction", "check_call", "jsonable", "parameters_of"]
-
 
 class DeclaredFunction:
     """A function whose author has declared its state. Base of what `@sl.stage` and `@sl.source` make of one.
@@ -67,9 +65,6 @@ def check_call(what: str, fn: Callable[..., Any], inputs: int, given: Mapping[st
       inputs: positional arguments that streamline passes.
       given: the user's keywords.
       own: keywords that streamline passes itself.
-
-    Raises:
-      PlanTypeError: one is missing, unknown, or streamline's own.
     """
     if taken := sorted(set(own) & set(given)):
         raise PlanTypeError(f"{what}: streamline passes {', '.join(taken)} itself: leave it out")

@@ -10,8 +10,6 @@ from streamline.core.counters import Details, Executor, HostKind, host_label, la
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["ChannelStats", "Figures", "HostStats", "ReadStats", "StageStats", "WorkerStats", "between"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStats:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Progress", "lines", "summary"]
-
 logger = logging.getLogger("streamline.progress")  # as the docs call it
 
 REFRESH_S = 0.25

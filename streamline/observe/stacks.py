@@ -15,8 +15,6 @@ from typing import Any
 
 import anyio
 
-__all__ = ["waiting_tasks"]
-
 DEEPEST = 100
 
 NOT_USERS = (

@@ -15,8 +15,6 @@ from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadSta
 from streamline.observe.tables import table
 from streamline.observe.verdict import Verdict, judge
 
-__all__ = ["Stats", "collect", "host_stats", "stats_of", "worker_stats"]
-
 
 def collect(meters: Meters) -> Figures:
     """Return what the meters of a run say now. From any thread."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from streamline.core.counters import BORDER, Detail
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 
-__all__ = ["brief", "table"]
-
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 
 CHANNELS = ("channel after", "channels", "items", "held now", "peak", "capacity")

@@ -29,8 +29,6 @@ from streamline.core.meters import Meters
 from streamline.core.options import check_int
 from streamline.errors import PlanError, printable
 
-__all__ = ["EVENTS_PER_S", "MAX_BYTES", "Event", "Trace", "TraceFile"]
-
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 << 20

@@ -15,8 +15,6 @@ from statistics import median
 
 from streamline.observe.figures import Figures, StageStats, WorkerStats
 
-__all__ = ["RULES", "Verdict", "judge", "more_at_once", "several", "way_out"]
-
 MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
 

@@ -31,8 +31,6 @@ from streamline.core.tasks import Awaited, Session
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 
-__all__ = ["STALL_S", "HoldHint", "Patience", "Watched", "check_stall", "held", "user_frame", "watch"]
-
 hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
 
 
@@ -74,12 +72,7 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def check_stall(stall_s: object) -> None:
-    """Insist on seconds, more than 0; None: no watchdog.
-
-    Raises:
-      PlanTypeError: it is no number.
-      PlanError: it is no positive, finite one.
-    """
+    """Insist on seconds, more than 0; None: no watchdog."""
     if stall_s is not None:
         check_seconds(".open(stall_s=) (or None, for no watchdog)", stall_s)
 

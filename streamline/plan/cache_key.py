@@ -17,8 +17,6 @@ from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import AnyStage, Plan
 from streamline.transforms.cache import Cache
 
-__all__ = ["bound", "caches_of"]
-
 DIGEST_CHARS = 16
 
 

@@ -18,8 +18,6 @@ from streamline.plan.plan import AnyStage, Plan, Shard, index_of
 from streamline.plan.rules import check_plan
 from streamline.sources.base import Source
 
-__all__ = ["compiled", "component", "merged_size"]
-
 
 def merged_size(plan: Plan) -> int:
     """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""

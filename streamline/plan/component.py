@@ -18,8 +18,6 @@ from streamline.sources.base import Mode, Part, Source
 from streamline.sources.composite import PassOf
 from streamline.sources.items import positions_of
 
-__all__ = ["PlanComponent"]
-
 
 @dataclass(frozen=True)
 class PlanComponent:

@@ -12,8 +12,6 @@ from streamline.core.text import in_bytes
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
 
-__all__ = ["describe", "max_in_flight"]
-
 LABEL_CHARS = 12
 
 WIDTH_CHARS = 110

@@ -12,8 +12,6 @@ from streamline.plan.plan import Plan
 from streamline.plan.svg import Arrow, Box, Group, Piece, column
 from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
 
-__all__ = ["Drawing"]
-
 LONGEST = 60
 """Characters of a label in Mermaid, which wraps nothing: longer ones are cut."""
 

@@ -25,8 +25,6 @@ from streamline.core.text import Entry
 from streamline.plan.plan import Plan
 from streamline.transforms.base import stage_class
 
-__all__ = ["PYTHON", "changed", "check_trees", "code_hash", "fingerprint", "sections"]
-
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
 """What bytecode depends on, besides the code; -O leaves out the assertions."""
 
@@ -157,9 +155,6 @@ def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
     """Insist that the parts of a state are of the stages of these entries of a fingerprint.
 
     A part may be missing: a stage that was accepted as added begins there.
-
-    Raises:
-      SnapshotError: a part is of another type or out of range; it says which.
     """
     check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")

@@ -15,8 +15,6 @@ from streamline.sharding.ends import EndsPolicy
 from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage
 
-__all__ = ["all_known", "left_on_ranks", "num_given", "num_items", "outputs_of_shard"]
-
 
 def num_items(plan: Plan, rank: int, world_size: int) -> float | None:
     """Return how many items come out of `plan` on one rank, in any epoch, if it doesn't mind the others.

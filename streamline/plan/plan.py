@@ -16,8 +16,6 @@ from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
 from streamline.transforms.base import Stage
 
-__all__ = ["READ_AHEAD_ITEMS", "AnyStage", "Plan", "Shard", "acts_on", "in_flight", "index_of"]
-
 AnyStage = Stage[Any, Any]
 
 READ_AHEAD_ITEMS = 512
@@ -150,11 +148,7 @@ class Plan:
 
     @property
     def settled(self) -> Plan:
-        """This plan as it runs where it is opened.
-
-        Raises:
-          PlanError: a stage can't run here.
-        """
+        """This plan as it runs where it is opened."""
         return replace(self, after=tuple(stage.settled() for stage in self.after)) if self.after else self
 
     @property
@@ -192,11 +186,7 @@ class Plan:
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:
-    """Return the index that `ops` make of that of a source of `length` items, in an epoch.
-
-    Raises:
-      PlanError: the operations don't fit together, or one of them doesn't act on an index.
-    """
+    """Return the index that `ops` make of that of a source of `length` items, in an epoch."""
     if not ops:
         return WholeIndex(length)
     return ops[-1].reindexed(partial(index_of, ops[:-1], length), epoch)

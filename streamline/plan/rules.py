@@ -11,18 +11,12 @@ from streamline.plan.plan import AnyStage, Plan, acts_on
 from streamline.sources.base import Source
 from streamline.transforms.base import is_own, stage_class
 
-__all__ = ["RESERVED", "check_plan"]
-
 RESERVED = ("shard", "merge", "errors", "ends")
 """Names under which a plan keeps states of its own."""
 
 
 def check_plan(plan: Plan) -> None:
-    """Insist on a plan whose parts fit together.
-
-    Raises:
-      PlanError: they don't.
-    """
+    """Insist on a plan whose parts fit together."""
     _check_names([*plan.source.names, *(stage.name for stage in plan.stages)])
     for stage in plan.stages:
         known = stage_class(stage.kind, stage.options)

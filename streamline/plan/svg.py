@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from html import escape
 from unicodedata import east_asian_width
 
-__all__ = ["Arrow", "Box", "Group", "Piece", "column"]
-
 WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
 """In px, as all sizes."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from streamline.core.text import in_bytes
 from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan
 
-__all__ = ["Part", "PlannedChannel", "Task", "Topology", "sources", "topology", "written"]
-
 PASSES_ON = (("passes items on", 0),)
 """What a task does between two channels."""
 

@@ -18,8 +18,6 @@ from streamline.core.state import Tree
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
 from streamline.transforms.base import Stage
 
-__all__ = ["SourceOpener", "StageOpener", "ahead_of", "open_worker", "worker_flow"]
-
 
 @dataclass(frozen=True)
 class SourceOpener:

@@ -35,8 +35,6 @@ from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
 from streamline.sources.items import Items
 
-__all__ = ["MOST_OUTPUTS", "UNEVEN", "check", "idle", "loads_of", "mixed", "ranks_of", "spread", "uneven"]
-
 HEADS = 8
 """Files whose first record is read, or items."""
 

@@ -9,8 +9,6 @@ from html import escape
 from streamline.core.text import in_bytes
 from streamline.errors import CheckError, printable
 
-__all__ = ["DEADLINE_S", "Load", "Problem", "Report", "known"]
-
 DEADLINE_S = 10.0
 """Seconds for reading, and as many for the stages: a server may have to wake up, and a person waits."""
 

@@ -37,8 +37,6 @@ from streamline.runtime.run import ResolvedRun
 from streamline.runtime.stream import Stream
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["DebugStream"]
-
 EXIT_S = 1.0
 """How long a close waits for each thing that Ctrl-C may have cut off."""
 

@@ -29,8 +29,6 @@ from streamline.runtime.thread_bridge import ThreadBridge
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
 
-__all__ = ["LoopThread"]
-
 T = TypeVar("T")
 
 EXIT_S = 1.0
@@ -55,11 +53,7 @@ class LoopThread(Generic[T]):
         self._thread = threading.Thread(target=self._main, name="streamline loop", daemon=True)
 
     def start(self) -> State:
-        """Start the thread, and return the state before the first item.
-
-        Raises:
-          HostError: there is no room for another thread.
-        """
+        """Start the thread, and return the state before the first item."""
         start_thread(self._thread)
         begun = self._begun.get()
         if isinstance(begun, BaseException):

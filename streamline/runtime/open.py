@@ -38,8 +38,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.sources.base import Source
 
-__all__ = ["OpenOptions", "Openable", "Opened", "RunOptions", "part_of", "prepare"]
-
 T = TypeVar("T")
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,11 +62,7 @@ class OpenOptions:
     memory: int = MEMORY_BYTES
 
     def check(self, plan: Plan) -> ResolvedRun:
-        """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it.
-
-        Raises:
-          As `prepare`, but for ResumeError and ReadError.
-        """
+        """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
         hold_descriptors()
         plan = plan.settled
         _check_types(self.backend, self.resume, self.progress)
@@ -118,11 +112,7 @@ def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
 
 
 def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
-    """Return a run that was checked, over its source as it was found.
-
-    Raises:
-      As `prepare`.
-    """
+    """Return a run that was checked, over its source as it was found."""
     plan, resume, epoch = replace(run.plan, source=source), run.resume, run.epoch
     listing, resumed = source.listing(), None
     if resume is not None:

@@ -23,8 +23,6 @@ from streamline.core.tasks import Job, Tasks
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 
-__all__ = ["QUIESCE_S", "Pause", "RemoteGate", "SyncPause", "check_asked"]
-
 QUIESCE_S = 10.0
 """Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
 

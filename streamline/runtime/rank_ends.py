@@ -22,8 +22,6 @@ from streamline.sharding.rank_sync import store_of_torch
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Resumed", "agreed", "begun_at"]
-
 ENDLESS = 2**53
 """What is said of items without end that others have an end of."""
 

@@ -39,8 +39,6 @@ from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache_files import CacheFiles
 
-__all__ = ["RESET_WITHIN", "ResolvedRun", "reset_caches"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
@@ -111,9 +109,6 @@ class ResolvedRun:
 
     def errors(self, meters: Meters) -> Errors:
         """Return what counts the skipped items of one run: made anew for each.
-
-        Args:
-          meters: of that run.
 
         Raises:
           DeadLetterError: they can't be written where they should be, or something else is there.

@@ -30,8 +30,6 @@ from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Stream"]
-
 T = TypeVar("T")
 
 TURN_ITEMS = 2 * LIST_ITEMS

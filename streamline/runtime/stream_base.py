@@ -22,8 +22,6 @@ from streamline.snapshot.snapshot import Snapshot
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
 
-__all__ = ["BaseStream"]
-
 T = TypeVar("T")
 
 

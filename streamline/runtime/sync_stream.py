@@ -29,8 +29,6 @@ from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["SyncStream"]
-
 T = TypeVar("T")
 
 
@@ -141,9 +139,6 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def part(self) -> Iterator[T] | None:
         """Return what gives the items at hand, all but the last one or that one, in C; wait for a list first, if there
         is none. None at the end.
-
-        Raises:
-          What the stream has failed with.
         """
         return self._part_at_hand() if self._wait_list() else None
 

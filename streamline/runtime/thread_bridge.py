@@ -20,8 +20,6 @@ from streamline.core.counters import StageMeter
 from streamline.core.flow import LONG_LIST_ITEMS, Chunk
 from streamline.core.gate import resting
 
-__all__ = ["ThreadBridge"]
-
 T = TypeVar("T")
 
 QUICK_S = 0.001

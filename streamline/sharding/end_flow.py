@@ -20,8 +20,6 @@ from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, opened
 
-__all__ = ["Padded", "ending", "padded_in"]
-
 logger = logging.getLogger("streamline.ending")  # as the docs call it
 
 T = TypeVar("T")

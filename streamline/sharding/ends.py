@@ -11,8 +11,6 @@ from streamline.core.state import Tree
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.ranks import Rank
 
-__all__ = ["NAME", "Agreement", "Ends", "EndsPolicy", "EndsReport", "Store", "checked_ends", "nothing_to_pad"]
-
 EndsPolicy = Literal["drop", "pad", "allow"]
 
 NAME = "ends"

@@ -19,8 +19,6 @@ from streamline.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Bijection", "Index", "IndexSlice", "Repeated", "Shuffled", "WholeIndex"]
-
 Positions: TypeAlias = "NDArray[np.int64]"
 
 ROUNDS = 6

@@ -28,8 +28,6 @@ from streamline.errors import RanksError
 from streamline.sharding.ends import Agreement, EndsPolicy, Store
 from streamline.sharding.ranks import Rank
 
-__all__ = ["Rounds", "far", "opened", "own_connection", "store_of_torch"]
-
 
 def store_of_torch(rank: Rank) -> Store | None:
     """Return the store with which torch.distributed was initialised; None: it wasn't, or is of other ranks.

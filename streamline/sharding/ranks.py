@@ -12,8 +12,6 @@ from streamline.core.options import check_int, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.split import shards_of_rank
 
-__all__ = ["Mesh", "Rank", "find_rank"]
-
 logger = logging.getLogger(__name__)
 
 _said: Rank | None = None

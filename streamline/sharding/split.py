@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from streamline.errors import PlanError
 
-__all__ = ["byte_range", "contiguous", "files_of", "interleaved", "shards_of_rank"]
-
 
 def interleaved(length: int, num_shards: int, shard: int, *, drop_remainder: bool = False) -> range:
     """Return the indices that one shard owns: every `num_shards`-th.

@@ -31,8 +31,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.stage_matching import Pair, paired
 from streamline.sources.base import Source, Split
 
-__all__ = ["Difference", "Fit", "NewFiles", "accepting", "check_snapshot", "checked", "fitted", "refusal"]
-
 NewFiles = Literal["refuse", "next_epoch"]
 """What a resume does when files have come since its snapshot."""
 
@@ -40,12 +38,7 @@ SHARD = ("num_shards", "mode", "drop_remainder", "interleave")
 
 
 def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
-    """Return the entries, each of which must name something that this plan has; whether it is needed is no matter.
-
-    Raises:
-      PlanTypeError: not a list of strings.
-      PlanError: a name or an option that the plan doesn't have; the message says which was meant, perhaps.
-    """
+    """Return the entries, each of which must name something that this plan has; whether it is needed is no matter."""
     if isinstance(accept, str) or not isinstance(accept, Iterable):
         raise PlanTypeError(f'open(accept=) is a list of strings, accept=["batch.size"]; got {accept!r}')
     known, uncounted = _known(plan)
@@ -62,12 +55,7 @@ def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
 
 
 def accepting(new_files: str, plan: Plan) -> frozenset[str]:
-    """Return what `open(new_files=)` accepts in this plan.
-
-    Raises:
-      PlanTypeError: it is no string.
-      PlanError: it means nothing; the plan's source reads no files.
-    """
+    """Return what `open(new_files=)` accepts in this plan."""
     if new_files not in (options := get_args(NewFiles)):
         wrong, got = (PlanError, repr(new_files)) if isinstance(new_files, str) else (PlanTypeError, given(new_files))
         raise wrong(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {got}")
@@ -105,11 +93,7 @@ def _unknown(entry: str, name: str, known: set[str]) -> str:
 
 
 def check_snapshot(option: str, snapshot: object) -> None:
-    """Insist on a snapshot.
-
-    Raises:
-      PlanTypeError: it is something else.
-    """
+    """Insist on a snapshot."""
     if isinstance(snapshot, Snapshot):
         return
     way = "Snapshot.from_json() makes one of JSON"

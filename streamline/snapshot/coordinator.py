@@ -32,8 +32,6 @@ from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Snapshot
 from streamline.transforms.regenerate_spill import SpillKeeper
 
-__all__ = ["SnapshotCoordinator"]
-
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
 """How a snapshot leaves a stream as it found it."""
 

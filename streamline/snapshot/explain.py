@@ -15,8 +15,6 @@ from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.transforms.base import stage_class
 
-__all__ = ["Explanation", "explain", "replayed_after_merge", "replayed_by_worker"]
-
 
 @dataclass(frozen=True)
 class Explanation:

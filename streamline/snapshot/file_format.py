@@ -23,23 +23,6 @@ from typing import NoReturn
 from streamline.core.state import Json
 from streamline.errors import SnapshotError
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MAGIC",
-    "check_version",
-    "complete_set",
-    "decode",
-    "digest",
-    "encode",
-    "file_name",
-    "is_sealed",
-    "nothing_at",
-    "one_line",
-    "sealed",
-    "target",
-    "unsealed",
-]
-
 FORMAT_VERSION = 2
 """2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
 
@@ -69,21 +52,13 @@ def one_line(body: dict[str, Json]) -> str:
 
 
 def encode(body: dict[str, Json]) -> bytes:
-    """Return a file's content.
-
-    Raises:
-      SnapshotError: as `one_line`.
-    """
+    """Return a file's content."""
     _check_savable(body)
     return (_lines({MAGIC: FORMAT_VERSION, "sha256": digest(body), "body": body}) + "\n").encode()
 
 
 def decode(content: bytes, path: Path) -> Json:
     """Return the body in a file's content.
-
-    Args:
-      content: all of the file's bytes.
-      path: for the messages.
 
     Raises:
       SnapshotError: empty, cut short, damaged, something else, or of a newer format.
@@ -122,11 +97,7 @@ def is_sealed(text: str) -> bool:
 
 
 def unsealed(text: str, others: Json, what: str) -> str:
-    """Return the text that `sealed` was given.
-
-    Raises:
-      SnapshotError: it has no checksum, or another one; `what` it is, for the message.
-    """
+    """Return the text that `sealed` was given."""
     inner, seal, rest = text.rpartition(_SEAL)
     if not seal:
         raise SnapshotError(f"{what} is damaged, or was edited: it has no checksum; use an earlier one")
@@ -211,11 +182,7 @@ def file_name(rank: int, world_size: int) -> str:
 
 
 def target(path: str | os.PathLike[str], name: str) -> Path:
-    """Return the file to save to: `path`, or one called `name` in it.
-
-    Raises:
-      SnapshotError: it could mean either.
-    """
+    """Return the file to save to: `path`, or one called `name` in it."""
     given, location = os.fspath(path), Path(path)
     if location.is_dir() or given.endswith(("/", os.sep)):
         return location / name

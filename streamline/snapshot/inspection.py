@@ -22,8 +22,6 @@ from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.journal import SavedJournal
 
-__all__ = ["describe", "report"]
-
 SHORT_CHARS = 60
 
 FILE_KEYS = ("file", "path", "url")
@@ -33,11 +31,7 @@ FILES = 8
 
 
 def report(snapshot: Snapshot, width: int = 120) -> str:
-    """Return `describe` as plain text, at most `width` characters wide.
-
-    Raises:
-      SnapshotError: its journal is damaged.
-    """
+    """Return `describe` as plain text, at most `width` characters wide."""
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(describe(snapshot))

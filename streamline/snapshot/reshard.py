@@ -17,8 +17,6 @@ from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
 from streamline.transforms.base import stage_class
 
-__all__ = ["resharded"]
-
 OURS = ("errors", "ends")
 """Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
 
@@ -57,11 +55,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
 
 
 def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
-    """Yield what the stages after the merge go on with, by name.
-
-    Raises:
-      ResumeError: one of them can't.
-    """
+    """Yield what the stages after the merge go on with, by name."""
     entries = {entry.get("name"): entry for entry in sections(job.fingerprint)[2]}
     for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
         entry = entries.get(name, {})

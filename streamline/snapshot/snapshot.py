@@ -35,8 +35,6 @@ from streamline.snapshot.file_format import (
     target,
 )
 
-__all__ = ["Keeper", "Snapshot"]
-
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 

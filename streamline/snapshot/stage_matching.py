@@ -11,8 +11,6 @@ from streamline.core.text import Entry
 from streamline.plan.fingerprint import sections
 from streamline.transforms.base import Stage, stage_class
 
-__all__ = ["Pair", "paired"]
-
 Two = tuple["Entry | None", "Entry | None"]
 
 

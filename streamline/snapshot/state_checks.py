@@ -16,8 +16,6 @@ from streamline.plan.fingerprint import check_trees, sections
 from streamline.sharding.ends import NAME as ENDS
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["check_stages"]
-
 
 class _EndsPart(msgspec.Struct):
     """What is kept of the end of all ranks."""
@@ -47,11 +45,7 @@ class _Merged(msgspec.Struct):
 
 
 def check_stages(snapshot: Snapshot) -> None:
-    """Insist that what a snapshot holds of each stage is what such a stage keeps.
-
-    Raises:
-      SnapshotError: a part is of another type or out of range; it says which.
-    """
+    """Insist that what a snapshot holds of each stage is what such a stage keeps."""
     check_type(snapshot.fingerprint, list[FingerprintEntry], "the plan")
     before, worker, after = sections(snapshot.fingerprint)
     worker = [*before, *worker]

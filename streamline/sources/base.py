@@ -17,8 +17,6 @@ from streamline.core.state_types import Count, check_type
 from streamline.io.storage.base import FoundObject
 from streamline.sharding.index import Index
 
-__all__ = ["Change", "Mode", "Part", "Source", "Split"]
-
 T = TypeVar("T")
 
 Mode = Literal["interleaved", "contiguous", "file", "replicated", "custom", "shared"]

@@ -25,8 +25,6 @@ from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sources.base import Change, Mode, Part, Source, Split
 
-__all__ = ["Component", "PassOf", "Several", "SeveralState", "grown", "named"]
-
 T = TypeVar("T")
 
 GROW = ("length", "changed_files")
@@ -320,12 +318,7 @@ class Several(Source[T], ABC):
 
 
 def named(option: str, pipes: object) -> dict[str, Any]:
-    """Return pipelines by name; of a list, by their numbers.
-
-    Raises:
-      PlanTypeError: something else.
-      PlanError: there are none.
-    """
+    """Return pipelines by name; of a list, by their numbers."""
     found = dict(pipes) if isinstance(pipes, Mapping) else None
     if isinstance(pipes, list | tuple):
         found = {str(at): pipe for at, pipe in enumerate(pipes)}

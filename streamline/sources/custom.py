@@ -23,8 +23,6 @@ from streamline.core.user_function import DeclaredFunction, jsonable, parameters
 from streamline.errors import PlanTypeError
 from streamline.sources.base import Mode, Part, Source
 
-__all__ = ["EPOCH_PASSES", "CustomSource", "epoch_number"]
-
 T = TypeVar("T")
 
 EPOCH_PASSES = 2**32

@@ -40,8 +40,6 @@ from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
 from streamline.sources.journal import Entry, Journal, Places, SavedJournal
 
-__all__ = ["MAGIC", "DiskJournal", "SegmentHeader", "read_segment", "record"]
-
 SEGMENT_BYTES = 8 * 2**20
 """A segment is closed after so many bytes: trimming removes whole segments, and fsync of one takes some 10 ms."""
 
@@ -157,11 +155,7 @@ class DiskJournal(Journal):
     def _gather(
         self, segments: Sequence[JournalSegment], passed: dict[int, int | float], about: About
     ) -> dict[int, int]:
-        """Make the backlog, the items that no worker has passed; return how many items each shard was fed.
-
-        Raises:
-          JournalError: one of them is missing.
-        """
+        """Make the backlog, the items that no worker has passed; return how many items each shard was fed."""
         given = dict.fromkeys(self.places.shards, 0)
         need = dict(passed)
         for segment in segments:

@@ -32,8 +32,6 @@ from streamline.sources import listings
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.interleave import ShardPlace, in_turn
 
-__all__ = ["Files"]
-
 T = TypeVar("T")
 
 PATIENCE = 0.8

@@ -19,8 +19,6 @@ from streamline.core.item_codec import state_from_json, state_text
 from streamline.core.state import Json
 from streamline.errors import PlanError, printable
 
-__all__ = ["Foreign", "Marks", "Renewable", "foreign"]
-
 SNAPSHOT_EVERY = 16
 """Items between two states; a resume iterates again over up to twice as many."""
 
@@ -46,11 +44,7 @@ class Foreign:
         self._load = load
 
     def state(self) -> str:
-        """Return the state as JSON text.
-
-        Raises:
-          PlanTypeError: an entry isn't JSON; the message names it.
-        """
+        """Return the state as JSON text."""
         return state_text(self._get(), f"{self.kind}'s state")
 
     def load(self, state: Json) -> None:

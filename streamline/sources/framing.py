@@ -14,8 +14,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from streamline.errors import DataError
 from streamline.io.formats.line_decoding import BOM, Decode, check_lengths, decode_json, decode_text
 
-__all__ = ["FRAMINGS", "MIME_TYPE", "Framer", "Framing", "LineFramer", "ServerSentEvent", "SseFramer", "framer_of"]
-
 T = TypeVar("T")
 
 Framing = Literal["lines", "jsonl", "sse", "bytes"]

@@ -11,8 +11,6 @@ from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.paths import check_user, is_url
 from streamline.sources.framing import FRAMINGS, Framing
 
-__all__ = ["GIVE_UP_S", "IDLE_TIMEOUT_S", "MAX_ITEM_BYTES", "EndlessRequest"]
-
 IDLE_TIMEOUT_S = 300.0
 """Seconds of silence after which a connection counts as dropped: servers that keep one open send something every 15 to
 60 s (WHATWG HTML, 9.2.7, advises a comment every 15 s), and many proxies cut it after 60 s."""

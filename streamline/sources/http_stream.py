@@ -14,8 +14,6 @@ from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.live import MarkedStream
 
-__all__ = ["HttpFeed", "codec_of"]
-
 
 @dataclass(frozen=True)
 class HttpFeed(MarkedStream[Any]):

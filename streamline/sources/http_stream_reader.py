@@ -30,8 +30,6 @@ from streamline.io.storage.retry import TransientError
 from streamline.sources.framing import MIME_TYPE, Framer, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
 
-__all__ = ["read"]
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 PAUSE_S = 0.5
@@ -201,11 +199,7 @@ class _FeedReader:
             raise TransientError("nothing came for idle_timeout_s") from None
 
     def _failure(self, error: Exception) -> None:
-        """Note a connection that failed.
-
-        Raises:
-          ReadError: it isn't tried again.
-        """
+        """Note a connection that failed."""
         url = self._url
         if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
             found = TransientError(f"the name {error.host} can't be looked up any more")

@@ -20,8 +20,6 @@ from streamline.core.flow import LIST_ITEMS, Chunk, Lists
 from streamline.core.state import At, Json, Reference, State, States, Tally, Tree, trimmed
 from streamline.io.formats.base import Place
 
-__all__ = ["ShardPlace", "in_turn"]
-
 T = TypeVar("T")
 
 Open = Callable[[Place], Lists[T]]

@@ -23,8 +23,6 @@ from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Change, Mode, Part, Source, Split
 from streamline.sources.table_rows import TableRows
 
-__all__ = ["Indexable", "Items"]
-
 PLAIN: tuple[object, ...] = (range, list, tuple)
 """Types that read without delay or user code, and whose slices equal their items one by one."""
 

@@ -28,8 +28,6 @@ from streamline.sources.foreign_state import Foreign, Marks, Renewable, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
 
-__all__ = ["IterableSource"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from streamline.core.state import Json, Reference, Tree
 from streamline.core.state_types import Count
 from streamline.errors import ResumeError, SnapshotError
 
-__all__ = ["Entry", "Journal", "MemoryJournal", "Places", "SavedJournal", "kept_of"]
-
 LEAST_ITEMS = 256
 
 LEAST_BYTES = 2**20

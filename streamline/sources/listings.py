@@ -17,8 +17,6 @@ from streamline.core.state import Json
 from streamline.io.storage.base import MODIFIED
 from streamline.sources.base import Change
 
-__all__ = ["CHANGES", "carried", "changes", "paths_of"]
-
 CHANGES = ("new_files", "removed_files", "changed_files", "order")
 
 NAMES = {"etag": "ETag"}

@@ -25,8 +25,6 @@ from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, Part, Source
 from streamline.sources.single_use import check_not_over
 
-__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "CountedStream", "FedSource", "Live", "MarkedStream", "live_of"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedSource(Source[Any]):
@@ -176,11 +174,7 @@ class Live(Source[T]):
         return Path(self.journal, f"rank-{site.shard:05d}-of-{site.num_shards:05d}" if self.partitioned else "")
 
     def check_unread(self) -> None:
-        """Check that the feed can still be read.
-
-        Raises:
-          PlanError: it is an iterator, and was read by an earlier opening.
-        """
+        """Check that the feed can still be read."""
         if self.taken:
             raise PlanError(
                 f"from_stream was given an iterator ({type(self.stream).__name__}), which an earlier opening of this "

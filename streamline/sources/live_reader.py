@@ -34,8 +34,6 @@ from streamline.sources.disk_journal import DiskJournal
 from streamline.sources.journal import Entry, Journal, MemoryJournal, Places, SavedJournal, kept_of
 from streamline.sources.live import Live
 
-__all__ = ["LiveReader", "WorkerQueue", "WorkerQueues"]
-
 SYNC_S = 0.1
 """Seconds of items that a power cut may take from a journal on disk; a kill takes none."""
 

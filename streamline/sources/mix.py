@@ -31,8 +31,6 @@ from streamline.sources.composite import PassOf, Several, SeveralState, grown
 from streamline.sources.mix_state import ComponentBuffer, Ended, MixContext, MixedStates, MixPass, MixState, Picks
 from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
 
-__all__ = ["ComponentMetrics", "Mix", "MixRun", "Stop"]
-
 NOTHING: Picks = np.empty(0, np.intp)
 
 

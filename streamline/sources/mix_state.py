@@ -19,8 +19,6 @@ from streamline.core.state import Joined, Reference, State, States, Tree
 from streamline.sources.composite import SeveralState
 from streamline.sources.sampler import Span
 
-__all__ = ["ComponentBuffer", "Ended", "MixContext", "MixPass", "MixState", "MixedStates", "Picks"]
-
 Ground: TypeAlias = tuple[int, Reference, States]
 """A number of items served, the component's state after them, and its states after the items that follow, by the number
 of items served before each."""

@@ -16,8 +16,6 @@ from streamline.core.options import given
 from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["BLOCK", "Draws", "Numbers", "Span", "draws_of"]
-
 BLOCK = 1024
 """Numbers that are drawn together: item n has number n mod BLOCK of block n div BLOCK."""
 

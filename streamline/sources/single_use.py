@@ -21,8 +21,6 @@ from typing import Any
 
 from streamline.errors import PlanError
 
-__all__ = ["Use", "check_not_over"]
-
 READERS = ("builtins", "itertools", "_csv")
 """Modules whose iterators read others."""
 

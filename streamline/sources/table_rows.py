@@ -15,8 +15,6 @@ import numpy as np
 
 from streamline.errors import PlanError, PlanTypeError
 
-__all__ = ["TableRows", "check_not_table", "rows_of"]
-
 
 class TableRows(ABC):
     """Reads a table by position, as a map-style dataset is read.

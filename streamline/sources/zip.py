@@ -13,8 +13,6 @@ from streamline.errors import DataError, PlanError
 from streamline.sources.base import Mode, Part
 from streamline.sources.composite import Several, SeveralState
 
-__all__ = ["Zip"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Zip(Several[tuple[Any, ...]]):

@@ -19,8 +19,6 @@ from streamline.transforms.map import ConcurrentMap, Map
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 
-__all__ = ["changed"]
-
 AnyStage = Stage[Any, Any]
 
 

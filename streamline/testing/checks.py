@@ -21,8 +21,6 @@ from streamline.testing.subjects import ChainSubject, PipelineSubject, Subject, 
 from streamline.transforms.base import Stage
 from streamline.transforms.map import ConcurrentMap
 
-__all__ = ["LAWS", "Fragment", "check_failure", "check_resume", "check_stage"]
-
 LAWS = frozenset({"resume", "quiescence", "close", "failure", "bound"})
 
 Fragment = Stage[Any, Any] | Callable[[Pipeline[Any]], Pipeline[Any]]

@@ -22,10 +22,8 @@ from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Stop
 from streamline.testing.scripted import Script
-from streamline.testing.steps import DICE, UNBATCH, Step, one_number, steps, steps_before, transfers
+from streamline.testing.steps import UNBATCH, Step, one_number, steps, steps_before, transfers
 from streamline.training.stream_dataset import StreamDataset
-
-__all__ = ["DICE", "Composition", "compositions", "continued", "pipelines"]
 
 KINDS = ("items", "iterable", "async iterable", "data set", "mix", "zip", "script")
 """Sources."""

@@ -27,8 +27,6 @@ from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
 from streamline.plan.plan import Plan
 
-__all__ = ["CopyLink", "Copying", "HostDeath", "HostDeaths"]
-
 
 class HostDeath(NamedTuple):
     """When a host dies.

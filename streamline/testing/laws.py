@@ -18,8 +18,6 @@ from streamline.core.tasks import Tasks
 from streamline.testing.scripted import Script
 from streamline.testing.subjects import Read, Subject, opened, read, settle
 
-__all__ = ["ExpectedItems", "atoms", "bound_law", "close_law", "failure_law", "quiescence_law", "resume_law", "same"]
-
 
 async def resume_law(tasks: Tasks, subject: Subject, truth: ExpectedItems, generations: int, dice: Random) -> None:
     """Order, then Resume: at every state that an uninterrupted run has, and several times in a row."""

@@ -48,8 +48,6 @@ from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
 
-__all__ = ["Oracle", "UnknownStageError", "Upstream", "oracle", "reference"]
-
 Chain = Callable[[Site], Iterator[Any]]
 """What comes out of a stage at a site: in an epoch, in a shard."""
 

@@ -16,8 +16,6 @@ from streamline.sources.base import Mode, Part, Source
 from streamline.transfer.base import Mover, Target
 from streamline.transfer.stage import Transfer
 
-__all__ = ["PAUSE", "YIELD", "Abort", "Script", "ScriptRecord", "SlowDevice", "scripted", "to_elsewhere"]
-
 
 @dataclass(frozen=True)
 class SlowDevice(Target, Mover):

@@ -15,8 +15,6 @@ from streamline.pipeline import Pipeline
 from streamline.testing.scripted import to_elsewhere
 from streamline.transforms.custom import stage
 
-__all__ = ["DICE", "UNBATCH", "Step", "call", "one_number", "steps", "steps_before", "transfers"]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -32,8 +32,6 @@ from streamline.sources.base import Part, Source
 from streamline.testing.changes import changed
 from streamline.transforms.base import Stage
 
-__all__ = ["LOOPS", "ChainSubject", "PipelineSubject", "Read", "Subject", "opened", "read", "run", "settle"]
-
 R = TypeVar("R")
 
 LOOPS = ("asyncio", "uvloop", "trio")

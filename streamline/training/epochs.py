@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-__all__ = ["EpochPlace", "Epochs", "LoaderPhase"]
-
 
 class LoaderPhase(Enum):
     """What a loader is doing."""

@@ -31,8 +31,6 @@ from streamline.training.epochs import EpochPlace, Epochs, LoaderPhase
 from streamline.training.loader_state import Inside, LoaderState
 from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_begin
 
-__all__ = ["Loader"]
-
 T = TypeVar("T")
 
 

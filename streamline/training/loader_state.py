@@ -17,8 +17,6 @@ from streamline.errors import ResumeError, SnapshotError
 from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["Inside", "LoaderState", "SealedState"]
-
 Inside = Literal["begin", "inside", "unknown"]
 
 VERSION = 2
@@ -50,11 +48,7 @@ class SealedState:
 
     @classmethod
     def from_dict(cls, found: object) -> Self:
-        """Return the state that `to_dict` wrote.
-
-        Raises:
-          SnapshotError: it is anything else; the message says which entry.
-        """
+        """Return the state that `to_dict` wrote."""
         if not isinstance(found, dict):
             raise SnapshotError(f"a {cls.of}'s state is the dict of state_dict(), got {type(found).__name__}")
         version = found.get("version")
@@ -145,11 +139,7 @@ class LoaderState(SealedState):
         return None
 
     def parsed(self) -> Snapshot | None:
-        """Return the snapshot.
-
-        Raises:
-          SnapshotError: it is none.
-        """
+        """Return the snapshot."""
         if not self.snapshot:
             return None
         try:
@@ -158,11 +148,7 @@ class LoaderState(SealedState):
             raise SnapshotError(f"the snapshot in the loader's state: {error}") from None
 
     def insist_on(self, steps_per_epoch: int | None) -> None:
-        """Insist that a loader with this `steps_per_epoch` counts as the one did that the state is of.
-
-        Raises:
-          ResumeError: it doesn't.
-        """
+        """Insist that a loader with this `steps_per_epoch` counts as the one did that the state is of."""
         ours, theirs = steps_per_epoch, self.steps_per_epoch or None
         if ours != theirs:
             raise ResumeError(

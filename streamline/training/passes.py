@@ -32,8 +32,6 @@ from streamline.training.epochs import Epochs
 if TYPE_CHECKING:
     from streamline.runtime.open import Opened, RunOptions
 
-__all__ = ["Iteration", "LoaderRun", "Now", "OpenAt", "Passes", "Spent", "check_begin", "passes_of"]
-
 T = TypeVar("T")
 
 
@@ -100,11 +98,7 @@ class Passes(Generic[T]):
         self._next: _Next[T] | None = None
 
     def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
-        """Open the pipeline at a snapshot, or at the beginning of one of its epochs; or return what was opened ahead.
-
-        Raises:
-          What `Pipeline.open` raises; also where the pass is there already.
-        """
+        """Open the pipeline at a snapshot, or at the beginning of an epoch; or return what was opened ahead."""
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
         if self.ahead:
             self._open_next = self._settled()
@@ -329,11 +323,7 @@ class Iteration(PartIterator[T]):
 def check_begin(
     epoch: int | None, steps_per_epoch: int | None, fixed_epoch: bool, resume: object
 ) -> tuple[int | None, int | None]:
-    """Insist on options of `.loader()` that are of their types; return epoch and steps.
-
-    Raises:
-      PlanError: an epoch below 0, or fewer than 1 step. PlanTypeError: something else.
-    """
+    """Insist on options of `.loader()` that are of their types; return epoch and steps."""
     if epoch is not None:
         epoch = check_int(".loader(epoch=)", epoch, 0)
     if steps_per_epoch is not None:

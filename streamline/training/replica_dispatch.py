@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
+from concurrent.futures import Future, wait
 from time import perf_counter
 from typing import Any
 
@@ -29,22 +30,12 @@ from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
 from streamline.core.tasks import spawn
 from streamline.core.threads import hold_quietly, start_thread, waker
-from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError, ReplicaStalled
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, RunOptions
 from streamline.runtime.stream import Stream
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
 from streamline.training.replica_shares import Notifier, ReplicaShare, ReplicaShares
-
-__all__ = [
-    "Dispatcher",
-    "IterableReplicaSource",
-    "Passed",
-    "PlanReplicaSource",
-    "ReplicaSource",
-    "ReplicasEnd",
-    "check_source",
-]
 
 EXIT_S = 1.0
 """How long a close in plain code waits for a stream that is stuck in user code."""
@@ -83,15 +74,14 @@ class Dispatcher:
         self._scope: anyio.CancelScope | None = None
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._thread_id: int | None = None
-        self._over = threading.Event()
-        self._gone = Notifier()
+        self._over: Future[None] = Future()
         self._owner = os.getpid()
         disowned_in_copies(self)
 
     def disown(self) -> None:
         """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
         if self._begun:
-            self._lock, self._over = threading.RLock(), threading.Event()  # another thread may have had theirs
+            self._lock, self._over = threading.RLock(), Future()  # another thread may have had theirs
             self._wake = self._scope = None
             for share in self.shares.all:
                 share.items.clear()
@@ -113,25 +103,16 @@ class Dispatcher:
         with self._lock:  # Ctrl-C may come anywhere in here: then the next one who asks begins
             if self._begun or self.end is not None:
                 return
-            if self.source is None:
-                try:
-                    self.source = self._open_source()
-                except Exception as failure:
-                    self._begun = True
-                    self._ended(failure)
-                    return
-            if in_loop and self.source.is_async:
-                self._thread_id = threading.get_ident()
-                spawn(self._main, "replicator", self._cut_off)
-            else:
-                self._start_thread()
+            try:
+                self.source = self.source or self._open_source()
+                if in_loop and self.source.is_async:
+                    self._thread_id = threading.get_ident()
+                    spawn(self._main, "replicator", self._cut_off)
+                else:
+                    start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
+            except Exception as failure:
+                self._ended(failure)
             self._begun = True
-
-    def _start_thread(self) -> None:
-        try:
-            start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
-        except HostError as failure:
-            self._ended(failure)
 
     def made_room(self) -> None:
         """A reader is just about to take an item of the share that is waited for, as it has promised."""
@@ -183,15 +164,17 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
         self.stop()
-        with anyio.CancelScope(shield=True):
-            while self._begun and not self._over.is_set():
-                await self._gone.wait(self._over.is_set)
+        if self._begun:
+            over, wake = anyio.Event(), waker()
+            self._over.add_done_callback(lambda _: wake(over.set))
+            with anyio.CancelScope(shield=True):
+                await over.wait()
 
     def close(self) -> None:
         """Read no more, and wait until the stream is closed, but not for user code that is stuck."""
         self.stop()
         if self._begun and self._thread_id != threading.get_ident():
-            self._over.wait(EXIT_S)
+            wait([self._over], EXIT_S)
 
     # The task --------------------------------------------------------------------------------------------------------
 
@@ -224,14 +207,14 @@ class Dispatcher:
 
     def _cut_off(self) -> None:
         """The task has ended, or never ran."""
-        if not self._over.is_set():
+        if not self._over.done():
             self._ended(ClosedError("the event loop in which the replicator was to read its stream has ended"))
 
     def _ended(self, end: BaseException) -> None:
         self._wake = self._scope = None
         self._finish(end)
-        self._over.set()
-        self._gone.ring()
+        if not self._over.done():
+            self._over.set_result(None)
 
     async def _deal(self, source: ReplicaSource) -> BaseException:
         """Deal until the end or a failure; return which."""
@@ -329,11 +312,9 @@ class ReplicaSource(ABC):
 
     Attributes:
       is_async: it may be read in an event loop that others use.
-      drawn: items of the stream that were drawn here.
     """
 
     is_async = True
-    drawn = 0
 
     @abstractmethod
     async def draw(self, room: int, shares: ReplicaShares) -> bool:
@@ -363,7 +344,6 @@ class IterableReplicaSource(ReplicaSource):
                 item = await anext(iterator) if is_async else next(iterator)
             except ends:
                 return True
-            self.drawn += 1
             give(item)  # at once: the next one may be long in coming
             if perf_counter() > stop:
                 break
@@ -382,7 +362,7 @@ class PlanReplicaSource(ReplicaSource):
     Args:
       options: of `open`.
       resume: where to begin; None: at the beginning.
-      at: items of the stream before there.
+      at: items of the stream before there; it goes on with what is drawn.
     """
 
     def __init__(self, pipe: Openable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
@@ -419,10 +399,10 @@ class PlanReplicaSource(ReplicaSource):
         oldest = shares.oldest(shares.taken)
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
-        if self._marks[-1][0] < self._at + self.drawn:
-            self._marks.append((self._at + self.drawn, before))
+        if self._marks[-1][0] < self._at:
+            self._marks.append((self._at, before))
         self._now = stream.state_after
-        self.drawn += len(self._list)
+        self._at += len(self._list)
         return True
 
     def snapshot(self, oldest: int) -> tuple[int, Snapshot] | None:

@@ -20,8 +20,6 @@ import anyio
 
 from streamline.core.threads import waker
 
-__all__ = ["Notifier", "ReplicaShare", "ReplicaShares", "ReplicaStats"]
-
 Standing = Literal["unasked", "read", "closed", "lost"]
 
 

@@ -37,8 +37,6 @@ from streamline.training.replica_dispatch import (
 )
 from streamline.training.replica_shares import ReplicaShare, ReplicaShares, ReplicaStats
 
-__all__ = ["RemoteReplica", "Replica", "ReplicaFeed", "Replicator", "ReplicatorState"]
-
 
 class ReplicaFeed(CountedStream[Any]):
     """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.
@@ -303,15 +301,23 @@ class Replicator(Generic[T]):
           PlanError: there is no such replica, or it has a reader already.
           ResumeError: it was closed in the run that is gone on with.
         """
-        return Replica(self._dispatcher, self._claimed(number))
+        number = check_int("StreamReplicator.replica(number)", number, 0)
+        if number >= self.num_replicas:
+            raise PlanError(
+                f"expected a replica from 0 to {self.num_replicas - 1}, got {number}: there are {self.num_replicas}"
+            )
+        share = self._dispatcher.shares.all[number]
+        if share.standing == "closed" and self._resume is not None and not self._dispatcher.begun:
+            raise ResumeError(f"replica {number} was closed in the run that is gone on with: its share is dropped")
+        if share.standing != "unasked":
+            raise PlanError(
+                f"replica {number} has been asked for before, and has one reader: keep what the first call returned"
+            )
+        share.standing = "read"
+        return Replica(self._dispatcher, share)
 
     def _feed(self, number: int) -> ReplicaFeed:
-        """Take replica `number` for a pipeline, whose source reads this feed.
-
-        Raises:
-          PlanError: as in `replica`; or the source is a pipeline that chooses an order.
-          ResumeError: as in `replica`.
-        """
+        """Take replica `number` for a pipeline, whose source reads this feed."""
         source = self._source
         again = isinstance(source, Openable) and not source.plan.source.is_live
         if again and isinstance(source, Openable) and (chooser := source.plan.chooser) is not None:
@@ -321,25 +327,6 @@ class Replicator(Generic[T]):
                 "holds what was chosen; or give StreamReplicator the open stream, if no resume is wanted"
             )
         return ReplicaFeed(self._dispatcher, self.replica(number), again=again)
-
-    def _claimed(self, number: int) -> ReplicaShare:
-        self._check_number(number)
-        share = self._dispatcher.shares.all[number]
-        if share.standing == "unasked":
-            share.standing = "read"
-            return share
-        if share.standing == "closed" and self._resume is not None and not self._dispatcher.begun:
-            raise ResumeError(f"replica {number} was closed in the run that is gone on with: its share is dropped")
-        raise PlanError(
-            f"replica {number} has been asked for before, and has one reader: keep what the first call returned"
-        )
-
-    def _check_number(self, number: int) -> None:
-        number = check_int("StreamReplicator.replica(number)", number, 0)
-        if number >= self.num_replicas:
-            raise PlanError(
-                f"expected a replica from 0 to {self.num_replicas - 1}, got {number}: there are {self.num_replicas}"
-            )
 
     def stats(self) -> tuple[ReplicaStats, ...]:
         """Return, of each replica, how many items were taken, wait, and were dropped."""

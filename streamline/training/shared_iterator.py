@@ -27,8 +27,6 @@ from streamline.sources.foreign_state import Foreign, foreign
 from streamline.sources.single_use import Use
 from streamline.sources.table_rows import check_not_table
 
-__all__ = ["SharedAsyncIterator", "SharedIterator", "SharedSyncIterator"]
-
 T = TypeVar("T")
 
 _GONE: Any = object()

@@ -20,8 +20,6 @@ from streamline.snapshot.file_format import digest
 from streamline.sources.single_use import Use
 from streamline.training.shared_iterator import SharedAsyncIterator, SharedIterator, SharedSyncIterator
 
-__all__ = ["StreamDataset"]
-
 T = TypeVar("T")
 
 Factory = Callable[[], Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T] | AsyncIterable[T]]]

@@ -20,9 +20,6 @@ from streamline.sharding.ranks import find_rank
 from streamline.snapshot.file_format import is_sealed, sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
-__all__ = ["TorchDataset"]
-
-
 try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info

@@ -17,8 +17,6 @@ from typing import Any, Generic, TypeVar
 from streamline.errors import PlanTypeError
 from streamline.training.loader import Loader
 
-__all__ = ["AccelerateLoader", "LightningLoader", "LoaderView", "OfAllRanks", "OneAhead"]
-
 T = TypeVar("T")
 
 

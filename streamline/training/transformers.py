@@ -18,9 +18,6 @@ from streamline.errors import PlanError, SnapshotError
 from streamline.training.loader import Loader
 from streamline.training.trainers import LoaderView
 
-__all__ = ["LoaderTrainer"]
-
-
 try:
     import transformers
     from torch.utils.data import DataLoader, IterableDataset

@@ -17,8 +17,6 @@ from streamline.sharding.index import Index
 if TYPE_CHECKING:
     from streamline.sources.base import Part, Source
 
-__all__ = ["Stage", "StageLayout", "is_own", "stage_class"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -34,8 +34,6 @@ from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
 from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
-__all__ = ["BucketByLength", "BucketPart", "Buckets", "bucket_of", "own_part"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -147,12 +145,7 @@ class BucketByLength(Stage[In, Out]):
             yield self._batch(held, bucket, run, Reference.to(end))
 
     def measured(self, item: In) -> int:
-        """Return how long an item is.
-
-        Raises:
-          PlanError: `length` returned a negative number; a `PlanTypeError` if it is no integer.
-          What `length` raises.
-        """
+        """Return how long an item is."""
         found: Any = self.length(item)
         if type(found) is int and found >= 0:
             return found
@@ -181,11 +174,7 @@ def bucket_of(
     *,
     name: str,
 ) -> BucketByLength[Any, Any]:
-    """Return the stage.
-
-    Raises:
-      PlanError: an option out of range or, a `PlanTypeError`, of the wrong type.
-    """
+    """Return the stage."""
     method = ".bucket_by_length"
     bounds = _ints(f"{method}(boundaries)", boundaries, 0)
     if any(bound <= before for before, bound in pairwise(bounds)):
@@ -216,11 +205,7 @@ def bucket_of(
 
 @saved_as("length_of")
 def length_of(item: Any) -> int:
-    """Return how long an item is: `len` of it, which is an array's first axis.
-
-    Raises:
-      PlanTypeError: it has none; or it is a dict, which has as many parts as it has fields.
-    """
+    """Return how long an item is: `len` of it, which is an array's first axis."""
     unsized: TypeError | None = None
     if not isinstance(item, Mapping):
         try:
@@ -355,11 +340,7 @@ class Buckets(Generic[In]):
         return MadeStates(_state_after, self._name, held, self._next, self._replay_end, self._due, now)
 
     def check_end(self, stage: str) -> None:
-        """Check that all items that had been read before a resume were read again.
-
-        Raises:
-          ResumeError: there are fewer now.
-        """
+        """Check that all items that had been read before a resume were read again."""
         if self._next < self._replay_end:
             raise ResumeError(
                 f"{stage} had read {self._replay_end:,} items from the oldest one that was in no batch, and only "

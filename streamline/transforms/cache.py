@@ -28,8 +28,6 @@ from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskCacheSpec, open_on_disk
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
-__all__ = ["Cache"]
-
 T = TypeVar("T")
 
 Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]

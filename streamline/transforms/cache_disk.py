@@ -28,8 +28,6 @@ from streamline.errors import ResumeError
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
-__all__ = ["DiskCacheSpec", "open_on_disk"]
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")

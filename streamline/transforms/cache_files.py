@@ -24,8 +24,6 @@ from streamline.core.record_file import DamagedError, packed, read_packed, size_
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
 
-__all__ = ["ROOT", "BlockInfo", "CacheBlock", "CacheFiles", "FoundBlocks", "new_id", "whole"]
-
 MAGIC = b"streamline cached block 1\n"
 
 WRITER = ".cache(path=)"
@@ -143,11 +141,7 @@ class CacheFiles:
         self._max_bytes = max_bytes
 
     def look(self) -> FoundBlocks:
-        """Return the blocks in the folder.
-
-        Raises:
-          ReadError: the folder can't be read.
-        """
+        """Return the blocks in the folder."""
         blocks, newest = list[CacheBlock](), 0
         try:
             with os.scandir(self._folder) as entries:
@@ -240,11 +234,7 @@ class CacheFiles:
                     path.unlink(missing_ok=True)
 
     def reset(self) -> None:
-        """Begin a new drawing for the runs that begin from now on.
-
-        Raises:
-          ReadError: the folder can't be written.
-        """
+        """Begin a new drawing for the runs that begin from now on."""
         number = self.look().newest + 1
         try:
             write_parts(self._folder / f"{self._whose}.drawing-{number}.reset", ())

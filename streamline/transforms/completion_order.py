@@ -25,17 +25,6 @@ from streamline.core.flow import LIST_ITEMS, Chunk
 from streamline.core.state import Json, MadeStates, Shifted, State, States, Tally, Tree, trimmed
 from streamline.core.state_types import Count, Range, total
 
-__all__ = [
-    "AdmittedInputs",
-    "AsCompleted",
-    "CompletionPart",
-    "Delivery",
-    "DeliverySegment",
-    "InOrder",
-    "SkippedResult",
-    "UnorderedState",
-]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -37,8 +37,6 @@ from streamline.core.tasks import Starter
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 
-__all__ = ["CallPool", "TaskPool", "ThreadedPool"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

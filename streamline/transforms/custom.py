@@ -36,8 +36,6 @@ from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage, StageLayout
 
-__all__ = ["Declared", "Through", "check_through", "stage"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 P = ParamSpec("P")
@@ -345,11 +343,7 @@ class _CustomRun(Generic[In, Out]):
 
 
 def check_through(fn: object) -> None:
-    """Check that `fn` may be an async generator function.
-
-    Raises:
-      PlanTypeError: it is another kind of function, or a call of one.
-    """
+    """Check that `fn` may be an async generator function."""
     if inspect.isasyncgen(fn) or inspect.isgenerator(fn):
         raise PlanTypeError(
             f".through(fn) is a function, got {given(fn)}: .through({fn.__name__}), which is called with the items"

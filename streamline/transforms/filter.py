@@ -14,8 +14,6 @@ from streamline.core.replay import Adapter, FailedCall
 from streamline.core.state import Picked
 from streamline.transforms.base import Stage
 
-__all__ = ["Filter"]
-
 ASYNC_VERDICT = "it would always be true; await it in a .map before, and filter by what that returns"
 
 T = TypeVar("T")

@@ -21,8 +21,6 @@ from streamline.errors import PlanTypeError
 from streamline.sources.table_rows import check_not_table
 from streamline.transforms.base import Stage
 
-__all__ = ["FlatMap", "Unbatch"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

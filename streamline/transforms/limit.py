@@ -13,8 +13,6 @@ from streamline.errors import SnapshotError
 from streamline.sharding.index import Index, IndexSlice
 from streamline.transforms.base import Stage
 
-__all__ = ["Skip", "Stride", "Take"]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
 
-__all__ = ["Block", "Pack", "pack_of"]
-
 Tokens: TypeAlias = npt.NDArray[Any]
 
 Block: TypeAlias = "dict[str, Tokens]"
@@ -123,11 +121,7 @@ class Pack(Stage[Any, Block]):
             yield Chunk((), (), held.dropped(run.upstream.state))
 
     def tokens(self, item: Any) -> Tokens | None:
-        """Return the tokens of an item; None: it is empty, and no array that has a dtype.
-
-        Raises:
-          PlanTypeError: it is no sequence of ints.
-        """
+        """Return the tokens of an item; None: it is empty, and no array that has a dtype."""
         found = item
         if self.key is not None:
             if not isinstance(item, Mapping) or self.key not in item:
@@ -147,11 +141,7 @@ class Pack(Stage[Any, Block]):
 
 
 def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool, *, name: str) -> Pack:
-    """Return the stage.
-
-    Raises:
-      PlanError: an option out of range or, a `PlanTypeError`, of the wrong type.
-    """
+    """Return the stage."""
     length = check_int(".pack(length)", length, 1)
     if eos is not None:
         eos = check_int(".pack(eos=)", eos, 0)

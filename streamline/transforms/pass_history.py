@@ -15,8 +15,6 @@ from streamline.core.flow import Site
 from streamline.core.state import Json, Over, Since, State, States, Tree
 from streamline.errors import ResumeError
 
-__all__ = ["CacheState", "PassHistory", "PassPlace", "ServedStates", "gives_fewer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PassPlace:

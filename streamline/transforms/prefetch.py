@@ -10,8 +10,6 @@ from streamline.core.flow import Flow, Opener
 from streamline.core.state import Tree
 from streamline.transforms.base import Stage, StageLayout
 
-__all__ = ["Prefetch"]
-
 T = TypeVar("T")
 
 

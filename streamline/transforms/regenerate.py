@@ -33,8 +33,6 @@ from streamline.transforms.regenerate_cycle import (
 )
 from streamline.transforms.regenerate_spill import Spill, SpilledCycle
 
-__all__ = ["CycleCounts", "CycleFlow", "Regenerate"]
-
 
 class CycleCounts:
     """Counters of one run.

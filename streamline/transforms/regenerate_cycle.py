@@ -20,20 +20,6 @@ from streamline.core.flow import Site
 from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
 
-__all__ = [
-    "Array",
-    "Cycle",
-    "CycleFileNames",
-    "CycleFileState",
-    "CyclePlace",
-    "Held",
-    "RowStore",
-    "columns_of",
-    "drawn_own",
-    "order_of",
-    "part",
-]
-
 Order: TypeAlias = "npt.NDArray[np.intp]"
 
 Held: TypeAlias = "list[Any] | RowStore"
@@ -233,11 +219,7 @@ class RowStore:
         return -(-self.filled // self.block_rows)
 
     def add(self, block: Any, skip: int) -> int:
-        """Copy the rows of a block from row `skip` on, as many as there is room for; return how many the block has.
-
-        Raises:
-          DataError: it is no block, or not like those before.
-        """
+        """Copy the rows of a block from row `skip` on, as many as there is room for; return how many the block has."""
         columns, form = columns_of(block)
         if form != self._form:
             self._take_form(columns, form)
@@ -275,11 +257,7 @@ class RowStore:
 
 
 def columns_of(block: Any) -> tuple[list[Array], Form]:
-    """Return the arrays of a block, and its form.
-
-    Raises:
-      DataError: it is no block: something else than arrays, or arrays of different lengths.
-    """
+    """Return the arrays of a block, and its form."""
     columns: list[Array] = []
     form = _form_of(block, columns)
     if not columns or len({len(column) for column in columns}) > 1:

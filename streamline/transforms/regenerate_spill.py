@@ -26,8 +26,6 @@ from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import ReadError, ResumeError
 from streamline.transforms.regenerate_cycle import CycleFileNames
 
-__all__ = ["Spill", "SpillKeeper", "SpilledCycle"]
-
 MAGIC = b"streamline cycle 1\n"
 
 WRITER = ".regenerate(spill=)"
@@ -65,12 +63,7 @@ class Spill:
         return CycleFileNames(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
 
     async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
-        """Keep a cycle, durably.
-
-        Raises:
-          ReadError: the folder can't be written.
-          DataError: the items can't be.
-        """
+        """Keep a cycle, durably."""
         await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
 
     async def read(self, name: str, threads: ThreadPool) -> SpilledCycle:

@@ -21,8 +21,6 @@ from streamline.sharding.index import Index, Repeated
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 
-__all__ = ["Repeat"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from streamline.sharding.index import Index, Shuffled
 from streamline.sources.base import Part
 from streamline.transforms.base import Stage
 
-__all__ = ["IndexShuffle", "Shuffle", "ShuffleFiles", "permutation"]
-
 T = TypeVar("T")
 
 
@@ -149,11 +147,7 @@ class _DrawnWindow(Generic[T]):
         return self._ended or len(self.items) == self._size
 
     async def fill(self, run: Run[T]) -> None:
-        """Draw the rest.
-
-        Raises:
-          What the upstream fails with.
-        """
+        """Draw the rest."""
         while not self.complete:
             await self.draw(run, self._size - len(self.items))
         if self.failure is not None:

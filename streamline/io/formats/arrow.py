@@ -29,8 +29,6 @@ from streamline.io.formats.columnar import Columnar, GroupedTable, GroupPosition
 from streamline.io.formats.parquet import FOOTER_BYTES
 from streamline.io.formats.sparse_file import from_start
 
-__all__ = ["ArrowFormat"]
-
 TAIL_BYTES = 4 + len(MAGIC)
 """The footer's length, little-endian, and the magic."""
 

@@ -9,18 +9,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = [
-    "CONTINUATION",
-    "DICTIONARY",
-    "MAGIC",
-    "PREFIX_BYTES",
-    "RECORD_BATCH",
-    "SCHEMA",
-    "Message",
-    "MessageBlock",
-    "blocks",
-]
-
 MAGIC = b"ARROW1"
 """A file begins and ends with it; a stream doesn't."""
 
@@ -42,11 +30,7 @@ class MessageBlock:
 
 
 def blocks(footer: bytes) -> tuple[list[MessageBlock], list[MessageBlock]]:
-    """Return where the dictionaries and the record batches of a file are, as its footer says.
-
-    Raises:
-      ValueError: it is damaged.
-    """
+    """Return where the dictionaries and the record batches of a file are, as its footer says."""
     try:
         table = _FlatTable.root(footer)
         return table.blocks(2), table.blocks(3)
@@ -70,11 +54,7 @@ class Message:
 
     @classmethod
     def of(cls, metadata: bytes) -> Message:
-        """Read the metadata of a message, without its prefix.
-
-        Raises:
-          ValueError: they are damaged.
-        """
+        """Read the metadata of a message, without its prefix."""
         try:
             table = _FlatTable.root(metadata)
             kind, body = table.byte(1), table.int64(3)

@@ -16,8 +16,6 @@ from streamline.io.formats.columnar_selection import Selection, filter_columns, 
 from streamline.io.formats.sparse_file import SparseFile, from_start
 from streamline.sharding.split import contiguous
 
-__all__ = ["FileTable", "StreamTable"]
-
 
 class _BatchDecoder:
     """Decodes the record batches of a file or a stream."""
@@ -62,9 +60,6 @@ class FileTable:
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
       first: the first batch that is wanted.
-
-    Raises:
-      DataError: the footer is damaged, or lacks a column.
     """
 
     def __init__(
@@ -134,9 +129,6 @@ class StreamTable:
 
     Attributes:
       later: dictionaries that the record batch that is decoded next doesn't know yet.
-
-    Raises:
-      DataError: it is damaged, or lacks a column.
     """
 
     def __init__(self, format: Columnar, path: str, message: bytes) -> None:

@@ -19,8 +19,6 @@ from streamline.io.fetch.file import File, FilePart
 if TYPE_CHECKING:
     from streamline.io.fetch.fetcher import Fetcher
 
-__all__ = ["AHEAD_BYTES", "Format", "IndexedStates", "Place"]
-
 T = TypeVar("T")
 
 AHEAD_BYTES = 16 * 2**20

@@ -22,8 +22,6 @@ from streamline.io.formats.compression import (
     undecided,
 )
 
-__all__ = ["pieces"]
-
 Marked: TypeAlias = tuple[bytes, bool]
 """Some bytes, and whether they are known to be the last."""
 

@@ -26,21 +26,6 @@ from streamline.io.fetch.file import File
 from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
 from streamline.io.formats.sparse_file import Span
 
-__all__ = [
-    "STEP_BYTES",
-    "Columnar",
-    "DecodedRows",
-    "GroupPosition",
-    "GroupedTable",
-    "Predicate",
-    "RowGroup",
-    "RowItems",
-    "Unchanged",
-    "check_schema",
-    "require_pyarrow",
-    "watched",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Columnar(Format[Any]):
@@ -198,9 +183,6 @@ class GroupedTable(Protocol):
 
         Args:
           data: what the group's spans hold.
-
-        Raises:
-          Whatever pyarrow does with data that are damaged.
         """
 
     def close(self) -> None:
@@ -214,7 +196,6 @@ class GroupPosition:
     Attributes:
       path: of the file.
       unit: what a group is called.
-      group: the group.
       after: the place after it.
       row: rows of it that were read.
       unchanged: checks that the file doesn't change; None: not needed.
@@ -259,7 +240,6 @@ class RowItems:
 
     Args:
       batch_rows: rows in a record batch; None: items are rows.
-      name: of the source.
       demand: decides what is done about damage.
     """
 
@@ -401,11 +381,7 @@ class _DecodeStep:
 
 
 def require_pyarrow(function: str) -> None:
-    """Check that pyarrow is installed, without importing it.
-
-    Raises:
-      PlanError: it isn't; it names the extra.
-    """
+    """Check that pyarrow is installed, without importing it."""
     if find_spec("pyarrow") is None:
         raise PlanError(f"{function} needs pyarrow, which is not installed: pip install 'streamline[arrow]'")
 
@@ -439,9 +415,6 @@ class Unchanged:
     Args:
       path: of the file.
       size: in bytes, as the listing says; None: it doesn't.
-
-    Raises:
-      ReadError: it has another size, or can't be looked at.
     """
 
     def __init__(self, path: str, size: int | None) -> None:
@@ -451,11 +424,7 @@ class Unchanged:
             raise ReadError(f"{path} has {self._was[0]:,} bytes, expected {size:,}: has it been replaced?")
 
     def check(self) -> None:
-        """Check that the file is still the same.
-
-        Raises:
-          ReadError: it was written to, replaced, or removed.
-        """
+        """Check that the file is still the same."""
         if (now := self._look()) != self._was:
             what = (
                 f"it had {self._was[0]:,} bytes, and has {now[0]:,}" if now[0] != self._was[0] else "with as many bytes"

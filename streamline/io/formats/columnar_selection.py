@@ -12,8 +12,6 @@ from pyarrow import acero
 
 from streamline.errors import DataError
 
-__all__ = ["Selection", "filter_columns", "named", "schema_difference", "within"]
-
 ROW = "streamline: row"
 """The column in which rows keep their number while they are filtered."""
 
@@ -71,9 +69,6 @@ def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] 
       schema: of the file.
       leaves: dotted names of all that can be asked for, but for what they begin with.
       columns: dotted names; None: all.
-
-    Raises:
-      DataError: a column isn't there, or can't be distinguished from another.
     """
     names: list[str] = schema.names
     if len(set(names)) < len(names):
@@ -101,11 +96,7 @@ def within(name: str) -> Iterator[str]:
 
 
 def filter_columns(path: str, schema: Any, expression: Any) -> list[str]:
-    """Return the top columns that a filter looks at.
-
-    Raises:
-      DataError: it can't be applied to this schema.
-    """
+    """Return the top columns that a filter looks at."""
     text = str(expression)
     near = [name for name in schema.names if name in text]
     error = _unfit(schema, near, expression)

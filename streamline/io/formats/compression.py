@@ -23,19 +23,6 @@ from typing import Protocol
 
 from streamline.errors import DataError, PlanError, ReadError
 
-__all__ = [
-    "HEAD_BYTES",
-    "KINDS",
-    "PIECE_BYTES",
-    "Compression",
-    "Decompressor",
-    "check_not_foreign",
-    "named",
-    "not_splittable",
-    "sniffed",
-    "undecided",
-]
-
 PIECE_BYTES = 256 * 1024
 """The largest piece: about a millisecond of work for gzip, so that the event loop can run between two."""
 
@@ -91,11 +78,7 @@ class Compression:
 
 
 class Decompressor:
-    """Decompresses the blocks of one file, fed one after the other.
-
-    Raises:
-      ReadError: a package that it takes is not installed.
-    """
+    """Decompresses the blocks of one file, fed one after the other."""
 
     def __init__(self, kind: Compression) -> None:
         self._kind = kind
@@ -120,11 +103,7 @@ class Decompressor:
             self._fed = end
 
     def check_end(self) -> None:
-        """Check that the data ended where a stream did.
-
-        Raises:
-          DataError: it was cut short.
-        """
+        """Check that the data ended where a stream did."""
         if not self._decoder.eof:
             raise DataError(
                 f"the {self._kind.name} data is truncated: it ends at compressed byte {self._fed:,}, inside a "
@@ -265,11 +244,7 @@ FOREIGN = {
 
 
 def check_not_foreign(path: str, head: bytes) -> None:
-    """Check that a file doesn't begin as one of another format.
-
-    Raises:
-      DataError: it does; with the way to read it.
-    """
+    """Check that a file doesn't begin as one of another format."""
     for magic, (name, way) in FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path} is {name}, whatever its name says: {way}")

@@ -27,20 +27,6 @@ from streamline.io.formats.base import Place
 from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
 from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "CsvFormat",
-    "CsvItems",
-    "CsvRows",
-    "Dialect",
-    "Header",
-    "Records",
-    "Row",
-    "bytes_of",
-    "read",
-    "too_long",
-]
-
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
 
@@ -179,11 +165,7 @@ class _CsvCursor:
         return self._error(Fault(0, 0, too_long(self._format.max_record_bytes)))
 
     def learns(self, raw: bytes | TooLong, final: bool) -> bool:
-        """Find out what the first record says, and pass it if it is a header; whether it is there.
-
-        Raises:
-          DataError: it can't be a header, or doesn't end.
-        """
+        """Find out what the first record says, and pass it if it is a header; whether it is there."""
         if isinstance(raw, TooLong):
             raise raw.error
         self._feed(raw)

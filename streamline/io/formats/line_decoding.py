@@ -18,18 +18,6 @@ import numpy as np
 
 from streamline.errors import DataError
 
-__all__ = [
-    "BOM",
-    "MAX_LINE_BYTES",
-    "Decode",
-    "DecodedSlice",
-    "Fault",
-    "Splitter",
-    "check_lengths",
-    "decode_json",
-    "decode_text",
-]
-
 T = TypeVar("T")
 
 BOM = b"\xef\xbb\xbf"

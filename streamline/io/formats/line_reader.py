@@ -24,8 +24,6 @@ from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named
 from streamline.io.formats.line_decoding import Splitter
 
-__all__ = ["LineSlice", "LineState", "LineStates", "TextFormat", "TooLong", "next_chunk", "slices"]
-
 T = TypeVar("T")
 
 
@@ -59,9 +57,6 @@ async def slices(
       wrong: makes the error for the line after the slice yielded last, from the reason.
       skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
-
-    Raises:
-      As `pieces`.
     """
     long: TooLong | None = None
     async with aclosing(pieces(file, start, stop)) as blocks:

@@ -17,8 +17,6 @@ from streamline.io.formats.line_decoding import BOM, MAX_LINE_BYTES, Decode, Fau
 from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
 from streamline.sharding.split import byte_range
 
-__all__ = ["LineFormat"]
-
 T = TypeVar("T")
 
 SLICE_LINES = LIST_ITEMS * 7 // 8

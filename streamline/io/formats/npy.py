@@ -29,19 +29,6 @@ from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
 from streamline.sharding.split import contiguous
 
-__all__ = [
-    "MAGIC",
-    "ArrayColumn",
-    "Blocks",
-    "InThread",
-    "Layout",
-    "NpyFormat",
-    "column_of",
-    "first_bytes",
-    "header_bytes",
-    "layout_of",
-]
-
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
 map, nothing is read here, so lists of large rows are as long as others."""
@@ -303,10 +290,6 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
     Args:
       head: the first bytes of the file, or of the member where it isn't packed, as far as they have been read.
       in_thread: calls a sync function in a thread.
-
-    Raises:
-      DataError: it is no array, or not one whose rows can be read; it says no place.
-      ReadError: it can't be read.
     """
     packed = member is not None and member.packed
     base = 0 if member is None else member.start
@@ -446,11 +429,7 @@ class Layout:
 
 
 def header_bytes(head: bytes) -> int:
-    """Return how many bytes a file's header takes, out of its first 12 bytes or more.
-
-    Raises:
-      DataError: it isn't one; it says no place.
-    """
+    """Return how many bytes a file's header takes, out of its first 12 bytes or more."""
     if not head.startswith(MAGIC):
         raise DataError(f"expected an npy file, which begins with {MAGIC!r}, got {head[: len(MAGIC)]!r}")
     version = (head[6], head[7]) if len(head) > 7 else (0, 0)
@@ -466,11 +445,7 @@ def header_bytes(head: bytes) -> int:
 
 
 def layout_of(head: bytes) -> Layout:
-    """Return what a whole header says; what follows it is not looked at.
-
-    Raises:
-      DataError: it can't be read, or what it says can't be; it says no place.
-    """
+    """Return what a whole header says; what follows it is not looked at."""
     size = header_bytes(head)
     if len(head) < size:
         raise DataError(

@@ -18,8 +18,6 @@ from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.sparse_file import AbsentError, SparseFile
 
-__all__ = ["MAGICS", "ArchivedArray", "inflated", "members"]
-
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins, and how an empty one does (APPNOTE.TXT 4.3.7, 4.3.16)."""
 
@@ -81,12 +79,7 @@ class ArchivedArray:
 
 
 async def members(file: File) -> list[ArchivedArray]:
-    """Return the arrays of an archive, in its order.
-
-    Raises:
-      DataError: no archive, a damaged one, or something in it that is no array; it says no place.
-      ReadError: it can't be read.
-    """
+    """Return the arrays of an archive, in its order."""
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
     for info in await _directory(file, size):

@@ -14,8 +14,6 @@ from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
 from streamline.io.formats.columnar import Columnar, GroupedTable, watched
 
-__all__ = ["ParquetFormat"]
-
 FOOTER_BYTES = 64 * 1024
 """Read from a file's end at first: the footer of most files is in it. Arrow's own guess."""
 

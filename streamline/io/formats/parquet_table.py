@@ -16,8 +16,6 @@ from streamline.io.formats.columnar_selection import Selection, filter_columns, 
 from streamline.io.formats.sparse_file import AbsentFile, Span, SparseFile, coalesced
 from streamline.sharding.split import contiguous
 
-__all__ = ["ParquetTable"]
-
 DICTIONARY_ROWS = 1024
 """Rows made at a time of texts that are kept once for all rows: no size says what they take together. A file of 258
 bytes made 1.9 GB; fewer rows at a time would cost speed."""
@@ -45,9 +43,6 @@ class ParquetTable:
       size: of the file in bytes.
       footer: its end, at least all of the footer.
       first: the first group that is wanted.
-
-    Raises:
-      DataError: the footer is damaged, or lacks a column.
     """
 
     def __init__(self, format: Columnar, file: File, size: int, footer: bytes, first: int) -> None:

@@ -7,8 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["HOLE_BYTES", "SPAN_BYTES", "AbsentError", "AbsentFile", "Span", "SparseFile", "coalesced", "from_start"]
-
 Span: TypeAlias = tuple[int, int]
 """Bytes from ... to, in a file."""
 
@@ -50,11 +48,7 @@ class AbsentError(EOFError):
 
 
 class SparseFile(io.RawIOBase):
-    """A readable file that gives what has been put into it, without copying, and fails on the rest.
-
-    Args:
-      size: of the whole file in bytes.
-    """
+    """A readable file that gives what has been put into it, without copying, and fails on the rest."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -83,11 +77,7 @@ class SparseFile(io.RawIOBase):
         return at
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next bytes, all of them.
-
-        Raises:
-          AbsentError: some of them are not here.
-        """
+        """Return the next bytes, all of them."""
         start = self._at
         stop = self._size if size < 0 else min(self._size, start + size)
         if stop <= start:

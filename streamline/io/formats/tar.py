@@ -25,19 +25,6 @@ from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
 from streamline.sharding.split import byte_range
 
-__all__ = [
-    "MAX_SAMPLE_BYTES",
-    "BadSample",
-    "Begin",
-    "Gathered",
-    "Member",
-    "Samples",
-    "TarFormat",
-    "Walk",
-    "part_of",
-    "walk_of",
-]
-
 MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 """The most data that a sample has unless the user says otherwise: as long as the longest line."""
 
@@ -137,11 +124,7 @@ async def _reader(
 
 
 class _ArchiveReader:
-    """Turns the samples of one archive into chunks.
-
-    Attributes:
-      byte: where it begins to read.
-    """
+    """Turns the samples of one archive into chunks."""
 
     def __init__(
         self,
@@ -164,11 +147,7 @@ class _ArchiveReader:
         self._demand = demand
 
     def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
-        """Yield the samples of a slice; after one that is left out, only the place.
-
-        Raises:
-          DataError: what the slice ends with.
-        """
+        """Yield the samples of a slice; after one that is left out, only the place."""
         last = self.samples.over or (final and found.wrong is None and found.failure is None)
         if found.items:
             self._sample += len(found.items)
@@ -258,7 +237,6 @@ class Samples:
     A sample is whole when the next one begins, or when the archive has been found to be whole: until then it is kept.
 
     Args:
-      path: for messages.
       scanner: at the beginning of a sample.
       stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
@@ -429,13 +407,9 @@ class Walk:
     """The walk over one archive, for all shares that one event loop reads: a flow that waits for its own takes a step.
 
     Args:
-      path: for messages.
       size: of the archive in bytes.
       num_shards: shares.
       group: whether members are grouped into samples.
-
-    Attributes:
-      size: as it was given.
     """
 
     def __init__(self, path: str, size: int, num_shards: int, *, group: bool) -> None:
@@ -451,13 +425,7 @@ class Walk:
         self._lock = anyio.Lock()
 
     async def begin(self, file: File, shard: int) -> Begin | None:
-        """Return where the first sample of a share begins; None: it has none.
-
-        Raises:
-          DataError: the archive is damaged before it.
-          ReadError: the archive can't be read.
-          PlanError: it is compressed.
-        """
+        """Return where the first sample of a share begins; None: it has none."""
         while len(self._found) <= shard:
             async with self._lock:
                 if len(self._found) <= shard:
@@ -507,11 +475,7 @@ class Walk:
 
 
 async def walk_of(file: File, group: bool) -> Walk:
-    """Return the walk over an archive; the same for all of its shares that one event loop reads.
-
-    Raises:
-      ReadError: the server doesn't tell its size.
-    """
+    """Return the walk over an archive; the same for all of its shares that one event loop reads."""
     size = await file.size("splitting it into shards")
     made = Walk(file.path, size, file.part.num_shards, group=group)
     walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)

@@ -15,19 +15,6 @@ from zlib import adler32
 
 from streamline.errors import DataError
 
-__all__ = [
-    "BLOCK",
-    "ZEROS",
-    "BadHeaderError",
-    "NoEndMarkError",
-    "Scanner",
-    "TarHeader",
-    "extension",
-    "parsed",
-    "plain",
-    "rounded",
-]
-
 BLOCK = tarfile.BLOCKSIZE
 """Bytes that everything in an archive is a multiple of: 512."""
 
@@ -73,11 +60,7 @@ def rounded(size: int) -> int:
 
 
 def extension(head: bytes) -> int:
-    """Return how many bytes of data a header block has that belong to the next header; -1: it is a member's own.
-
-    Raises:
-      BadHeaderError: it is damaged, or no header.
-    """
+    """Return how many bytes of data a header block has that belong to the next header; -1: it is a member's own."""
     if head[TYPE : TYPE + 1] not in EXTENDING:
         return -1
     size = _info(head).size
@@ -87,11 +70,7 @@ def extension(head: bytes) -> int:
 
 
 def parsed(group: bytes) -> TarHeader:
-    """Return what a member's header says, with those before it that extend it.
-
-    Raises:
-      BadHeaderError: one of them is damaged, or no header; the member can't be read from a stream.
-    """
+    """Return what a member's header says, with those before it that extend it."""
     if (header := plain(group)) is not None:
         return header
     info = _info(group) if len(group) == BLOCK else _extended(group)
@@ -163,7 +142,6 @@ class Scanner:
     """Is fed blocks; returns a member's header, then its data, if they are wanted.
 
     Args:
-      path: for messages.
       at: where in the archive the first block begins; a header is there.
 
     Attributes:

@@ -14,8 +14,6 @@ from streamline.io.fetch.fetcher import Fetcher
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
 
-__all__ = ["WholeFile", "WholeFormat"]
-
 
 class WholeFile(NamedTuple):
     """A file with all that is in it."""

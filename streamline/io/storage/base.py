@@ -11,8 +11,6 @@ import anyio
 
 from streamline.errors import ReadError
 
-__all__ = ["ADDED", "MODIFIED", "Arrival", "FoundObject", "Storage", "joined", "together"]
-
 MODIFIED = "Last-Modified: "
 """How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
 
@@ -121,11 +119,7 @@ ADDED: dict[str, Callable[[Any], Storage]] = {}
 
 
 def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
-    """Return blocks as one piece.
-
-    Raises:
-      ReadError: they are less than bytes `start` to `stop`.
-    """
+    """Return blocks as one piece."""
     data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
     if stop is not None and len(data) != stop - start:
         raise ReadError(f"{path} ends at byte {start + len(data):,}, expected {stop:,}: has it been replaced?")
@@ -139,11 +133,7 @@ IN_FLIGHT = 64
 
 
 async def together(calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
-    """Return what each call returns, in order; at most `IN_FLIGHT` run at any time.
-
-    Raises:
-      Exception: the first that fails, as it is; the others are cancelled.
-    """
+    """Return what each call returns, in order; at most `IN_FLIGHT` run at a time, and a failure cancels the others."""
     found: dict[int, R] = {}
     failures: list[Exception] = []
     waiting = iter(enumerate(calls))

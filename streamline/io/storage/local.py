@@ -24,8 +24,6 @@ from streamline.errors import ReadError
 from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.paths import check_regular
 
-__all__ = ["LocalStorage"]
-
 R = TypeVar("R")
 
 FIRST_BLOCK_BYTES = 64 * 1024
@@ -75,11 +73,7 @@ class LocalStorage(Storage):
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` (None: the end) of a file in blocks of at most 1 MiB.
-
-        Raises:
-          ReadError: it can't be opened or read, has no byte `start`, or changed while it was read.
-        """
+        """Yield bytes `start` to `stop` (None: the end) of a file in blocks of at most 1 MiB."""
         file = _LocalFile(path)
         self._open.add(file)  # before it is opened: if this task is cancelled meanwhile, `aclose` closes it
         try:
@@ -201,11 +195,7 @@ class _LocalFile:
             return b""
 
     def check_end(self, end: int) -> None:
-        """Check that reading up to `end` was reading all of the file that was opened.
-
-        Raises:
-          ReadError: it is shorter or longer than it was, or it was written to.
-        """
+        """Check that reading up to `end` was reading all of the file that was opened."""
         assert self._handle is not None
         status = os.fstat(self._handle.fileno())
         if end != self.size or status.st_size != self.size:

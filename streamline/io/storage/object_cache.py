@@ -31,8 +31,6 @@ from streamline.errors import ReadError, printable
 from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
 
-__all__ = ["CachePart", "CachedStorage", "ObjectCache", "Spans"]
-
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1024 * 1024
@@ -50,11 +48,7 @@ CLOSE_S = 2.0
 
 
 class ObjectCache:
-    """A folder of objects, for the storages of one event loop. Opened when it is first used.
-
-    Attributes:
-      traffic: counts hits, misses and bytes.
-    """
+    """A folder of objects, for the storages of one event loop. Opened when it is first used."""
 
     def __init__(self, cache_dir: str, max_bytes: int | None, traffic: Traffic | None = None) -> None:
         self.traffic = traffic or Traffic()
@@ -68,11 +62,7 @@ class ObjectCache:
         self._making = threading.Lock()
 
     async def open(self, name: str) -> CachedObject | None:
-        """Return what is kept under a name, open; `close` it.
-
-        Raises:
-          ReadError: the folder can't be made.
-        """
+        """Return what is kept under a name, open; `close` it."""
         if (keeping := self._keeping.get(name)) is not None:
             await asyncio.wait([keeping])
         opening = asyncio.wrap_future(self._reads.submit(lambda: self._made().open(name)))

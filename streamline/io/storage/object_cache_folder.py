@@ -29,8 +29,6 @@ from pathlib import Path
 from streamline.core.atomic_file import UnsafeFileError, is_open_as, is_own, open_own, removed_if_abandoned, try_lock
 from streamline.errors import PlanError, ReadError
 
-__all__ = ["FOLDER", "CacheFolder", "CachedObject", "PartialObject", "digest"]
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "objects-v1"
@@ -99,11 +97,7 @@ class CacheFolder:
     # Reading ------------------------------------------------------------------------------------------------------
 
     def open(self, name: str) -> CachedObject | None:
-        """Return an object that is there and whole, open; its bytes stay readable if it is removed meanwhile.
-
-        Raises:
-          ReadError: what has its name, or its part's, is no regular file of this user.
-        """
+        """Return an object that is there and whole, open; its bytes stay readable if it is removed meanwhile."""
         path = self._object(name)
         try:
             fd = open_own(path, os.O_RDONLY, strict=True)
@@ -242,11 +236,7 @@ class CacheFolder:
 
 
 class CachedObject:
-    """An object on disk, open.
-
-    Attributes:
-      size: in bytes.
-    """
+    """An object on disk, open."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -277,21 +267,13 @@ class PartialObject:
         self._in_order = True
 
     def write(self, position: int, data: bytes) -> None:
-        """Write `data` at `position`.
-
-        Raises:
-          OSError: the disk is full, or fails.
-        """
+        """Write `data` at `position`."""
         self._in_order &= position == self._end
         _write(self._fd, position, data)
         self._end = max(self._end, position + len(data))
 
     def keep(self, size: int) -> None:
-        """All `size` bytes are written: give it its name.
-
-        Raises:
-          OSError: likewise; drop it.
-        """
+        """All `size` bytes are written: give it its name. After an OSError, drop it."""
         _write(self._fd, size, TRAILER.pack(MAGIC, size))
         if not self._in_order:
             os.fsync(self._fd)

@@ -26,8 +26,6 @@ from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
 
-__all__ = ["ObjectStorage", "meaning", "other_version", "past_end"]
-
 R = TypeVar("R")
 
 BLOCK_BYTES = 1024 * 1024

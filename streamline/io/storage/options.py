@@ -20,8 +20,6 @@ from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.storage.base import ADDED, Storage
 
-__all__ = ["Access", "AccessOptions", "HttpOptions", "check_proxy", "check_storage_options", "open_store"]
-
 CONCURRENCY = 64
 """Requests in flight: with 30 ms for each, some 2,000 objects a second; twice as many gained nothing on two cores."""
 
@@ -188,11 +186,7 @@ class HttpOptions:
 
 
 def check_proxy(option: str, proxy: str) -> None:
-    """Insist on the URL of an HTTP proxy. It may hold a password, and is in no message.
-
-    Raises:
-      PlanError: it is something else.
-    """
+    """Insist on the URL of an HTTP proxy. It may hold a password, and is in no message."""
     wanted = f'{option} is a URL, "http://host:3128" or "http://user:password@host:3128"'
     try:
         parts = urlsplit(proxy)
@@ -286,11 +280,7 @@ stalls is noticed by `read_timeout`."""
 
 
 def check_storage_options(options: object) -> None:
-    """Insist on a mapping by name; a value may be a secret, and is in no message.
-
-    Raises:
-      PlanTypeError: it is something else.
-    """
+    """Insist on a mapping by name; a value may be a secret, and is in no message."""
     wanted = 'storage_options= is a mapping by name, {"region": "eu-central-1"}'
     if not isinstance(options, Mapping):
         raise PlanTypeError(f"{wanted}, got {type(options).__name__}")
@@ -308,9 +298,6 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
       base: the bucket's URL, "s3://bucket".
       options: as the user gave them.
       http: whose time limits count here too.
-
-    Raises:
-      PlanError: options that this kind of store doesn't have, or not all that it needs; obstore isn't installed.
     """
     try:
         obstore = import_module("obstore.store")

@@ -20,26 +20,6 @@ from typing import Any
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage.base import ADDED
 
-__all__ = [
-    "DEEP",
-    "Glob",
-    "Paths",
-    "braces",
-    "bucket_of",
-    "check_once",
-    "check_regular",
-    "check_user",
-    "given_paths",
-    "is_glob",
-    "is_object",
-    "is_pattern",
-    "is_remote",
-    "is_url",
-    "local_files",
-    "scheme_of",
-    "size_of",
-]
-
 MAGIC = re.compile(r"[*?\[]")
 
 DEEP = "**"
@@ -137,12 +117,7 @@ def bucket_of(path: str) -> tuple[str, str]:
 
 
 def given_paths(paths: Paths) -> tuple[str, ...]:
-    """Return what the user gave, one path or several, as strings; without looking at any file.
-
-    Raises:
-      PlanTypeError: something that is no path.
-      PlanError: no path at all, or one that no storage can read.
-    """
+    """Return what the user gave, one path or several, as strings; without looking at any file."""
     if isinstance(paths, io.IOBase):
         name = getattr(paths, "name", None)
         shown = repr(name) if isinstance(name, str) else "path"
@@ -174,11 +149,7 @@ def _one(path: object) -> str:
 
 
 def check_user(text: str) -> None:
-    """Refuse a URL with a user or a password in it.
-
-    Raises:
-      PlanError: there is a user, or a password, in it.
-    """
+    """Refuse a URL with a user or a password in it."""
     if "@" in text and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
         raise PlanError(
             f"a URL with a user or a password in it would show them in every message and snapshot: write "
@@ -217,11 +188,7 @@ def _check_scheme(scheme: str, text: str) -> None:
 
 
 def check_once(paths: Iterable[str]) -> None:
-    """Insist that no file is there twice, nor by two names that mean one place: "x" and "./x". Links are not looked at.
-
-    Raises:
-      PlanError: one is.
-    """
+    """Insist that no file is there twice, also by two names of one place, "x" and "./x". Links are not looked at."""
     seen: dict[str, str] = {}
     here = ""
     for path in paths:
@@ -250,9 +217,6 @@ def local_files(path: str) -> Iterator[str]:
     """Yield the local files that a path means; those of one glob sorted. Looks at them.
 
     A path that exists as it is written is taken so, whatever is in it.
-
-    Raises:
-      ReadError: a file is missing, a directory, or can't be looked at; a glob without a match.
     """
     home = os.path.expanduser(path)  # noqa: PTH111  (a Path would drop a leading ./)
     if _exists(home):
@@ -266,11 +230,7 @@ def local_files(path: str) -> Iterator[str]:
 
 
 def size_of(path: str) -> int:
-    """Return the size of a local file in bytes.
-
-    Raises:
-      ReadError: it can't be looked at: a glob matches links to nothing, too; or it is a pipe, say, which has no size.
-    """
+    """Return the size of a local file in bytes."""
     try:
         status = Path(path).stat()
         check_regular(path, status)
@@ -283,11 +243,7 @@ def size_of(path: str) -> int:
 
 
 def check_regular(path: str, status: os.stat_result) -> None:
-    """Refuse what has no size, and can't be read again: a pipe, a socket, a device.
-
-    Raises:
-      ReadError: it is one of these.
-    """
+    """Refuse what has no size, and can't be read again: a pipe, a socket, a device."""
     if not stat.S_ISREG(status.st_mode):
         raise ReadError(
             f"{path} is not a regular file: its size isn't known, and it can't be read again. Read a pipe with "
@@ -333,9 +289,6 @@ def braces(text: str) -> list[str]:
     """Return the texts that braces in `text` stand for; a bounded number.
 
     {000..127} (as many digits), {a,b,c}, nested, as in a shell.
-
-    Raises:
-      PlanError: too many; in a URL, braces that mean nothing.
     """
     if "{" not in text and not is_url(text):
         return [text]

@@ -16,8 +16,6 @@ from streamline.io.storage.object_cache import CachedStorage, ObjectCache
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.paths import STORES, scheme_of
 
-__all__ = ["Storages", "storage"]
-
 WHERE = re.compile(r"^(?:(?:aws|azure|google|s3)_.*)?(?:endpoint|account_name)")
 """Options and variables of the environment that say where a store is, by obstore's names in small letters."""
 

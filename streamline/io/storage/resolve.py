@@ -22,8 +22,6 @@ from streamline.io.storage.options import Access
 from streamline.io.storage.paths import braces, check_once, is_pattern, is_remote, is_url, local_files, size_of
 from streamline.io.storage.registry import Storages
 
-__all__ = ["afind", "find", "look_up"]
-
 MOST_ASKED = 1000
 """URLs, and objects without a listing, that are asked for their size and ETag when a pipeline is opened. If there are
 more, none is asked, and a missing one is found when it is read. Asking takes as long as reading a small object."""

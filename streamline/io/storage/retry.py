@@ -18,8 +18,6 @@ import anyio
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
 
-__all__ = ["Attempts", "TransientError"]
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 BACKOFF_S = 0.25
