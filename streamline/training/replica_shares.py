@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import anyio
 
-from streamline.core.threads import waker
+from streamline.core.threads import HEAR_S, waker
 
 __all__ = ["Notifier", "ReplicaShare", "ReplicaShares", "ReplicaStats"]
 
@@ -96,8 +96,8 @@ class Notifier:
         event = threading.Event()
         try:
             self.waiter = _Waiter(event.set, thread=get_ident())
-            if not ready():
-                event.wait()
+            while not ready() and not event.wait(HEAR_S):
+                pass
         finally:
             self.waiter = None
 
