@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
 from tests.kit import LOOPS, AsyncTest, run_on
 from tests.servers.absent import not_run
 
+gc.disable()  # until all is collected: it takes a third of that time, in each worker
+
 T = TypeVar("T")
 
 if find_spec("hypothesis"):
@@ -78,6 +80,7 @@ def _warm_up() -> None:
         anyio.run(anyio.lowlevel.checkpoint, backend="asyncio", backend_options={"use_uvloop": True})
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -235,13 +235,13 @@ def test_no_test_module_imports_another_and_test_names_are_short() -> None:
     wrong = []
     for path in sorted(TESTS.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                wrong += [f"{where} {node.name}"] * (len(node.name) > MOST_TEST_NAME_CHARS)
+                wrong += [f"{path}:{node.lineno} {node.name}"] * (len(node.name) > MOST_TEST_NAME_CHARS)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 module = getattr(node, "module", None) or ""
                 names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-                wrong += [f"{where} imports {name}" for name in names if ".test_" in name and name.startswith("tests.")]
+                others = [name for name in names if ".test_" in name and name.startswith("tests.")]
+                wrong += [f"{path}:{node.lineno} imports {name}" for name in others]
     assert not wrong, "\n".join(wrong)
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import anyio
@@ -30,6 +30,21 @@ T = TypeVar("T")
 
 JOIN_S = 0.1
 """Seconds to wait for an idle thread to end: it takes some 50 µs."""
+
+HEAR_S = 0.5
+"""Seconds that a wait for another thread may be deaf to Ctrl-C. Python doesn't see a signal that comes just before the
+thread falls asleep, or to another one: the wait would go on to its end."""
+
+
+def interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
+    """Return what `wait` does, which raises queue.Empty after so many seconds; in slices, so that Ctrl-C is heard."""
+    while True:
+        try:
+            return wait(min(HEAR_S, timeout_s))
+        except Empty:
+            timeout_s -= HEAR_S
+            if timeout_s <= 0:
+                raise
 
 
 class OneThread(Executor):

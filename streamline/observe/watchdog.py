@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty
-from threading import TIMEOUT_MAX
 from time import perf_counter
 from types import FrameType
 
@@ -180,7 +179,7 @@ class Patience:
         began, limit = perf_counter(), self._stall_s
         while True:
             try:
-                take(min(TIMEOUT_MAX, max(0.0, began + limit - perf_counter())))
+                take(max(0.0, began + limit - perf_counter()))
                 return
             except Empty:
                 if self._watched.paused:

@@ -7,6 +7,7 @@ user's exception. Nothing here knows the stream: what drops it calls `stop`.
 from __future__ import annotations
 
 import importlib.util
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ import anyio
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
-from streamline.core.threads import hold_quietly, start_thread, waker
+from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
@@ -73,8 +74,8 @@ class LoopThread(Generic[T]):
         """
         now, patience, queue = perf_counter(), self._patience, self._border.queue
 
-        def take(timeout_s: float | None = None) -> None:
-            into.extend(starmap(queue.get, ((True, timeout_s),)))
+        def take(timeout_s: float = math.inf) -> None:
+            interruptible(lambda slice_s: into.extend(starmap(queue.get, ((True, slice_s),))), timeout_s)
 
         self._session.meters.consumer.asks(now)
         wait = take if patience is None else partial(patience.wait, take, self._wake, self._thread.ident)

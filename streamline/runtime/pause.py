@@ -20,7 +20,7 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.forks import belongs_elsewhere
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.tasks import Job, Tasks
-from streamline.core.threads import waker
+from streamline.core.threads import interruptible, waker
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 
 QUIESCE_S = 10.0
@@ -140,7 +140,7 @@ class RemoteGate:
         if self._over or not self._call(partial(self._begin, request)):
             return ()
         try:
-            request.answers.get(timeout=within_s)
+            interruptible(lambda slice_s: request.answers.get(timeout=slice_s), within_s)
         except Empty:
             at_work = self._gate.at_work
             self._call(partial(self._insist, request))

@@ -19,7 +19,7 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
 from streamline.core.options import check_int, given
-from streamline.core.threads import start_thread
+from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun
@@ -177,8 +177,8 @@ class _Next(Generic[T]):
 
     def wait(self) -> LoaderRun[T] | None:
         """Wait until it is open, and return it; None if it couldn't be opened: why, the trainer's own opening says."""
-        if self._thread is not None:
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(HEAR_S)
         return self._run
 
     def drop(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import anyio
 
-from streamline.core.threads import waker
+from streamline.core.threads import HEAR_S, waker
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 
@@ -94,8 +94,8 @@ class Notifier:
         event = threading.Event()
         try:
             self.waiter = _Waiter(event.set, thread=get_ident())
-            if not ready():
-                event.wait()
+            while not ready() and not event.wait(HEAR_S):
+                pass
         finally:
             self.waiter = None
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -506,6 +508,63 @@ def test_what_is_at_work_is_not_copied() -> None:
 
     with sl.from_items(range(5)).open() as stream, pytest.raises(TypeError, match="SyncStream is at work"):
         copy.copy(stream)
+
+
+def next_of_a_stream(pipe: sl.Pipeline[int], begun: threading.Event, stall_s: float | None = None) -> None:
+    with pipe.open(stall_s=stall_s) as stream:
+        next(stream)
+
+
+def enter_a_pause(pipe: sl.Pipeline[int], begun: threading.Event) -> None:
+    with pipe.open() as stream:
+        begun.wait()
+        stream.paused(quiesce_timeout=200).__enter__()
+
+
+def next_of_a_replica(pipe: sl.Pipeline[int], begun: threading.Event) -> None:
+    with sl.StreamReplicator(pipe, 1) as replicator:
+        next(replicator.replica(0))
+
+
+WAITING = {"take", "pause", "wait_in_thread"}
+
+
+def functions_of(thread: threading.Thread) -> Iterator[str]:
+    """Yield the names of the functions that a thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+@pytest.mark.parametrize(
+    "wait", [next_of_a_stream, partial(next_of_a_stream, stall_s=200), enter_a_pause, next_of_a_replica]
+)
+def test_ctrl_c_that_does_not_wake_a_wait_ends_it(wait: Callable[..., None]) -> None:
+    """One that comes just before the thread falls asleep; or one to another thread, as here: that can be aimed."""
+    begun, left, over = threading.Event(), threading.Event(), threading.Event()
+    heard = list[bool]()
+
+    def hangs(item: int) -> int:
+        begun.set()
+        over.wait()
+        return item
+
+    def strike() -> None:
+        begun.wait()
+        while WAITING.isdisjoint(functions_of(threading.main_thread())) and not left.is_set():
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        heard.append(left.wait(60))
+        over.set()
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    with suppress(KeyboardInterrupt):
+        wait(sl.from_items(range(9)).map(hangs, executor="thread"), begun)
+    left.set()
+    thread.join()
+    assert heard == [True]
 
 
 SIGNALS = """
