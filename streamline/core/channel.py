@@ -433,6 +433,7 @@ class Inbox(Flow[T]):
             while self.idle:
                 news = self._news = anyio.Event()
                 await resting(news.wait())
+                self._channel.gate.turned_at = perf_counter()
         finally:
             self._waiting = False
             self._news = None
