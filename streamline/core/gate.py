@@ -12,6 +12,7 @@ An illegal event raises and changes nothing (the idea is h11's).
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,7 @@ import anyio
 from streamline.core.forks import disowned_in_copies
 from streamline.errors import ClosedError
 
-__all__ = ["TABLE", "Event", "Gate", "Participant", "Phase", "passage", "resting"]
+__all__ = ["TABLE", "Event", "Gate", "Participant", "Phase", "gate_of_task", "resting"]
 
 T = TypeVar("T")
 
@@ -72,6 +73,8 @@ class Gate:
       phase: what the stream is doing. The one thing that an event changes: Ctrl-C may come between any two.
       on_rest: called whenever a participant comes to rest; None: not called.
       copied_from: in a fork, the process whose stream this is; None: it is this one's.
+      turned_at: when a task of the run last went on after others had a turn; the task that runs now has run at most
+        since then.
     """
 
     def __init__(self) -> None:
@@ -84,6 +87,7 @@ class Gate:
         self._at_work = 0
         self._holders: dict[Callable[[], None], Callable[[], None]] = {}
         self.copied_from: int | None = None
+        self.turned_at = -math.inf
         self._owner = os.getpid()
         disowned_in_copies(self)
 
@@ -276,7 +280,7 @@ async def resting(wait: Awaitable[T]) -> T:
         participant.wake()
 
 
-async def passage() -> None:
-    """Wait while items must not move, in whatever participant this is; the consumer's task is none."""
-    if (participant := _participant.get()) is not None:
-        await participant.gate.passage()
+def gate_of_task() -> Gate | None:
+    """Return the gate of the participant that this task is; None: it is none, as the consumer's."""
+    participant = _participant.get()
+    return None if participant is None else participant.gate
