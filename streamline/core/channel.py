@@ -1,6 +1,6 @@
 """Channels: bounded queues between two tasks, which carry lists of items with their states.
 
-A channel differs from an anyio memory object stream in three ways:
+A channel differs from a queue in three ways:
 
 - The list that waits in the buffer stays open: what is sent next is appended to it until it is received, so no item
   waits for a list to fill, and a slow receiver gets few long lists.
@@ -17,12 +17,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+import anyio.lowlevel
 
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
 from streamline.core.gate import Gate, resting
@@ -202,10 +201,7 @@ class Channel(Sink[T]):
         self.gate = Gate()
         self.failed = False
         self.open: Packet[T] | None = None
-        # One packet at a time is enough: while it waits, it takes whatever comes. `room` is what bounds its length.
-        streams = anyio.create_memory_object_stream[Packet[T]](1)
-        self._send: MemoryObjectSendStream[Packet[T]] = streams[0]
-        self.inbox = Inbox(self, streams[1], begin)
+        self.inbox = Inbox(self, begin)
 
     def join(self, session: Session) -> None:
         """Take note of the run that this channel belongs to; before anything is sent."""
@@ -305,7 +301,6 @@ class Channel(Sink[T]):
 
     def finish(self) -> None:
         self.finished = True
-        self._send.close()
         self.inbox.notify()
         if self.inbox.on_end is not None:
             self.inbox.on_end(self.failed)
@@ -317,10 +312,7 @@ class Channel(Sink[T]):
 
     def abandon(self) -> None:
         """Close both ends: what is left will not be read."""
-        self._send.close()
-        if self.open is not None:
-            self.open.items.clear()  # anyio keeps what is buffered, closed or not
-            self.open = None
+        self.open = None
         self.inbox.shut()
 
     async def _wait_freed(self) -> None:
@@ -330,7 +322,6 @@ class Channel(Sink[T]):
     def _packet(self) -> Packet[T]:
         if self.open is None:
             self.open = Packet()
-            self._send.send_nowait(self.open)
         return self.open
 
 
@@ -348,10 +339,10 @@ class Inbox(Flow[T]):
     `start`, `ready`, `take`, `over` and `wait`.
     """
 
-    def __init__(self, channel: Channel[T], receive: MemoryObjectReceiveStream[Packet[T]], begin: State) -> None:
+    def __init__(self, channel: Channel[T], begin: State) -> None:
         super().__init__(begin)
         self._channel = channel
-        self._receive = receive
+        self._news: anyio.Event | None = None  # as long as the receiver waits
         self._packet: Packet[T] = Packet()
         self._position = self._unreleased = self._unreleased_bytes = 0
         self._job: Feeder | None = None
@@ -390,6 +381,9 @@ class Inbox(Flow[T]):
 
     def notify(self) -> None:
         """Called by the sender: there is something to see."""
+        if self._news is not None:
+            self._news.set()
+            self._news = None
         if self.on_ready is not None:
             self.on_ready()
 
@@ -400,8 +394,6 @@ class Inbox(Flow[T]):
         Half of the capacity at the most, so that the sender has room while a list is consumed.
         """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
-            with suppress(anyio.EndOfStream):  # Ctrl-C came before it was sent, and is in it
-                self._receive.receive_nowait()
             self._adopt(self._channel.open)
         return min((self._channel.capacity + 1) // 2, len(self._packet.items))
 
@@ -457,12 +449,9 @@ class Inbox(Flow[T]):
         if self.ready or self._packet.after is not None:
             return False
         if self._packet.failure is not None:
-            self._receive.close()
             raise self._packet.failure
         if self._shut:
             raise ClosedError("the stream was closed while it was being read")
-        if self._channel.finished:
-            self._receive.close()
         return self._channel.finished
 
     @property
@@ -476,18 +465,14 @@ class Inbox(Flow[T]):
         try:
             if self.on_wait is not None:
                 self.on_wait()
-            self._adopt(await resting(self._receive.receive()))
-        except anyio.EndOfStream:
-            self._shut = self._shut or not self._channel.finished
-        except anyio.ClosedResourceError:
-            self._shut = True
-        except BaseException:
-            # asyncio's own cancellation (a timeout, say) may strike this task after it was handed the packet.
-            if self._channel.open is not None and not self._receive.statistics().current_buffer_used:
-                self._adopt(self._channel.open)
-            raise
+            await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is set each turn
+            while self.idle:
+                news = self._news = anyio.Event()
+                await resting(news.wait())
+                self._channel.gate.turned_at = perf_counter()
         finally:
             self._waiting = False
+            self._news = None
         await self.passage()
 
     async def passage(self) -> None:
@@ -507,7 +492,6 @@ class Inbox(Flow[T]):
     def shut(self) -> None:
         """Close the receiving end; what is buffered is dropped."""
         self._shut = not self._channel.finished
-        self._receive.close()
         self.notify()  # a waiting merge learns of it
 
     def cancel(self) -> None:

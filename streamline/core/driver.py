@@ -91,7 +91,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 return
             await channel.send(chunk)
             del chunk
-            await pace.breathe(HANDOVER_S)
+            await pace.give_way(HANDOVER_S)
 
     await into(channel, flow, pump)
 

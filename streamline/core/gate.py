@@ -12,6 +12,7 @@ An illegal event raises and changes nothing (the idea is h11's).
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -70,6 +71,8 @@ class Gate:
       phase: what the stream is doing. The one thing that an event changes: Ctrl-C may come between any two.
       on_rest: called whenever a participant comes to rest; None: not called.
       copied_from: in a fork, the process whose stream this is; None: it is this one's.
+      turned_at: when a task of the run last went on after others had a turn; the task that runs now has run at most
+        since then.
     """
 
     def __init__(self) -> None:
@@ -82,6 +85,7 @@ class Gate:
         self._at_work = 0
         self._holders: dict[Callable[[], None], Callable[[], None]] = {}
         self.copied_from: int | None = None
+        self.turned_at = -math.inf
         self._owner = os.getpid()
         disowned_in_copies(self)
 
@@ -270,7 +274,7 @@ async def resting(wait: Awaitable[T]) -> T:
         participant.wake()
 
 
-async def passage() -> None:
-    """Wait while items must not move, in whatever participant this is; the consumer's task is none."""
-    if (participant := _participant.get()) is not None:
-        await participant.gate.passage()
+def gate_of_task() -> Gate | None:
+    """Return the gate of the participant that this task is; None: it is none, as the consumer's."""
+    participant = _participant.get()
+    return None if participant is None else participant.gate

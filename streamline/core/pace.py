@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from streamline.core.blame import blame
 from streamline.core.flow import Chunk
-from streamline.core.gate import passage
+from streamline.core.gate import gate_of_task
 from streamline.core.replay import FailedCall
 from streamline.errors import PlanTypeError
 
@@ -81,15 +81,31 @@ class Pace:
         self._meter = meter
         self._since = perf_counter()
 
-    def begin(self) -> None:
-        """Begin a slice: the stage has just given way."""
-        self._since = perf_counter()
+    def begin(self, at: float | None = None) -> None:
+        """Begin a slice: the task has just given way, or did at that time."""
+        self._since = perf_counter() if at is None else at
 
-    async def breathe(self, after_s: float = SLICE_S) -> None:
-        """Give way if the last time is a slice ago, and wait while items must not move."""
+    async def breathe(self) -> None:
+        """Give way if this task has run for a slice, and wait while items must not move.
+
+        The stages of a chain share a task: what one of them has given away, the others needn't.
+        """
+        now = perf_counter()
+        if now - self._since > SLICE_S:
+            gate = gate_of_task()
+            if gate is not None and now - gate.turned_at <= SLICE_S:
+                self._since = gate.turned_at
+            else:
+                await self.give_way(SLICE_S)
+
+    async def give_way(self, after_s: float) -> None:
+        """Give way if the last time here is so long ago, and wait while items must not move."""
         if perf_counter() - self._since > after_s:
             await anyio.lowlevel.checkpoint()
-            await passage()
+            gate = gate_of_task()
+            if gate is not None:
+                await gate.passage()
+                gate.turned_at = perf_counter()
             self._since = perf_counter()
 
     async def goes_on(self, made: int, need: int, began: float) -> bool:

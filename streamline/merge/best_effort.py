@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from streamline.core.channel import Inbox
 from streamline.core.gate import resting
@@ -96,6 +97,7 @@ class BestEffortMerge(MergeFlow[T]):
         return eligible[: self._skips + 1]
 
     async def _wait(self) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()  # as in `Inbox.wait`
         await resting(self._news.wait())
         self._news = anyio.Event()
         await self._inboxes[0].passage()

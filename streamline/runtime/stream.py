@@ -9,6 +9,7 @@ Snapshot: the state of the last flow, at any time, also after the end.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import perf_counter
@@ -57,6 +58,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         Cleanup(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
         self._gave_way_at = 0
+        self._turned_at = -math.inf
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
@@ -192,10 +194,14 @@ class Stream(BaseStream[T], AsyncCursor[T]):
 
     async def _give_way(self) -> None:
         """Reach a checkpoint now and then, by time and by items: a merge with items at hand never waits."""
+        turned_at = self._session.gate.turned_at
+        if turned_at > self._turned_at:  # others had a turn: it waited, perhaps
+            self._turned_at, self._gave_way_at = turned_at, self.count
+            self._pace.begin(turned_at)
         due = self.count - self._gave_way_at >= TURN_ITEMS
         if due:
             self._gave_way_at = self.count
-        await self._pace.breathe(0.0 if due else SLICE_S)
+        await self._pace.give_way(0.0 if due else SLICE_S)
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:

@@ -205,7 +205,7 @@ class LiveReader:
                     stuck = False
                     if not queue.closed:
                         queues.put(queue, self._read_again(entry), entry.ordinal, entry.written.size)
-                        await pace.breathe(HANDOVER_S)
+                        await pace.give_way(HANDOVER_S)
             if stuck:
                 await queues.wait_news()
 
@@ -243,7 +243,7 @@ class LiveReader:
                 self._meter.count((item,))
             self.worker_queues.put(kept[0], item, kept[1], written.size)
             del item, written
-            await pace.breathe(HANDOVER_S)
+            await pace.give_way(HANDOVER_S)
 
     def _keep(self, written: EncodedItem, mark: Json) -> tuple[WorkerQueue, int] | None:
         """Append an item to the journal; return its queue and its number there. None: all workers have ended."""

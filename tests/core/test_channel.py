@@ -18,6 +18,7 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.pace import HANDOVER_S
 from streamline.core.state import At, CountedStates
 from streamline.errors import ClosedError
+from streamline.merge.best_effort import BestEffortMerge
 from tests.kit import AsyncTest
 
 Run = Callable[[AsyncTest], None]
@@ -235,6 +236,38 @@ def test_a_receiver_cancelled_in_the_moment_of_a_send_loses_nothing(
         while (chunk := await channel.inbox.pull()) is not None:
             got.extend(chunk.items)
         assert got == [1, 2]
+        channel.abandon()
+
+    run(test)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("best_effort", [False, True])
+def test_a_receiver_that_is_sent_something_each_turn_can_be_cancelled(
+    run: Run, channel: Channel[Any], native: bool, best_effort: bool
+) -> None:
+    async def test() -> None:
+        scope, received = anyio.CancelScope(), 0
+        merge = BestEffortMerge("merge", [channel.inbox], max_skips_per_round=2, max_lead=8)
+        flow = merge if best_effort else channel.inbox
+
+        async def receive() -> None:
+            nonlocal received
+            with scope:
+                while received < 100:
+                    await flow.pull()
+                    received += 1
+
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(receive())
+        cancel: Callable[[], object] = task.cancel if native else scope.cancel
+        for turn in range(200):
+            channel.post(Chunk((), (), At("items", turn)))
+            if turn == 10:  # so that each turn it is tried between a post and its receipt
+                loop.call_soon(loop.call_soon, cancel)
+            await anyio.lowlevel.checkpoint()
+        await asyncio.wait([task])
+        assert received < 20
         channel.abandon()
 
     run(test)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from streamline.core.gate import TABLE, Event, Gate, Phase, passage, resting
+from streamline.core.gate import TABLE, Event, Gate, Phase, gate_of_task, resting
 from streamline.errors import ClosedError, StreamlineError
 
 Pair: TypeAlias = tuple[Phase, Event]
@@ -213,7 +213,8 @@ def test_a_pause_waits_for_active_participants_and_not_for_waiting_ones(
 
         async def works() -> None:
             await call.wait()
-            await passage()
+            assert gate_of_task() is gate
+            await gate.passage()
             done.append("works")
 
         async with anyio.create_task_group() as group:

@@ -9,7 +9,8 @@ import anyio.lowlevel
 import pytest
 
 import streamline.core.pace
-from streamline.core.pace import CALLS, LIST_S, SLICE_S, Pace, call_all
+from streamline.core.gate import Gate
+from streamline.core.pace import CALLS, HANDOVER_S, LIST_S, SLICE_S, Pace, call_all
 
 
 class Clock:
@@ -199,5 +200,31 @@ async def test_it_gives_way_once_a_slice(clock: Clock, monkeypatch: pytest.Monke
         clock.now = step * SLICE_S / 4
         await pace.breathe()
     assert len(given) == 8  # each time more than a slice has passed
-    await pace.breathe(after_s=100.0)
+    await pace.give_way(after_s=100.0)
     assert len(given) == 8
+
+
+async def test_the_stages_of_a_chain_give_way_once_a_slice_together(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    async def checkpoint() -> None:
+        given.append(clock.now)
+
+    async def chain() -> None:
+        stages, driver = [Pace(), Pace(), Pace()], Pace()
+        for step in range(1, 41):
+            clock.now = step * SLICE_S / 4
+            for pace in stages:
+                await pace.breathe()
+        assert len(given) == 8
+        clock.now += SLICE_S / 2
+        await driver.give_way(HANDOVER_S)  # what it has sent is later than what they have given away
+        assert len(given) == 9
+        for pace in stages:
+            await pace.breathe()
+        assert len(given) == 9
+
+    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    await Gate().participate("chain", chain)

@@ -10,6 +10,8 @@ import anyio
 import pytest
 
 import streamline as sl
+import streamline.core.channel
+from streamline.core.pace import SLICE_S
 from tests.kit import AsyncTest, Counting, Pipe, Tap, in_thread, later, stage
 
 Run = Callable[[AsyncTest], None]
@@ -157,6 +159,32 @@ def test_a_chain_of_slow_sync_functions_lets_other_tasks_have_turns(shape: str, 
             group.cancel_scope.cancel()
         assert slow.calls >= 300
         assert turns >= slow.calls / 30  # 6 ms each
+
+    run(test)
+
+
+def test_a_consumer_that_has_waited_for_an_item_gives_no_turn_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str | None] = []
+    real, now = anyio.lowlevel.checkpoint, 0.0
+
+    async def checkpoint() -> None:
+        given.append(anyio.get_current_task().name)
+        await real()
+
+    def slow(item: int) -> int:
+        nonlocal now
+        now += 1.5 * SLICE_S
+        return item
+
+    async def test() -> None:
+        mine = anyio.get_current_task().name
+        async with sl.from_items(range(30)).map(slow).open() as stream:
+            assert [item async for item in stream] == list(range(30))
+        assert mine not in given
+
+    for module in (streamline.core.pace, streamline.core.channel):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
 
     run(test)
 

@@ -413,7 +413,8 @@ def cancelled_at(work: Any, suspension: int, scope: anyio.CancelScope) -> Any:
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_cancellation_at_each_place_where_anext_waits_loses_and_doubles_nothing(backend: str) -> None:
     async def waits(item: int) -> int:
-        await anyio.lowlevel.checkpoint()
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
         return item
 
     pipe = sl.from_items(range(12)).shard(2).map(waits, concurrency=2).merge().prefetch(2).map(waits)
