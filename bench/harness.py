@@ -168,7 +168,8 @@ def measure(suite: Suite, options: Options) -> dict[str, Result]:
 
 
 def smoke(suite: Suite, options: Options) -> dict[str, Result]:
-    """Run every case but the peers' once, in this process, with few items."""
+    """Run every case but the peers' once, in this process, with few items; one that hangs says where, and ends it."""
+    faulthandler.dump_traceback_later(SMOKE_TIMEOUT_S, exit=True)
     return {case.name: _smoke(suite, case, options) for case in suite.cases if not case.peers}
 
 
@@ -206,9 +207,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """Read the parsed options, and see to it that a smoke test that hangs says where and ends."""
-    if arguments.smoke:
-        faulthandler.dump_traceback_later(SMOKE_TIMEOUT_S, exit=True)
+    """Read the parsed options."""
     return Options(arguments.rounds, arguments.uvloop, arguments.smoke)
 
 
