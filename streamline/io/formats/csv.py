@@ -53,7 +53,6 @@ class Dialect:
     quotechar: str | None = '"'
 
     def reader(self, lines: Iterable[str]) -> Any:
-        """Return a `csv.reader`."""
         if self.quotechar is None:
             return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
         return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quotechar, strict=True)
