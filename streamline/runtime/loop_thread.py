@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -45,6 +46,7 @@ class LoopThread(Generic[T]):
         self.far = RemoteGate(session.gate)
         self._border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
         stall_s = resolved.stall_s
+        self._stall_s = None if stall_s is None else min(threading.TIMEOUT_MAX, stall_s)
         self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
         self._stop: anyio.Event | None = None
@@ -71,13 +73,19 @@ class LoopThread(Generic[T]):
 
         In one step, in C: if Ctrl-C comes out of here, it is there or still on its way.
         """
-        now, patience, queue = perf_counter(), self._patience, self._border.queue
+        now, queue = perf_counter(), self._border.queue
 
-        def take(timeout_s: float | None = None) -> None:
+        def take(timeout_s: float | None) -> None:
             into.extend(starmap(queue.get, ((True, timeout_s),)))
 
+        def wait() -> None:
+            with suppress(Empty):
+                take(self._stall_s)
+                return
+            if self._patience is not None:
+                self._patience.wait(take, self._wake, self._thread.ident, now)
+
         self._session.meters.consumer.asks(now)
-        wait = take if patience is None else partial(patience.wait, take, self._wake, self._thread.ident)
         self._border.take(wait, now)
 
     def consumed(self, items: int) -> None:
