@@ -23,7 +23,7 @@ from bench.suite import Case, Result, Suite, Tally
 WARM_UPS = 1
 # A healthy round takes about a second; the first one also imports the peer and prepares its data.
 ROUND_TIMEOUT_S = 120.0
-# The whole of `--smoke` takes some ten seconds: whatever stands still for this long hangs.
+# A suite of `--smoke` takes a second: one that stands still for this long hangs.
 SMOKE_TIMEOUT_S = 60.0
 
 # Not fork: a child must not inherit what an earlier case has imported or started.

@@ -183,12 +183,10 @@ class ByteModel:
         return loss
 
     def arrays(self) -> dict[str, Any]:
-        """Return weights and optimiser by name."""
         parts = {"weights": self.weights, "means": self.means, "squares": self.squares}
         return {f"{name}{i}": array for name, arrays in parts.items() for i, array in enumerate(arrays)}
 
     def digest(self) -> str:
-        """Return the SHA-256 of weights and optimiser."""
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays().values())).hexdigest()
 
     def _differentiate(self, contexts: Batch, targets: Batch) -> tuple[float, list[NDArray[np.float32]]]:

@@ -90,7 +90,6 @@ class Account:
         return True
 
     def give(self, count: int) -> None:
-        """Give `count` bytes back."""
         budget = self._budget
         budget.held -= count
         self.held -= count

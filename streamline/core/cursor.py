@@ -18,7 +18,7 @@ from weakref import ref
 
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import Reference, State
-from streamline.core.tracebacks import TrimmedTraceback
+from streamline.core.tracebacks import hide_frames
 
 T = TypeVar("T")
 
@@ -48,8 +48,13 @@ class PartIterator(chain[T], Generic[T]):
 
     def _fetch_trimmed(self) -> NoReturn:
         """`_fetch_part`, with tracebacks that have no frames of ours."""
-        with TrimmedTraceback():
+        try:
             self._fetch_part()
+        except (StopIteration, StopAsyncIteration):
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def _go_on(self, part: Iterator[T] | None) -> NoReturn:
         """Give the items of `part`, an iterator in C, before the next one is fetched; None: that was all."""
@@ -205,8 +210,13 @@ class AsyncCursor(Cursor[T]):
     async def __anext__(self) -> T:
         for item in self._current.many:
             return item
-        with TrimmedTraceback():
+        try:
             part = await self.part()
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            hide_frames(error)
+            raise
         [item] = islice(part, 1)
         return item
 

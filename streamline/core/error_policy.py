@@ -336,7 +336,6 @@ class Errors:
         return count
 
     def report(self) -> ErrorReport:
-        """Return the counts so far."""
         stages: dict[str, int] = {}
         for (_, stage), count in self._totals.items():
             stages[stage] = stages.get(stage, 0) + count

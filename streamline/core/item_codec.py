@@ -147,7 +147,6 @@ class Codec(NamedTuple):
             ) from None
 
     def read(self, written: EncodedItem) -> Any:
-        """Return the item that was written."""
         form = read(written)
         return form if self.decode is None else self.decode(form)
 
@@ -179,7 +178,6 @@ def write(item: Any) -> EncodedItem:
 
 
 def read(written: EncodedItem) -> Any:
-    """Return what `write` was given."""
     if written.kind == "j":
         return json.loads(written.value)
     if written.kind == "a":
@@ -196,7 +194,6 @@ def to_json(written: EncodedItem) -> Json:
 
 
 def from_json(form: Json) -> EncodedItem:
-    """Return what `to_json` was given."""
     if not isinstance(form, list | dict):
         return EncodedItem("v", form)
     if isinstance(form, list) and len(form) == 2 and isinstance(form[1], str) and form[0] in ("j", "b", "a"):
@@ -269,7 +266,6 @@ def state_text(state: Any, where: str) -> str:
 
 
 def state_from_json(state: Json) -> Any:
-    """Return what `state_text` was given."""
     if isinstance(state, list):
         return [state_from_json(item) for item in state]
     if not isinstance(state, dict):

@@ -191,7 +191,6 @@ class Traffic:
     kept_bytes: int = 0
 
     def add(self, other: Traffic) -> None:
-        """Add the counts of another."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

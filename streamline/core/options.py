@@ -47,7 +47,6 @@ def check_seconds(option: str, value: object) -> None:
 
 
 def check_function(option: str, value: object) -> None:
-    """Insist on something that can be called."""
     if not callable(value):
         raise PlanTypeError(f"{option} is a function, got {type(value).__name__} {value!r}")
 
@@ -105,7 +104,6 @@ def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
 
 
 def check_known(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options that a function doesn't have."""
     for name in unknown:
         near = get_close_matches(name, list(known), 1)
         way = OF_OTHERS.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")

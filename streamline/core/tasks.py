@@ -172,8 +172,6 @@ class Starter:
         self._not_begun: set[Coroutine[Any, Any, None]] = set()
 
     def start(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Start `work` as a task called `name`."""
-
         async def begin() -> None:
             self._not_begun.discard(coroutine)
             await work()
@@ -211,7 +209,6 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this task was asked to end."""
         return self._scope.cancel_called
 
     def cancel(self) -> None:
@@ -274,7 +271,6 @@ class Tasks:
         return job
 
     async def stop(self, job: Job) -> None:
-        """Stop one job and forget it."""
         await job.stop()
         self._jobs.discard(job)
 

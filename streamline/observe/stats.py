@@ -166,7 +166,6 @@ class Stats(Figures):
         return table(self) + (f"\n{verdict}" if verdict is not None else "")
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
 

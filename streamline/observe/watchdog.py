@@ -168,15 +168,16 @@ class Patience:
         take: Callable[[float], object],
         wake: Callable[[Callable[[], None]], object] | None,
         loop_thread: int | None,
+        began: float,
     ) -> None:
-        """Wait until `take` has taken what comes next, however long that takes; say so when it takes long.
+        """Wait until `take` has taken what comes next, which it hasn't since `began`; say so when it takes long.
 
         Args:
           take: waits so many seconds at most; queue.Empty: nothing came.
           wake: runs a function in the event loop, which knows best what it waits for; None: there is none yet.
           loop_thread: the loop's, to be looked at from outside when it doesn't answer.
         """
-        began, limit = perf_counter(), self._stall_s
+        limit = self._stall_s
         while True:
             try:
                 take(max(0.0, began + limit - perf_counter()))

@@ -68,7 +68,6 @@ class Plan:
 
     @property
     def stages(self) -> tuple[AnyStage, ...]:
-        """All stages, in order."""
         return (*self.before, *self.worker, *self.after)
 
     @property

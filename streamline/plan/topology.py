@@ -83,7 +83,6 @@ class Topology:
 
 
 def topology(plan: Plan) -> Topology:
-    """Return what runs where."""
     workers = plan.shard.num_shards
     source = f"{plan.source.kind}({plan.source.name})" if plan.source.kind == "source" else plan.source.kind
     head = [(source, 0), *((text, stage.in_flight) for stage, text in written(plan.in_workers))]

@@ -99,7 +99,6 @@ class Report:
         return "\n".join(map(printable, text.split("\n")))
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def _facts(self) -> list[tuple[str, str]]:

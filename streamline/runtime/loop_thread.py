@@ -44,7 +44,7 @@ class LoopThread(Generic[T]):
         self.resolved = resolved
         self._session = session
         self.far = RemoteGate(session.gate)
-        self._border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
+        self.border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
         stall_s = resolved.stall_s
         self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
@@ -62,41 +62,38 @@ class LoopThread(Generic[T]):
             raise begun
         return begun
 
-    @property
-    def taken_at(self) -> float:
-        """When the last list was taken."""
-        return self._border.taken_at
-
     def take(self, into: list[Chunk[T] | BaseException | None]) -> None:
         """Wait for the next list, or for what the pipeline failed with, None at the end, and append it.
 
         In one step, in C: if Ctrl-C comes out of here, it is there or still on its way.
         """
-        now, patience, queue = perf_counter(), self._patience, self._border.queue
+        now, queue = perf_counter(), self.border.queue
 
         def take(timeout_s: float = math.inf) -> None:
             interruptible(lambda slice_s: into.extend(starmap(queue.get, ((True, slice_s),))), timeout_s)
 
-        self._session.meters.consumer.asks(now)
-        wait = take if patience is None else partial(patience.wait, take, self._wake, self._thread.ident)
-        self._border.take(wait, now)
+        def wait() -> None:
+            if self._patience is None:
+                take()
+            else:
+                self._patience.wait(take, self._wake, self._thread.ident, now)
 
-    def consumed(self, items: int) -> None:
-        """Say how many items have been handed out, or are just about to be, with those that were dropped."""
-        self._border.consumed(items, self._signal)
+        self._session.meters.consumer.asks(now)
+        self.border.take(wait, now)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""
         self._stopped = True
         self._session.errors.close(None)
         if self._stop is not None:
-            self._signal(self._stop)
+            self.signal(self._stop)
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
             self._thread.join(EXIT_S)
-        self._border.drop()
-        self._border.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
+        self.border.drop()
+        self.border.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
 
-    def _signal(self, event: anyio.Event) -> None:
+    def signal(self, event: anyio.Event) -> None:
+        """Set what the loop waits for."""
         if self._wake is not None and self._session.gate.copied_from is None:
             try:
                 self._wake(event.set)
@@ -108,12 +105,12 @@ class LoopThread(Generic[T]):
             anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
         except BaseException as failure:
             self._begun.put(failure)
-            self._border.queue.put(failure)
+            self.border.queue.put(failure)
         finally:
             self.far.end()
             self._begun.put(ClosedError("the stream is closed"))  # another thread may have stopped it before it began
             if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
-                self._border.queue.put(ClosedError("the stream is closed"))
+                self.border.queue.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
         hold_quietly()
@@ -141,13 +138,13 @@ class LoopThread(Generic[T]):
         end: BaseException | None = None
         try:
             while True:
-                room = await self._border.wait_room(flow.meter)
+                room = await self.border.wait_room(flow.meter)
                 if self._session.gate.holding:
                     await self._session.gate.passage()
                 began = perf_counter()
                 if (chunk := await flow.pull(room)) is None:
                     break
-                self._border.put(chunk, perf_counter() - began)
+                self.border.put(chunk, perf_counter() - began)
                 del chunk  # it is the consumer's: items are not kept while the next are made
         except anyio.get_cancelled_exc_class():
             raise
@@ -158,4 +155,4 @@ class LoopThread(Generic[T]):
                 await flow.aclose()
         if end is None and self._session.spent is not None:  # a take may have had enough before the workers' ends
             self._session.spent()
-        self._border.end(end)
+        self.border.end(end)

@@ -146,7 +146,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._go_on(self.part())
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
-        self._loop_thread.consumed(current.received)
+        self._loop_thread.border.consumed(current.received, self._loop_thread.signal)
 
     def _wait_list(self) -> bool:
         """Fetch lists until there is an item at hand; return whether there is one."""
@@ -204,7 +204,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         except BaseException:
             consumer.gets(perf_counter())
             raise
-        consumer.gets(self._loop_thread.taken_at)
+        consumer.gets(self._loop_thread.border.taken_at)
         found = coming[0]
         if isinstance(found, Chunk):
             meters.gave(len(found.items))

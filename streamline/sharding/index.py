@@ -36,7 +36,6 @@ class Bijection:
         self._keys = np.random.SeedSequence(entropy).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, positions: Positions) -> Positions:
-        """Return the image of each position."""
         values = positions.astype(np.uint64)
         outside = np.ones(len(values), dtype=bool)
         while outside.any():  # less than four walks each on average: the domain is at most four times the length

@@ -93,7 +93,6 @@ def _unknown(entry: str, name: str, known: set[str]) -> str:
 
 
 def check_snapshot(option: str, snapshot: object) -> None:
-    """Insist on a snapshot."""
     if isinstance(snapshot, Snapshot):
         return
     way = "Snapshot.from_json() makes one of JSON"

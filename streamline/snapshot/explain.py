@@ -34,7 +34,6 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
         return f"<pre>{escape(str(self))}</pre>"
 
 

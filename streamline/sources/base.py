@@ -181,7 +181,6 @@ class Source(ABC, Generic[T]):
 
     @property
     def default_mode(self) -> Mode:
-        """How the source is split without `mode=`."""
         return self.modes[0]
 
     @property

@@ -369,7 +369,6 @@ def segment_path(directory: Path, read: int) -> Path:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the segments, in order."""
     return sorted(path for path in directory.glob("*.segment") if _NAME.fullmatch(path.name))
 
 
@@ -492,7 +491,6 @@ class JournalSegment(msgspec.Struct):
 
 
 def record(shard: int, written: EncodedItem) -> bytes:
-    """Return an item's frame."""
     return frame(_SHARD.pack(shard) + to_bytes(written))
 
 

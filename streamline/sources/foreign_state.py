@@ -29,9 +29,7 @@ PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 class Renewable(Protocol):
     """An iterable that keeps its place between iterations, and can also be iterated from its start."""
 
-    def anew(self) -> Iterable[Any] | AsyncIterable[Any]:
-        """Return its items from the start."""
-        ...
+    def anew(self) -> Iterable[Any] | AsyncIterable[Any]: ...
 
 
 class Foreign:
@@ -44,11 +42,9 @@ class Foreign:
         self._load = load
 
     def state(self) -> str:
-        """Return the state as JSON text."""
         return state_text(self._get(), f"{self.kind}'s state")
 
     def load(self, state: Json) -> None:
-        """Load a state that `state` has returned."""
         self._load(state_from_json(state))
 
 

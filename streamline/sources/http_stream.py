@@ -42,7 +42,6 @@ class HttpFeed(MarkedStream[Any]):
 
 
 def codec_of(framing: Framing) -> Codec:
-    """Return how items are written down."""
     return Codec(list, _event) if framing == "sse" else Codec()
 
 

@@ -117,7 +117,6 @@ class _FileSlot(Generic[T]):
         return found
 
     async def aclose(self) -> None:
-        """Close the file. Idempotent."""
         lists, self._lists = self._lists, None
         if lists is not None:
             await lists.aclose()

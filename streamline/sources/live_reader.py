@@ -356,7 +356,6 @@ class WorkerQueues:
 
     @property
     def all_over(self) -> bool:
-        """Whether all workers have ended."""
         return all(queue.over for queue in self.queues)
 
     def _closed(self, queue: WorkerQueue) -> None:

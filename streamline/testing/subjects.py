@@ -141,7 +141,6 @@ class Read:
 
     @property
     def last(self) -> str:
-        """The text of the last state."""
         return self.states[-1][2]
 
 

@@ -48,7 +48,6 @@ class SealedState:
 
     @classmethod
     def from_dict(cls, found: object) -> Self:
-        """Return the state that `to_dict` wrote."""
         if not isinstance(found, dict):
             raise SnapshotError(f"a {cls.of}'s state is the dict of state_dict(), got {type(found).__name__}")
         version = found.get("version")
@@ -139,7 +138,6 @@ class LoaderState(SealedState):
         return None
 
     def parsed(self) -> Snapshot | None:
-        """Return the snapshot."""
         if not self.snapshot:
             return None
         try:

@@ -277,7 +277,6 @@ class LoaderRun(Generic[T]):
 
     @property
     def snapshot(self) -> Snapshot:
-        """Where it stands."""
         return self.stream.snapshot() if self.begin is None or self.stream.count else self.begin
 
     @property

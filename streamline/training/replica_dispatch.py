@@ -91,7 +91,6 @@ class Dispatcher:
 
     @property
     def begun(self) -> bool:
-        """Whether an item was asked for."""
         return self._begun
 
     def begin(self, *, in_loop: bool) -> None:

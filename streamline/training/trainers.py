@@ -42,7 +42,6 @@ class LoaderView(Generic[T]):
         return True  # else Python would ask for the length
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -342,7 +342,6 @@ itself."""
 
 
 def is_own(cls: type) -> bool:
-    """Whether a class is the package's."""
     return cls.__module__.startswith("streamline.")
 
 

@@ -145,7 +145,6 @@ class BucketByLength(Stage[In, Out]):
             yield self._batch(held, bucket, run, Reference.to(end))
 
     def measured(self, item: In) -> int:
-        """Return how long an item is."""
         found: Any = self.length(item)
         if type(found) is int and found >= 0:
             return found
@@ -174,7 +173,6 @@ def bucket_of(
     *,
     name: str,
 ) -> BucketByLength[Any, Any]:
-    """Return the stage."""
     method = ".bucket_by_length"
     bounds = _ints(f"{method}(boundaries)", boundaries, 0)
     if any(bound <= before for before, bound in pairwise(bounds)):

@@ -38,7 +38,6 @@ _NAME = re.compile(
 
 
 def new_id() -> str:
-    """Return the id of a new block."""
     return os.urandom(8).hex()
 
 
@@ -141,7 +140,6 @@ class CacheFiles:
         self._max_bytes = max_bytes
 
     def look(self) -> FoundBlocks:
-        """Return the blocks in the folder."""
         blocks, newest = list[CacheBlock](), 0
         try:
             with os.scandir(self._folder) as entries:

@@ -83,7 +83,6 @@ class _AsBool(Adapter):
 
 
 def _kept(chunk: Chunk[T], kept: Sequence[int]) -> Chunk[T]:
-    """Return these items of a chunk."""
     if len(kept) == len(chunk.items):
         return chunk
     return Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)

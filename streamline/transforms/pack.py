@@ -141,7 +141,6 @@ class Pack(Stage[Any, Block]):
 
 
 def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool, *, name: str) -> Pack:
-    """Return the stage."""
     length = check_int(".pack(length)", length, 1)
     if eos is not None:
         eos = check_int(".pack(eos=)", eos, 0)

@@ -237,7 +237,7 @@ def test_a_paused_stream_is_no_stall(log: Log) -> None:
             return
         raise queue.Empty
 
-    Patience(Watched(session, "items"), STALL_S).wait(take, None, None)
+    Patience(Watched(session, "items"), STALL_S).wait(take, None, None, perf_counter())
     assert len(log.said) == 1
     assert looks == 5  # two in the pause, then one that begins anew, and one after the look at the loop
 
@@ -247,7 +247,7 @@ def test_ctrl_c_comes_out_of_a_watched_wait() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Patience(Watched(Session(), "items"), STALL_S).wait(take, None, None)
+        Patience(Watched(Session(), "items"), STALL_S).wait(take, None, None, perf_counter())
 
 
 # Async loops --------------------------------------------------------------------------------------------------------

@@ -175,7 +175,6 @@ class _ArrowStreamReader:
 
 
 async def _tail(file: File, size: int) -> bytes:
-    """Return the end of a file."""
     if not size:
         raise DataError(f"{file.path} is not an Arrow file: it is empty")
     return await file.read(max(0, size - FOOTER_BYTES), size)

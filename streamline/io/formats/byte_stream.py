@@ -148,6 +148,5 @@ class _DecompressionSteps:
                 yield found
 
     def close(self) -> None:
-        """Let the thread end."""
         if self._thread is not None:
             self._thread.shutdown()

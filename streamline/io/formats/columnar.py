@@ -400,7 +400,6 @@ class Predicate:
 
     @classmethod
     def of(cls, expression: Any) -> Predicate:
-        """Return the predicate that an expression is."""
         return cls(str(expression), pickle.dumps(expression))
 
     @property

@@ -73,7 +73,6 @@ class Compression:
     refusals: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     def decompressor(self) -> Decompressor:
-        """Return what decompresses one file."""
         return Decompressor(self)
 
 

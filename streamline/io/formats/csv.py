@@ -20,21 +20,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from streamline.core.counters import Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
 from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
-from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
+from streamline.io.formats.line_reader import SLICE_LINES, TextCursor, TextFormat, TooLong, next_chunk, slices
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
 
 HEAD_BYTES = 64 * 1024
 """Read of a file's beginning for its header: as the first block of a local file."""
-
-SLICE_RECORDS = LIST_ITEMS * 7 // 8
-"""Lines that a slice should have, as for files of lines."""
 
 Header = bool | tuple[str, ...]
 """Whether a file's first record names its columns; or their names, if it doesn't."""
@@ -53,7 +50,6 @@ class Dialect:
     quotechar: str | None = '"'
 
     def reader(self, lines: Iterable[str]) -> Any:
-        """Return a `csv.reader`."""
         if self.quotechar is None:
             return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
         return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quotechar, strict=True)
@@ -128,25 +124,21 @@ async def _learn_from_start(cursor: _CsvCursor, file: File) -> None:
     raise start.too_long("")
 
 
-class _CsvCursor:
+class _CsvCursor(TextCursor[Any]):
     """Where the reading of one file is, and what turns the next slice into chunks.
 
     Attributes:
-      splitter: cuts the file into slices.
       records: makes items; None: the first record, which says what they are like, isn't there yet.
     """
 
     def __init__(self, format: CsvFormat, name: str, path: str, begin: Place, after: Place) -> None:
+        splitter = Splitter(format.max_record_bytes, SLICE_LINES)
+        super().__init__(name, path, "", begin["line"], begin["byte"], after, splitter)
         self._format = format
-        self._name = name
-        self._path = path
-        self._after = after
-        self._line, self._byte = begin["line"], begin["byte"]
         self._parts: list[bytes] = []  # whole lines that begin there, not read yet
         self._size = 0  # of them
         self._needed = 0  # bytes, before another look at a record that was open
         self._window = SLICE_BYTES
-        self.splitter = Splitter(format.max_record_bytes, SLICE_RECORDS)
         self.records: Records | None = None
         if isinstance(format.header, tuple):
             self._expect(format.header, len(format.header))
@@ -162,7 +154,7 @@ class _CsvCursor:
 
     def too_long(self, reason: str) -> DataError:
         """Return the exception for the next record, which doesn't end in time."""
-        return self._error(Fault(0, 0, too_long(self._format.max_record_bytes)))
+        return self.error(Fault(0, 0, too_long(self._format.max_record_bytes)))
 
     def learns(self, raw: bytes | TooLong, final: bool) -> bool:
         """Find out what the first record says, and pass it if it is a header; whether it is there."""
@@ -201,7 +193,7 @@ class _CsvCursor:
             if (fault := decoded.fault) is not None:
                 bad = part[size : size + bytes_of(part[size:], fault.lines)]
                 at += len(bad)
-                error = self._error(Fault(0, 0, fault.reason, fault.cause))
+                error = self.error(Fault(0, 0, fault.reason, fault.cause))
                 yield self._leave_out(error, bad, fault.lines, len(bad), final and at == len(raw), demand)
             elif size < len(part) and whole:
                 break  # an open record
@@ -211,36 +203,13 @@ class _CsvCursor:
         self._needed = 2 * self._size
 
     def _take(self, decoded: DecodedSlice[Any], raw: bytes, final: bool) -> Chunk[Any]:
-        successor = self._after if final and decoded.fault is None else None
-        lines, kept = decoded.lines, decoded.kept
-        where = LineSlice(self._path, "", self._line, self._byte, raw, lines, successor)
-        self._pass(lines, len(raw))
         self.splitter.learn(max(1, len(decoded.items)), len(raw))
-        trailing = kept is not None and (not kept or kept[-1] != lines - 1)  # blank lines after the last item
-        after = LineState(self._name, where, lines - 1) if trailing else None
-        return Chunk(decoded.items, LineStates(self._name, where, kept), after)
-
-    def _leave_out(
-        self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand
-    ) -> Chunk[Any]:
-        """Go on after the next record, which is bad, if it may be left out."""
-        demand.judge(error, raw, self._after_record(lines, size, None))
-        after = self._after_record(lines, size, self._after if final else None)
-        self._pass(lines, size)
-        return Chunk((), (), after)
-
-    def _after_record(self, lines: int, size: int, successor: Place | None) -> LineState:
-        where = LineSlice(self._path, "", self._line + lines - 1, self._byte + size, b"", 1, successor)
-        return LineState(self._name, where, 0)
-
-    def _pass(self, lines: int, size: int) -> None:
-        self._line += lines
-        self._byte += size
+        return self._taken(decoded, raw, self._after if final and decoded.fault is None else None)
 
     def _feed(self, raw: bytes) -> None:
-        if not self._byte and not self._size and raw.startswith(BOM):
+        if not self.byte and not self._size and raw.startswith(BOM):
             raw = raw[len(BOM) :]
-            self._byte = len(BOM)
+            self.byte = len(BOM)
         if raw:
             self._parts.append(raw)
             self._size += len(raw)
@@ -255,7 +224,7 @@ class _CsvCursor:
         found = Records(format.dialect, None, None, format.max_record_bytes).decode(raw, final)
         if not found.items:
             if found.fault is not None:
-                raise self._error(found.fault)
+                raise self.error(found.fault)
             return False
         first: Row = found.items[0]
         if format.header is not True:
@@ -265,7 +234,7 @@ class _CsvCursor:
         lines = (found.kept[0] if found.kept is not None else 0) + 1
         if twice:
             reason = f"expected a header that names each column once, got {', '.join(twice[:5])} more than once"
-            raise self._error(Fault(lines - 1, 0, f"{reason}: give other names, with header=[...]"))
+            raise self.error(Fault(lines - 1, 0, f"{reason}: give other names, with header=[...]"))
         self._expect(first, len(first))
         size = bytes_of(raw, lines)
         self._parts, self._size = [raw[size:]], self._size - size
@@ -274,13 +243,6 @@ class _CsvCursor:
 
     def _expect(self, names: Sequence[str] | None, width: int) -> None:
         self.records = Records(self._format.dialect, names, width, self._format.max_record_bytes)
-
-    def _error(self, fault: Fault) -> DataError:
-        """Return the exception for a record of what is pending."""
-        line, byte = self._line + fault.line + 1, self._byte + fault.at
-        error = DataError(f"{self._path} line {line} (byte {byte}): {fault.reason}")
-        error.__cause__ = fault.cause
-        return error
 
 
 def _window(raw: bytes, at: int, size: int) -> int:

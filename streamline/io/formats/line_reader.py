@@ -12,19 +12,22 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamline.core.counters import HoldTimer, StageMeter
-from streamline.core.flow import Chunk
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand
 from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Format, Place
 from streamline.io.formats.byte_stream import pieces
 from streamline.io.formats.compression import named
-from streamline.io.formats.line_decoding import Splitter
+from streamline.io.formats.line_decoding import DecodedSlice, Fault, Splitter
 
 T = TypeVar("T")
+
+SLICE_LINES = LIST_ITEMS * 7 // 8
+"""Lines that a slice should have: the length of the next ones is a guess, and more than a list makes two of it."""
 
 
 @dataclass(frozen=True)
@@ -208,3 +211,50 @@ class LineStates:
         start = kept[0]
         part = self._slice.cut(start, kept[-1] + 1 - start)
         return LineStates(self._name, part, [line - start for line in kept])
+
+
+class TextCursor(Generic[T]):
+    """Where the reading of one file is, and the chunks and states of what comes next.
+
+    Attributes:
+      line: lines before the next slice.
+      byte: where the next slice begins.
+      splitter: cuts the file into slices.
+    """
+
+    def __init__(
+        self, name: str, path: str, shard: str, line: int, byte: int, after: Place, splitter: Splitter
+    ) -> None:
+        self._name, self._path, self._shard, self._after = name, path, shard, after
+        self.line, self.byte, self.splitter = line, byte, splitter
+
+    def error(self, fault: Fault) -> DataError:
+        """Return the exception for a line of the next slice."""
+        line, byte = self.line + fault.line + 1, self.byte + fault.at
+        error = DataError(f"{self._path} line {line}{self._shard} (byte {byte}): {fault.reason}")
+        error.__cause__ = fault.cause
+        return error
+
+    def _taken(self, decoded: DecodedSlice[T], raw: bytes, successor: Place | None) -> Chunk[T]:
+        """Go on after the lines `raw`, and return their items."""
+        name, kept, last = self._name, decoded.kept, decoded.lines - 1
+        where = LineSlice(self._path, self._shard, self.line, self.byte, raw, decoded.lines, successor)
+        self._pass(decoded.lines, len(raw))
+        trailing = kept is not None and (not kept or kept[-1] != last)  # skipped lines after the last item
+        after = LineState(name, where, last) if trailing else None
+        return Chunk(decoded.items, LineStates(name, where, kept), after)
+
+    def _leave_out(self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand) -> Chunk[T]:
+        """Go on after the next lines, which are bad, if they may be left out."""
+        demand.judge(error, raw, self._state_after(lines, size, None))
+        after = self._state_after(lines, size, self._after if final else None)
+        self._pass(lines, size)
+        return Chunk((), (), after)
+
+    def _state_after(self, lines: int, size: int, successor: Place | None) -> LineState:
+        where = LineSlice(self._path, self._shard, self.line + lines - 1, self.byte + size, b"", 1, successor)
+        return LineState(self._name, where, 0)
+
+    def _pass(self, lines: int, size: int) -> None:
+        self.line += lines
+        self.byte += size

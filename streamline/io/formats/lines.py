@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
 from streamline.core.counters import Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
@@ -14,13 +14,10 @@ from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Place
 from streamline.io.formats.compression import named, not_splittable
 from streamline.io.formats.line_decoding import BOM, MAX_LINE_BYTES, Decode, Fault, Splitter, check_lengths
-from streamline.io.formats.line_reader import LineSlice, LineState, LineStates, TextFormat, TooLong, next_chunk, slices
+from streamline.io.formats.line_reader import SLICE_LINES, TextCursor, TextFormat, TooLong, next_chunk, slices
 from streamline.sharding.split import byte_range
 
 T = TypeVar("T")
-
-SLICE_LINES = LIST_ITEMS * 7 // 8
-"""Lines that a slice should have: the length of the next ones is a guess, and more than a list makes two of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,35 +76,21 @@ async def _cursor(reader: LineFormat[T], file: File, begin: Place, after: Place,
     return _LineCursor(reader, name, part, after, begin["line"], byte, in_line, stop)
 
 
-class _LineCursor(Generic[T]):
-    """Where the reading of one file is, and what turns the next slice into a chunk.
+class _LineCursor(TextCursor[T]):
+    """Where the reading of one file is, and what turns the next slice into chunks.
 
     Attributes:
-      line: lines before the next slice.
-      byte: where the next slice begins.
-      in_line: whether it begins inside a line that belongs to the shard before.
+      in_line: whether the next slice begins inside a line that belongs to the shard before.
     """
 
     def __init__(
-        self,
-        reader: LineFormat[T],
-        name: str,
-        part: FilePart,
-        after: Place,
-        line: int,
-        byte: int,
-        in_line: bool,
+        self, reader: LineFormat[T], name: str, part: FilePart, after: Place, line: int, byte: int, in_line: bool,
         stop: int | None,
-    ) -> None:
-        self._reader = reader
-        self._name = name
-        self._path = part.path
-        self._after = after
-        self._stop = stop
-        self._shard = f" of shard {part.shard}" if part.shard else ""
-        self.splitter = Splitter(reader.max_line_bytes, SLICE_LINES, LIST_ITEMS)
-        self.line = line
-        self.byte = byte
+    ) -> None:  # fmt: skip
+        splitter = Splitter(reader.max_line_bytes, SLICE_LINES, LIST_ITEMS)
+        shard = f" of shard {part.shard}" if part.shard else ""
+        super().__init__(name, part.path, shard, line, byte, after, splitter)
+        self._reader, self._stop = reader, stop
         self.in_line = in_line
         self._over = stop is not None and byte + in_line >= stop
 
@@ -122,10 +105,9 @@ class _LineCursor(Generic[T]):
                 raise raw.error
             if self.in_line:  # the shard before says so
                 self.in_line = False
-                self._pass(raw.size)
+                self._pass(0, raw.size)
                 return
-            demand.judge(raw.error, raw.head, self._after_line(raw.size, None))
-            yield Chunk((), (), self._left_out(raw.size, self._after if final else None))
+            yield self._leave_out(raw.error, raw.head, 1, raw.size, final, demand)
             return
         raw = self._owned(raw)
         if not self.byte and raw.startswith(BOM):
@@ -142,8 +124,7 @@ class _LineCursor(Generic[T]):
                 yield chunk
             raw = raw[fault.at :]
             size = raw.find(b"\n") + 1 or len(raw)
-            demand.judge(error, raw[:size], self._after_line(size, None))
-            yield Chunk((), (), self._left_out(size, self._after if final and size == len(raw) else None))
+            yield self._leave_out(error, raw[:size], 1, size, final and size == len(raw), demand)
             raw = raw[size:]
 
     def _take(self, raw: bytes, final: bool) -> tuple[Chunk[T] | None, Fault | None]:
@@ -155,42 +136,16 @@ class _LineCursor(Generic[T]):
             raw = raw[: fault.at]
         if not decoded.lines:
             return None, fault
-        successor = self._after if final and fault is None else None
-        where = LineSlice(self._path, self._shard, self.line, self.byte, raw, decoded.lines, successor)
-        self.line += decoded.lines
-        self.byte += len(raw)
         self.splitter.learn(decoded.lines, len(raw))
-        name, kept, last = self._name, decoded.kept, decoded.lines - 1
-        trailing = kept is not None and (not kept or kept[-1] != last)  # skipped lines after the last item
-        after = LineState(name, where, last) if trailing else None
-        return Chunk(decoded.items, LineStates(name, where, kept), after), fault
+        return self._taken(decoded, raw, self._after if final and fault is None else None), fault
 
-    def _after_line(self, size: int, successor: Place | None) -> LineState:
-        """Return the state after the next line, of `size` bytes with its end."""
-        where = LineSlice(self._path, self._shard, self.line, self.byte + size, b"", 1, successor)
-        return LineState(self._name, where, 0)
-
-    def _left_out(self, size: int, successor: Place | None) -> LineState:
-        """Go on after the next line, and return the state there."""
-        after = self._after_line(size, successor)
-        self.line += 1
-        self._pass(size)
-        return after
-
-    def _pass(self, size: int) -> None:
-        self.byte += size
+    def _pass(self, lines: int, size: int) -> None:
+        super()._pass(lines, size)
         self._over = self._over or (self._stop is not None and self.byte >= self._stop)
 
     def wrong(self, reason: str) -> DataError:
         """Return the exception for the next line."""
         return self.error(Fault(0, 0, reason))
-
-    def error(self, fault: Fault) -> DataError:
-        """Return the exception for a line of the next slice."""
-        line, byte = self.line + fault.line + 1, self.byte + fault.at
-        error = DataError(f"{self._path} line {line}{self._shard} (byte {byte}): {fault.reason}")
-        error.__cause__ = fault.cause
-        return error
 
     def _owned(self, raw: bytes) -> bytes:
         """Return the lines of a slice that begin in this part of the file."""

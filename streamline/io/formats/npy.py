@@ -407,7 +407,6 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return math.prod(self.row_shape) * self.dtype.itemsize
 
     @property

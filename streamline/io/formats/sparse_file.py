@@ -77,7 +77,6 @@ class SparseFile(io.RawIOBase):
         return at
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next bytes, all of them."""
         start = self._at
         stop = self._size if size < 0 else min(self._size, start + size)
         if stop <= start:

@@ -123,48 +123,38 @@ async def _reader(
     return _ArchiveReader(scanner, samples, file.path, byte, sample, name, after, demand)
 
 
+@dataclass
 class _ArchiveReader:
     """Turns the samples of one archive into chunks."""
 
-    def __init__(
-        self,
-        scanner: Scanner,
-        samples: Samples,
-        path: str,
-        byte: int,
-        sample: int,
-        name: str,
-        after: Place,
-        demand: Demand,
-    ) -> None:
-        self.scanner = scanner
-        self.samples = samples
-        self.byte = byte
-        self._path = path
-        self._sample = sample
-        self._name = name
-        self._after = after
-        self._demand = demand
+    scanner: Scanner
+    samples: Samples
+    path: str
+    byte: int
+    sample: int
+    name: str
+    after: Place
+    demand: Demand
 
     def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
         """Yield the samples of a slice; after one that is left out, only the place."""
         last = self.samples.over or (final and found.wrong is None and found.failure is None)
         if found.items:
-            self._sample += len(found.items)
-            first = self._sample - len(found.items) + 1
-            columns = {"byte": found.ends, "sample": range(first, self._sample + 1)}
-            states = IndexedStates(self._name, {"file": self._path}, columns, self._after if last else None)
+            self.sample += len(found.items)
+            first = self.sample - len(found.items) + 1
+            columns = {"byte": found.ends, "sample": range(first, self.sample + 1)}
+            states = IndexedStates(self.name, {"file": self.path}, columns, self.after if last else None)
             yield Chunk(found.items, states)
         elif last:
-            yield Chunk((), (), At(self._name, dict(self._after)))
+            yield Chunk((), (), At(self.name, dict(self.after)))
         if found.failure is not None:
             raise found.failure
         if found.wrong is not None:
-            self._sample += 1
+            self.sample += 1
             end = found.wrong.end
-            place = dict(self._after) if end is None else _place(self._path, end, self._sample)
-            self._demand.judge(found.wrong.error, found.wrong.item, At(self._name, place))
-            yield Chunk((), (), At(self._name, place))
+            place = dict(self.after) if end is None else _place(self.path, end, self.sample)
+            self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
+            yield Chunk((), (), At(self.name, place))
 
 
 def _place(path: str, byte: int, sample: int) -> Place:

@@ -165,7 +165,6 @@ class Scanner:
         self.ended = False
 
     def feed(self, block: bytes) -> None:
-        """Take the next block of the archive."""
         self._blocks.append(block)
         self._have += len(block)
 
@@ -209,7 +208,6 @@ class Scanner:
         return found
 
     def skip(self) -> None:
-        """Skip the data of the last header."""
         self._skip, self._open = self._size + self._padding, False
 
     @property

@@ -250,7 +250,6 @@ class CachedObject:
         return data + self.read(start + len(data), stop)
 
     def close(self) -> None:
-        """Close it. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -267,7 +266,6 @@ class PartialObject:
         self._in_order = True
 
     def write(self, position: int, data: bytes) -> None:
-        """Write `data` at `position`."""
         self._in_order &= position == self._end
         _write(self._fd, position, data)
         self._end = max(self._end, position + len(data))
@@ -288,7 +286,6 @@ class PartialObject:
             self.close()
 
     def close(self) -> None:
-        """Close it. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -84,7 +84,6 @@ NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is an http(s) URL."""
     return path[:8].lower().startswith(("http://", "https://"))
 
 

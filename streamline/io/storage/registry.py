@@ -81,7 +81,6 @@ class Storages:
         return CachedStorage(made, self.cache, _where(self._access) if make is _objects else "")
 
     async def aclose(self) -> None:
-        """Close them all."""
         while self._open:
             await self._open.popitem()[1].aclose()
         if self.cache is not None:

@@ -70,7 +70,6 @@ class Attempts:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return max(0.0, self._deadline_s - self._used())
 
     def arrived(self, size: int) -> None:

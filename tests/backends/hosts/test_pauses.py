@@ -78,7 +78,7 @@ def test_nothing_is_called_inside_and_nothing_is_lost(backend: Backend) -> None:
                     assert at_work == ()
                     before = len(called), stream.snapshot().to_json()
                     for _ in range(20):
-                        stream._loop_thread._signal(anyio.Event())
+                        stream._loop_thread.signal(anyio.Event())
                     assert (len(called), stream.snapshot().to_json()) == before
     assert found == list(range(5_000))
 
@@ -206,7 +206,7 @@ def test_a_pause_before_the_first_item_lets_nothing_start(backend: Backend) -> N
             assert at_work == ()
             before = len(called)
             for _ in range(20):
-                stream._loop_thread._signal(anyio.Event())
+                stream._loop_thread.signal(anyio.Event())
             assert len(called) == before
         assert list(stream) == list(range(COUNT))
 
