@@ -17,9 +17,9 @@ from contextvars import copy_context
 from html import escape
 from importlib import import_module
 from textwrap import wrap
-from threading import Event, Lock, Thread, current_thread
+from threading import Event, RLock, Thread, current_thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
 from streamline.core.threads import start_thread
 from streamline.observe.figures import ChannelStats
@@ -51,7 +51,7 @@ MOST_DETAILS = 2
 Show: TypeAlias = "Callable[[Text], object]"
 """Draws a text in place of the one before it."""
 
-_on_screen = Lock()
+_beginning = RLock()
 
 
 class Progress:
@@ -61,6 +61,9 @@ class Progress:
       stats: returns the figures; called from another thread, some times a second.
       epoch: as the stream was opened at.
     """
+
+    _on_screen: ClassVar[Thread | None] = None
+    """What was shown last, and is as long as it lives."""
 
     def __init__(self, stats: Callable[[], Stats], epoch: int = 0) -> None:
         self._stats = stats
@@ -72,26 +75,28 @@ class Progress:
 
     def start(self) -> None:
         """Begin to show it: on the terminal, if stderr is one and no other stream is shown there."""
-        console = console_of(sys.stderr)
-        if console is None or not _on_screen.acquire(blocking=False):
+        if (console := console_of(sys.stderr)) is None:
             return
-        try:
-            display = _in_notebook() if console.is_jupyter else _on_terminal(console)
-            in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
-            work = self._main, console, display
-            thread = Thread(target=in_context, args=work, name="streamline progress", daemon=True)
-            start_thread(thread)
-        except Exception as error:  # no more threads, an interpreter that exits, a notebook without a front end
-            _on_screen.release()
-            logger.warning("no progress display: %s: %s", type(error).__name__, error)
-            return
-        self._thread = thread
+        with _beginning:
+            if Progress._on_screen is not None and Progress._on_screen.is_alive():
+                return
+            try:
+                display = _in_notebook() if console.is_jupyter else _on_terminal(console)
+                in_context = copy_context().run  # a notebook's kernel keeps there which cell is running
+                work = self._main, console, display
+                thread = Thread(target=in_context, args=work, name="streamline progress", daemon=True)
+                Progress._on_screen = self._thread = thread  # before it runs: Ctrl-C may come in the middle of this
+                start_thread(thread)
+            except Exception as error:  # no more threads, an interpreter that exits, a notebook without a front end
+                self._thread = None
+                logger.warning("no progress display: %s: %s", type(error).__name__, error)
 
     def stop(self) -> None:
         """End it: the live lines are taken away, one that sums up stays. From any thread; idempotent."""
         self._ended.set()
-        if self._thread is not None and self._thread is not current_thread():
-            self._thread.join(EXIT_S)
+        thread = self._thread
+        if thread is not None and thread is not current_thread() and thread.is_alive():
+            thread.join(EXIT_S)
 
     def at_chunk_boundary(self, _: object = None) -> None:
         """Log a line, if nothing is shown and the last one is a while ago. In the consumer's thread, once a list."""
@@ -116,8 +121,6 @@ class Progress:
                 console.print(last, highlight=False, markup=False, soft_wrap=True)
         except Exception as error:  # a closed stderr, an unknown TERM: no reason to stop training
             logger.warning("the progress display ended: %s: %s", type(error).__name__, error)
-        finally:
-            _on_screen.release()
 
     def _lines(self, console: Console) -> Text:
         stats, seen = self._stats(), self._seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any, TypeAlias
 
 import anyio
 import pytest
+from rich.console import Console
 
 import streamline as sl
 from streamline.errors import ReplicaStalled
@@ -524,6 +526,25 @@ def enter_a_pause(pipe: sl.Pipeline[int], begun: threading.Event) -> None:
 def next_of_a_replica(pipe: sl.Pipeline[int], begun: threading.Event) -> None:
     with sl.StreamReplicator(pipe, 1) as replicator:
         next(replicator.replica(0))
+
+
+def shown_stream() -> None:
+    with PIPE.open(progress=True) as stream:
+        next(stream)
+
+
+def test_a_display_that_is_begun_leaves_the_screen_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr("streamline.observe.progress.console_of", lambda _: console)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    strikes, before = Strikes("show", "start", "start_thread", "stop", times=1), None
+    while before != strikes.count:
+        before = strikes.count
+        with strikes.armed():
+            shown_stream()
+        with PIPE.open(progress=True):
+            assert "streamline progress" in {thread.name for thread in threading.enumerate()}
+    assert strikes.struck == {"show", "start", "start_thread", "stop"}
 
 
 WAITING = {"take", "pause", "wait_in_thread"}

@@ -274,10 +274,14 @@ class _PlanPickler(RecreatingPickler):
 
 def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
     """Yield recreated objects that are module attributes, and where: to be imported, not recreated."""
+    kinds: dict[type, bool] = {}  # there are many objects, and few types
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType) and module.__name__ != "__main__":
             for name, thing in list(vars(module).items()):
-                if type(thing) in EXACT or any(base in DERIVED for base in type(thing).__mro__):
+                kind = type(thing)
+                if kind not in kinds:
+                    kinds[kind] = kind in EXACT or any(base in DERIVED for base in kind.__mro__)
+                if kinds[kind]:
                     yield thing, (module, name)
 
 
