@@ -15,7 +15,7 @@ from streamline.backends.ipc.messages import PackedItems
 from streamline.backends.ipc.socket_link import ReceivedItems, SocketLink
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared
 
-FLOATS = 1 << 13
+FLOATS = 1 << 15
 SIZE = 8
 BATCHES = 40
 

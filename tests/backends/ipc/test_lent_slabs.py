@@ -20,9 +20,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from streamline.backends.ipc import shared_memory
 from streamline.backends.ipc.messages import ItemsMessage
-from streamline.backends.ipc.shared_memory import SMALLEST, Slab, SlabPool
-from streamline.backends.ipc.socket_link import SLAB_BYTES, SocketLink
+from streamline.backends.ipc.shared_memory import SLAB_BYTES, SMALLEST, Slab, SlabPool
+from streamline.backends.ipc.socket_link import SocketLink
 
 POISON = 0xDB
 MIB = 1 << 20
@@ -41,6 +42,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return slab
 
     monkeypatch.setattr(SlabPool, "_find", poisoning)
+    monkeypatch.setattr(shared_memory, "LENT_BYTES", SLAB_BYTES)  # small ones are compared quickly
 
 
 def empty(link: SocketLink, nbytes: int) -> Any:
