@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from streamline.backends.threads import Threads
     from streamline.constructors import StreamReplicator, from_items, from_iterable, from_stream, mix, source, zip
     from streamline.core.error_policy import ErrorReport, Failure
+    from streamline.core.place import empty
     from streamline.core.replay import replay
     from streamline.io.storage.options import HttpOptions
     from streamline.observe.stats import Stats
@@ -80,6 +81,7 @@ __all__ = [
     "Trace",
     "Verdict",
     "__version__",
+    "empty",
     "errors",
     "from_items",
     "from_iterable",
@@ -108,6 +110,7 @@ _NAMES = {
     "streamline.backends.threads": "Threads",
     "streamline.constructors": "StreamReplicator from_items from_iterable from_stream mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",
+    "streamline.core.place": "empty",
     "streamline.core.replay": "replay",
     "streamline.io.storage.options": "HttpOptions",
     "streamline.observe.stats": "Stats",

@@ -90,6 +90,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
             if chunk is None:
                 return
             await channel.send(chunk)
+            chunk.items = ()  # as `emptied`
             del chunk
             await pace.give_way(HANDOVER_S)
 

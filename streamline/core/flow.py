@@ -56,6 +56,14 @@ class Chunk(Generic[T]):
         """The state after everything in this chunk."""
         return self.end_reference.get()
 
+    def emptied(self) -> list[T]:
+        """Return the items, and keep none: the generator that made this chunk may keep it until it goes on.
+
+        So a large item is held by its reader alone, and needn't be copied to leave a process.
+        """
+        items, self.items = list(self.items), ()
+        return items
+
     def part(self, start: int, count: int) -> Chunk[T]:
         """Return items start … start + count - 1; the last part keeps the progress."""
         stop = start + count

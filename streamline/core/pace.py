@@ -221,16 +221,18 @@ async def results(
                 stop = done + need if out else count  # what goes on does so up to the item that is missing
                 failure = _slice(pace, run, fn, stage, chunk, done, stop, out, look)
                 going_on = failure is None and await pace.goes_on(len(out), need, began)
-            if out:
+            made = len(out)
+            if made:
                 check_awaited(stage, out, way)
-                yield chunk.part(done, len(out)) if done or len(out) < count else chunk, out
-            done += len(out)
+                given = [out]
+                del out  # the reader has it: large results are not kept while they are used, and the next are made
+                yield chunk.part(done, made) if done or made < count else chunk, given.pop()
+            done += made
             if failure is not None:
                 run.judge(failure, chunk.items[done], chunk.states[done])
                 done += 1
                 if done == count:  # else the states of what follows include it
                     yield Chunk((), (), chunk.end), []
-            del out  # the reader has it: large results are not kept while the next are made
             await pace.breathe()
         del chunk
         await pace.breathe()

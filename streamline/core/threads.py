@@ -23,6 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import anyio
 
+from streamline.core.place import CURRENT_PLACE, Place
 from streamline.errors import HostError
 
 P = ParamSpec("P")
@@ -187,7 +188,9 @@ class ThreadPool:
             self._pending += 1
 
     def _grow(self) -> None:
-        thread = threading.Thread(target=_work, args=(self._jobs,), name="streamline map", daemon=True)
+        thread = threading.Thread(
+            target=_work, args=(self._jobs, CURRENT_PLACE.get()), name="streamline map", daemon=True
+        )
         try:
             start_thread(thread)
         except HostError as error:
@@ -295,7 +298,8 @@ class _ThreadCall(Generic[R]):
             self.wake(self._done.set)
 
 
-def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> None:
+    CURRENT_PLACE.set(place)
     while (job := jobs.get()) is not None:
         try:
             job()

@@ -197,7 +197,8 @@ def collated(
     """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
     try:
         with HoldTimer(run.meter):
-            made = [collate(held)]
+            named: Any = collate if collate is stack or collate is stack_tensors else None
+            made = [collate(held) if named is None else named(held, run.site.tasks.session.place)]
         check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from streamline.core.blame import saved_as, stage_name
+from streamline.core.place import Place
 from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
 
@@ -25,13 +27,14 @@ def as_list(items: list[Any]) -> list[Any]:
 
 
 @saved_as("stack")
-def stack(items: list[Any]) -> Any:
+def stack(items: list[Any], place: Place | None = None) -> Any:
     """Return one batch of items that look alike.
 
     Args:
       items: at least one. NumPy arrays, numbers, bools and torch tensors are stacked along a new first axis; dicts,
         (named) tuples and dataclasses are stacked part by part; str, bytes, None, lists and all else become a list.
         Where there is a tensor in an item, numbers, bools and arrays of all its parts become tensors, too.
+      place: where large arrays are written; None: in ordinary memory.
 
     Returns:
       As the items, each array [batch, *shape] in a memory of its own.
@@ -39,14 +42,14 @@ def stack(items: list[Any]) -> Any:
     Raises:
       DataError: shapes, types, keys or lengths differ; the message shows them, and the part.
     """
-    return _batch(items, _holds_tensor(items[0]))
+    return _batch(items, _holds_tensor(items[0]), place)
 
 
 @saved_as("stack_tensors")
-def stack_tensors(items: list[Any]) -> Any:
+def stack_tensors(items: list[Any], place: Place | None = None) -> Any:
     """Return the same, of tensors throughout. Imports torch."""
     import_module("torch")
-    return _batch(items, True)
+    return _batch(items, True, place)
 
 
 def shown_collate(collate: Callable[[list[Any]], Any]) -> list[str]:
@@ -68,15 +71,15 @@ class _UnlikeError(Exception):
         self.what, self.found, self.way, self.path = what, found, way, ""
 
 
-def _batch(items: list[Any], tensors: bool) -> Any:
+def _batch(items: list[Any], tensors: bool, place: Place | None) -> Any:
     try:
-        return _stack(items, tensors)
+        return _stack(items, tensors, place)
     except _UnlikeError as error:
         where = f" at item{error.path}" if error.path else ""
         raise DataError(f"a batch needs {error.what}{where}, got {error.found}{error.way}") from error.__cause__
 
 
-def _stack(items: list[Any], tensors: bool) -> Any:
+def _stack(items: list[Any], tensors: bool, place: Place | None) -> Any:
     first, types = items[0], set(map(type, items))
     if len(types) > 1:
         tensors = tensors or any(map(_is_tensor, items))
@@ -85,30 +88,30 @@ def _stack(items: list[Any], tensors: bool) -> Any:
             return _stacked(sys.modules["torch"].stack, [sys.modules["torch"].as_tensor(item) for item in items])
     if isinstance(first, bool | int | float | complex | np.ndarray | np.generic):
         stack_all = np.stack if isinstance(first, np.ndarray) else np.asarray  # of numbers 10 x as fast
-        made = _stacked(_stack_arrays if types == {np.ndarray} else stack_all, items)
+        made = _stacked(partial(_stack_arrays, place=place) if types == {np.ndarray} else stack_all, items)
         return _tensor_of(made) if tensors else made
     if _is_tensor(first):
         return _stacked(sys.modules["torch"].stack, items)
     if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str)):
-        return {key: _part([item[key] for item in items], tensors, "[{!r}]", key) for key in first}
+        return {key: _part([item[key] for item in items], tensors, place, "[{!r}]", key) for key in first}
     if isinstance(first, tuple) and _alike(items, len):
         names = getattr(first, "_fields", None)
         columns = [
-            _part(list(column), tensors, "[{}]" if names is None else ".{}", at if names is None else names[at])
+            _part(list(column), tensors, place, "[{}]" if names is None else ".{}", at if names is None else names[at])
             for at, column in enumerate(zip(*items, strict=True))
         ]
         return tuple(columns) if names is None else type(first)(*columns)
     if names := field_names(first):
         return with_parts(
-            first, {name: _part([getattr(item, name) for item in items], tensors, ".{}", name) for name in names}
+            first, {name: _part([getattr(item, name) for item in items], tensors, place, ".{}", name) for name in names}
         )
     return items  # also what has no parts: a batch of them would not know how many they were
 
 
-def _part(items: list[Any], tensors: bool, shown: str, key: object) -> Any:
+def _part(items: list[Any], tensors: bool, place: Place | None, shown: str, key: object) -> Any:
     """Return a part of the batch; a failure is told with its place."""
     try:
-        return _stack(items, tensors)
+        return _stack(items, tensors, place)
     except _UnlikeError as error:
         error.path = shown.format(key) + error.path
         raise
@@ -124,15 +127,17 @@ LEAST_BYTES = 2048
 """Of a row, from which on glibc copies by `rep movsb`."""
 
 
-def empty_batch(count: int, first: Array, dtype: np.dtype[Any]) -> Array:
+def empty_batch(count: int, first: Array, dtype: np.dtype[Any], place: Place | None = None) -> Array:
     """Return uninitialised memory for `count` rows like `first`, into which they are copied at full speed.
 
     Of large rows it begins at a cache line, in a block that is 192 bytes larger.
     """
     shape, nbytes = (count, *first.shape), count * first.size * dtype.itemsize
-    if nbytes < count * LEAST_BYTES:
-        return np.empty(shape, dtype)
-    memory = np.empty(nbytes + 64 + APART_BYTES, np.uint8)
+    memory = None if place is None else place.empty(nbytes + 64 + APART_BYTES)
+    if memory is None:
+        if nbytes < count * LEAST_BYTES:
+            return np.empty(shape, dtype)
+        memory = np.empty(nbytes + 64 + APART_BYTES, np.uint8)
     address = memory.ctypes.data
     start = -address % 64
     if (address + start - first.ctypes.data) % PAGE_BYTES < APART_BYTES:
@@ -140,7 +145,7 @@ def empty_batch(count: int, first: Array, dtype: np.dtype[Any]) -> Array:
     return np.ndarray(shape, dtype, memory, start)
 
 
-def _stack_arrays(rows: list[Array]) -> Array:
+def _stack_arrays(rows: list[Array], place: Place | None) -> Array:
     """Return what `np.stack` does, of arrays that are of no subclass."""
     first = rows[0]
     dtype = np.result_type(first, first)  # in the machine's own order of bytes
@@ -148,7 +153,7 @@ def _stack_arrays(rows: list[Array]) -> Array:
     plain = plain and first.flags.c_contiguous and len({row.strides for row in rows}) == 1
     if not plain or len(set(map(len, rows))) > 1:
         return np.stack(rows)
-    batch = empty_batch(len(rows), first, dtype)
+    batch = empty_batch(len(rows), first, dtype, place)
     try:
         np.concatenate(rows, out=batch.reshape(-1, *first.shape[1:]), casting="equiv")
     except (TypeError, ValueError):  # of several dtypes, or shapes

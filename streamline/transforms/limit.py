@@ -52,8 +52,7 @@ class Take(Stage[T, T]):
             taken += len(chunk.items)
             last = taken == self.count  # progress after the last item is there or not by chance
             after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
-            yield Chunk(chunk.items, states, after)
-            del chunk  # release the items while the next are made
+            yield Chunk(chunk.emptied(), states, after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +93,10 @@ class Skip(Stage[T, T]):
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
             states = MadeStates(Over, self.name, skipped, states=kept.states)
-            yield Chunk(kept.items, states, Over(self.name, skipped, chunk.end))
-            del chunk, kept  # likewise
+            end = Over(self.name, skipped, chunk.end)
+            items = [kept.emptied()]
+            chunk.items = ()
+            yield Chunk(items.pop(), states, end)
 
 
 @dataclass(frozen=True, kw_only=True)

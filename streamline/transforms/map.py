@@ -82,8 +82,10 @@ class Map(Stage[In, Out]):
             look = Look(str(self), run.site)
         async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
-                yield Chunk(out, chunk.states, chunk.after)
-                del chunk, out  # release large results while the next are made
+                made = [Chunk(out, chunk.states, chunk.after)]
+                chunk.items = ()  # a batch that was changed in place is its reader's alone
+                del chunk, out  # release large results while they are used, and the next are made
+                yield made.pop()
 
 
 @dataclass(frozen=True, kw_only=True)

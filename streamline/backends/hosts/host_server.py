@@ -49,6 +49,7 @@ from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Policy
 from streamline.core.flow import Chunk, Site
+from streamline.core.place import CURRENT_PLACE
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
 from streamline.observe.stacks import waiting_tasks
@@ -104,6 +105,8 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.report = link.send
+    session.place = link.place
+    CURRENT_PLACE.set(link.place)
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
     reporter = MetricsReporter(link, session) if spec.metered and link.copies else None
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
@@ -97,18 +97,24 @@ class ItemSender(Sink[T]):
             self._add_progress(chunk)
             return
         self._most = max(2 * count, self._most if 2 * count >= self._part else self._most // 2)
+        held: list[Any] = chunk.emptied()
+        chunk = Chunk(held, chunk.states, chunk.after)  # of the caller's, nothing is left
         if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
         while start < count:
             part = chunk.part(start, count - start) if start else chunk
             part, packed, failure = self._pack_part(part)
+            stop = start + len(part.items)
+            gone: list[Any] = [None] * (stop - start)
+            held[start:stop] = gone  # a link needn't copy what it alone holds
+            part = Chunk(gone, part.states, part.after)
             if packed is not None:
                 await self._wait_bytes(packed.nbytes)
                 self._post(part, packed)
             if failure is not None:
                 raise failure
-            start += len(part.items)
+            start = stop
 
     def finish(self) -> None:
         """Say that this was all."""
@@ -186,6 +192,7 @@ class ItemSender(Sink[T]):
             if packed.nbytes <= MESSAGE_BYTES or count <= 1:
                 return chunk, packed, None
             chunk = chunk.part(0, max(1, count * MESSAGE_BYTES // packed.nbytes))
+            del packed  # what may be given is packed once at a time
 
     def _post(self, chunk: Chunk[T], packed: PackedItems) -> None:
         count = len(chunk.items)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 
 from streamline.backends.ipc.messages import Message, PackedItems
+from streamline.core.place import Place
 from streamline.core.threads import waker
 
 __all__ = ["InFlightBytes", "Link", "LinkClosed", "PipeLink", "pipe"]
@@ -28,6 +29,9 @@ class Link(ABC):
 
     copies: ClassVar[bool]
     """Whether items and states are copied; else both ends share the objects."""
+
+    place: Place | None = None
+    """Lends memory for what this end sends; None: there is nothing to gain."""
 
     host: str = ""
     """Name in messages of the host that has this end: "process 2"; "" at the consumer's end."""

@@ -24,7 +24,7 @@ from streamline.backends.ipc.frames import Frame, Frames, head, lay_out, offsets
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import Message, PackedItems
 from streamline.backends.ipc.pickling import PickledItems, Pickling
-from streamline.backends.ipc.shared_memory import ONCE, Slab, SlabLease, SlabPool
+from streamline.backends.ipc.shared_memory import ONCE, SLAB_BYTES, Slab, SlabLease, SlabPart, SlabPool
 from streamline.backends.ipc.shared_socket import Gone, SharedSocket
 from streamline.core.threads import waker
 
@@ -101,35 +101,53 @@ def _forget(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
 POOL_BYTES = 256 << 20
 """Bytes of shared memory for what one end sends; only what is in flight at once is allocated."""
 
-SLAB_BYTES = 1 << 15
-"""Bytes of a list of items from which on it goes through shared memory (measured by bench/buffer_threshold.py)."""
-
 AT_ONCE = 64
 """Pieces per call of sendmsg; kernels allow 1,024."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """Items packed by this end. Their memory is copied when sent, and must not change until then."""
+    """Items packed by this end. Their memory is copied when sent, and must not change until then.
+
+    Attributes:
+      parts: buffers that may be given as they are, by their place among `pickled.buffers`.
+    """
 
     count: int
     nbytes: int
-    sizes: Sequence[int]
     pickled: PickledItems
+    parts: dict[int, SlabPart]
 
 
 @dataclass(slots=True)
 class ReceivedItems:
-    """Items packed by the other end. Shared memory is held while this object or an unpacked item lives."""
+    """Items packed by the other end. Shared memory is held while this object or an unpacked item lives.
+
+    Attributes:
+      parts: the pickle, and the buffers beside it.
+      copied_bytes: that the other end copied to send them.
+    """
 
     count: int
     nbytes: int
-    sizes: Sequence[int]
-    memory: memoryview
+    parts: Sequence[memoryview]
+    copied_bytes: int
+
+
+class GivenPart(NamedTuple):
+    """A buffer that isn't copied: its place among the buffers, and where in which slab it lies."""
+
+    at: int
+    slab: int
+    start: int
+    nbytes: int
 
 
 class _Between(NamedTuple):
-    """Between messages: definitions of classes that later items refer to, and slabs that won't be reused."""
+    """Between messages: definitions of classes that later items refer to, and slabs that won't be reused.
+
+    A slab that is made comes with such a message.
+    """
 
     classes: Mapping[str, bytes]
     dropped: Sequence[int]
@@ -152,7 +170,7 @@ class SocketLink(Link):
     def __init__(self, sock: socket.socket, *, pool_bytes: int = POOL_BYTES) -> None:
         self._socket = SharedSocket(sock, self._stop)
         self._pickling = Pickling()
-        self._pool = SlabPool(pool_bytes)
+        self.place = self._pool = SlabPool(pool_bytes, self._announce)
         self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
         self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
         self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, its waker
@@ -174,14 +192,17 @@ class SocketLink(Link):
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
         pickled = self._pickling.dumps(items)
-        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
-        return Outgoing(len(items), sum(sizes), sizes, pickled)
+        nbytes = sum(map(len, pickled.pieces)) + sum(map(len, pickled.buffers))
+        parts: dict[int, SlabPart] = {}
+        for index, buffer in enumerate(pickled.buffers):
+            if (part := self._pool.claim(buffer)) is not None:
+                parts[index] = part
+                pickled.buffers[index] = part.memory  # a view of the slab, not of the item
+        return Outgoing(len(items), nbytes, pickled, parts)
 
     def unpack(self, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, ReceivedItems)
-        starts = offsets(packed.sizes)
-        parts = [packed.memory[start : start + size] for start, size in zip(starts, packed.sizes, strict=False)]
-        return self._pickling.loads(parts[0], parts[1:])
+        return self._pickling.loads(packed.parts[0], packed.parts[1:])
 
     # Sending
 
@@ -195,23 +216,40 @@ class SocketLink(Link):
         assert isinstance(packed, Outgoing)
         if classes := self._pickling.fresh():
             self._post(head(pickle.dumps(_Between(classes, ()), 5)))
+        pieces, buffers = packed.pickled
+        given = [
+            GivenPart(index, part.slab.number, part.start, part.nbytes)
+            for index, part in packed.parts.items()
+            if part.give()
+        ]
+        copied = list(buffers)
+        for part in reversed(given):
+            del copied[part.at]
         rest: Any = message
-        self._send_items(pickle.dumps(rest._replace(packed=None), 5), packed)
+        self._send_items(pickle.dumps(rest._replace(packed=given), 5), packed.count, PickledItems(pieces, copied))
 
-    def _send_items(self, message: bytes, packed: Outgoing) -> None:
-        sizes = packed.sizes
+    def _send_items(self, message: bytes, count: int, pickled: PickledItems) -> None:
+        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
         whole = offsets(sizes)[-1]
         slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
         if slab is None:
             inline = bytearray(whole)
-            lay_out(*packed.pickled, memoryview(inline))
-            self._post(head(message, packed.count, sizes) + inline)
+            lay_out(*pickled, memoryview(inline))
+            self._post(head(message, count, sizes) + inline)
             return
         if dropped := self._pool.dropped():
             self._post(head(pickle.dumps(_Between({}, dropped), 5)))
-        lay_out(*packed.pickled, slab.memory)
-        new = slab if slab.fd is not None else None
-        self._post(head(message, packed.count, sizes, slab.number, slab.size, new is not None), new)
+        lay_out(*pickled, slab.memory)
+        new = slab if slab.number == ONCE else None  # others are announced
+        self._post(head(message, count, sizes, slab.number, slab.size, new is not None), new)
+
+    def _announce(self, slab: Slab) -> None:
+        """Send a new slab's descriptor; from any thread."""
+        if self._write_closed or self._socket.closed:
+            slab.sent()
+        else:
+            between = _Between({}, self._pool.dropped())
+            self._post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab)
 
     def send_threadsafe(self, message: Message) -> None:
         if not (self._write_closed or self._socket.closed):
@@ -366,25 +404,31 @@ class SocketLink(Link):
             self._pickling.define(message.classes)
             for number in message.dropped:
                 self._leases.pop(number, None)
+            if frame.slab is not None:
+                self._leases[frame.slab] = self._mapped(frame)
         elif frame.sizes:
-            memory = frame.parts if frame.slab is None else self._borrow(frame)
-            messages.append(message._replace(packed=ReceivedItems(frame.items, sum(frame.sizes), frame.sizes, memory)))
+            messages.append(message._replace(packed=self._received(frame, message.packed)))
         else:
             messages.append(message)
 
-    def _borrow(self, frame: Frame) -> memoryview:
+    def _received(self, frame: Frame, given: Sequence[GivenPart]) -> ReceivedItems:
+        starts, copied = offsets(frame.sizes), sum(frame.sizes)
+        memory = frame.parts if frame.slab is None else self._borrow(frame).lend(starts[-1])
+        parts = [memory[start : start + size] for start, size in zip(starts, frame.sizes, strict=False)]
+        for part in given:
+            parts.insert(1 + part.at, self._leases[part.slab].lend(part.nbytes, part.start))
+        return ReceivedItems(frame.items, copied + sum(part.nbytes for part in given), parts, copied)
+
+    def _borrow(self, frame: Frame) -> SlabLease:
         assert frame.slab is not None
-        if frame.descriptors:
-            fd = self._socket.descriptors.popleft()
-            try:
-                lease = SlabLease(fd, frame.slab_size)
-            finally:
-                os.close(fd)
-            if frame.slab != ONCE:
-                self._leases[frame.slab] = lease
-        else:
-            lease = self._leases[frame.slab]
-        return lease.lend(offsets(frame.sizes)[-1])
+        return self._leases[frame.slab] if frame.slab != ONCE else self._mapped(frame)
+
+    def _mapped(self, frame: Frame) -> SlabLease:
+        fd = self._socket.descriptors.popleft()
+        try:
+            return SlabLease(fd, frame.slab_size)
+        finally:
+            os.close(fd)
 
     def _stop_receiving(self) -> None:
         self._socket.drop_descriptors()

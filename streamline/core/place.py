@@ -1,0 +1,47 @@
+"""Where arrays are written that will leave a host: at once where they will be read.
+
+A host's link has shared memory; `Session.place` is what lends it. `.batch` asks the place of its site; `empty` is for
+functions of users, which have no site, and finds the place of the run that calls them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CURRENT_PLACE", "Place", "empty"]
+
+
+class Place(Protocol):
+    """Lends memory in which what is written needn't be copied to leave this host."""
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """Return at least `nbytes`, at a cache line; None: there is no room, or so few aren't worth it. Never waits."""
+
+
+CURRENT_PLACE: ContextVar[Place | None] = ContextVar("streamline_place", default=None)
+"""The place of the run that calls a user's function, in its event loop and in its threads."""
+
+
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = float) -> npt.NDArray[Any]:
+    """Return an uninitialised array, as `numpy.empty` does; in a host process, one that leaves it without a copy.
+
+    For functions that make large arrays, in stages that run in `Processes`: fill it and return it, as it is or inside
+    dicts, tuples and the like. What the function, or a stage, still holds when the array leaves is copied, and so is an
+    array for which there was no room: the consumer's is its own in any case, ordinary and writable. Elsewhere, and for
+    small arrays, this is `numpy.empty`.
+
+    Like every view such an array can't be resized in place. A raw pointer (`ctypes.data`, `__array_interface__`) keeps
+    nothing alive: keep the array for as long as it is used.
+    """
+    place, kind = CURRENT_PLACE.get(), np.dtype(dtype)
+    lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    memory = None
+    if place is not None and not kind.hasobject:
+        memory = place.empty(math.prod(map(int, lengths)) * kind.itemsize)
+    return np.empty(lengths, kind) if memory is None else np.ndarray(lengths, kind, memory)

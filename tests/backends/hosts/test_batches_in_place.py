@@ -1,0 +1,159 @@
+"""Batches that are written where the consumer reads them: without a copy, and never overwritten while one is held."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import streamline as sl
+from streamline.backends.ipc.messages import PackedItems
+from streamline.backends.ipc.socket_link import ReceivedItems, SocketLink
+from tests.backends.hosts.disturbing import children, leaves_nothing_shared
+
+FLOATS = 1 << 15
+SIZE = 8
+BATCHES = 40
+
+KEPT: list[Any] = []  # in a host: what its stage keeps
+
+
+def row(number: int) -> Any:
+    return np.full(FLOATS, number, np.float32)
+
+
+def made(number: int) -> Any:
+    array = sl.empty((SIZE, FLOATS), np.float32)
+    array[:] = np.arange(SIZE * number, SIZE * (number + 1))[:, None]
+    return array
+
+
+def plus_one(batch: Any) -> Any:
+    batch += 1
+    return batch
+
+
+def keep(batch: Any) -> Any:
+    """Keep all, and insist on what was kept."""
+    KEPT.append(batch)
+    for number, kept in enumerate(KEPT):
+        assert (kept[:, ::1000] == expected(number)[:, ::1000]).all(), number
+    return batch
+
+
+def expected(number: int) -> Any:
+    return np.stack([row(SIZE * number + at) for at in range(SIZE)])
+
+
+def rows() -> sl.Pipeline[Any]:
+    return sl.from_items(range(SIZE * BATCHES)).map(row)
+
+
+def batches() -> sl.Pipeline[Any]:
+    return rows().batch(SIZE)
+
+
+class Both(NamedTuple):
+    x: Any
+    y: Any
+
+
+def both(array: Any) -> Both:
+    return Both(array, {"z": array[: FLOATS // 2]})
+
+
+PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
+    "batch": batches,
+    "changed by a map": lambda: batches().map(plus_one),
+    "in a thread": lambda: batches().map(plus_one, concurrency=2, executor="thread"),
+    "prefetch": lambda: batches().prefetch(2),
+    "take": lambda: batches().take(BATCHES - 1),
+    "parts": lambda: rows().map(both).batch(SIZE),
+    "empty": lambda: sl.from_items(range(BATCHES)).map(made),
+}
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[ReceivedItems]:
+    """What comes out of hosts."""
+    seen: list[ReceivedItems] = []
+    unpack = SocketLink.unpack
+
+    def seeing(link: SocketLink, packed: PackedItems) -> list[Any]:
+        assert isinstance(packed, ReceivedItems)
+        seen.append(ReceivedItems(packed.count, packed.nbytes, (), packed.copied_bytes))
+        return unpack(link, packed)
+
+    monkeypatch.setattr(SocketLink, "unpack", seeing)
+    return seen
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_batches_leave_a_process_without_a_copy(name: str, arrived: list[ReceivedItems]) -> None:
+    with PIPES[name]().open(backend=sl.Processes(1)) as stream:
+        for batch in stream:
+            del batch
+    assert sum(packed.nbytes for packed in arrived) > 30 * SIZE * FLOATS * 4
+    assert sum(packed.copied_bytes for packed in arrived) < 100_000
+
+
+@pytest.mark.parametrize("stage", [keep, None], ids=["a stage keeps all", "none does"])
+def test_what_is_held_is_never_overwritten(stage: Callable[[Any], Any] | None) -> None:
+    pipe = batches() if stage is None else batches().map(stage)
+    held = []
+    with pipe.open(backend=sl.Processes(1)) as stream:
+        for number, batch in enumerate(stream):
+            assert (batch == expected(number)).all()
+            batch[:] = -number  # the consumer's own: the host doesn't see it
+            held.append(batch[3:, 7::2] if number % 2 else memoryview(batch))
+            del batch
+    for number, view in enumerate(held):
+        assert (np.asarray(view) == -number).all()
+    assert len(held) == BATCHES
+
+
+@pytest.mark.usefixtures("quietly")
+def test_what_came_from_a_host_that_is_killed_stays_as_it_is() -> None:
+    held = []
+    with batches().open(backend=sl.Processes(1, max_restarts=20)) as stream:
+        for number, batch in enumerate(stream):
+            held.append(batch)
+            if number % 9 == 5:
+                for child in children():
+                    os.kill(child, signal.SIGKILL)
+    assert [int(batch[0, 0]) for batch in held] == list(range(0, SIZE * BATCHES, SIZE))
+    for number, batch in enumerate(held):
+        assert (batch == expected(number)).all()
+
+
+def test_memory_is_given_back() -> None:
+    with leaves_nothing_shared(), batches().open(backend=sl.Processes(1)) as stream:
+        kept = [batch[1:] for batch in stream]
+        del kept
+
+
+def resized(batch: Any) -> str:
+    """Try to, in a host."""
+    with pytest.raises(ValueError, match="does not own its data"):
+        batch.resize((1, 1), refcheck=False)
+    assert isinstance(batch.base, np.ndarray), "it lies in a slab"
+    assert np.asarray(batch.base.base).dtype == object, "no other way to the memory"
+    return str(batch.flags.writeable)
+
+
+def test_such_an_array_cannot_be_resized_and_its_base_leads_nowhere() -> None:
+    with batches().map(resized).open(backend=sl.Processes(1)) as stream:
+        assert set(stream) == {"True"}
+
+
+def test_empty_outside_of_a_process_is_ordinary_memory() -> None:
+    shapes: list[Any] = [3, (2, 3), [4, 5], np.int64(7), ()]
+    for shape in shapes:
+        array = sl.empty(shape, "int16")
+        assert array.shape == np.empty(shape).shape
+        assert array.dtype == "int16"
+        assert array.base is None

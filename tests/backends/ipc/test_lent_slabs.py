@@ -1,0 +1,287 @@
+"""Memory of a link's pool that its sender fills in place: never overwritten while a view lives, at either end.
+
+Each array has a private twin, which goes through the same: whatever holds a part of the one is compared with what holds
+that part of the other, after each step. Slabs are filled with 0xDB whenever they are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from streamline.backends.ipc import shared_memory
+from streamline.backends.ipc.messages import ItemsMessage
+from streamline.backends.ipc.shared_memory import SLAB_BYTES, SMALLEST, Slab, SlabPool
+from streamline.backends.ipc.socket_link import SocketLink
+
+POISON = 0xDB
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill each slab that is about to be used: views of what was in it show that they are alive."""
+
+    find = SlabPool._find
+
+    def poisoning(pool: SlabPool, size: int) -> Slab | None:
+        slab = find(pool, size)
+        if slab is not None:
+            np.asarray(slab.memory)[:] = POISON
+        return slab
+
+    monkeypatch.setattr(SlabPool, "_find", poisoning)
+    monkeypatch.setattr(shared_memory, "LENT_BYTES", SLAB_BYTES)  # small ones are compared quickly
+
+
+def empty(link: SocketLink, nbytes: int) -> Any:
+    """Memory of the link's pool."""
+    assert link.place is not None
+    memory = link.place.empty(nbytes)
+    assert memory is not None
+    return memory
+
+
+# Holders: each takes an array, and returns what reads the part that it holds ------------------------------------------
+def suspended(array: Any) -> Callable[[], bytes]:
+    def frame() -> Iterator[bytes]:
+        mine = array[3:]
+        while True:
+            yield mine.tobytes()
+
+    generator = frame()
+    return lambda: next(generator)
+
+
+def in_thread(array: Any) -> Callable[[], bytes]:
+    """A thread that outlives the stream; it ends when what reads it dies."""
+    asked: SimpleQueue[bool] = SimpleQueue()
+    answers: SimpleQueue[bytes] = SimpleQueue()
+
+    def work(mine: Any) -> None:
+        while asked.get():
+            answers.put(mine.tobytes())
+
+    threading.Thread(target=work, args=(array[5:],), daemon=True).start()
+
+    class Reader:
+        def __call__(self) -> bytes:
+            asked.put(True)
+            return answers.get(timeout=60)
+
+        def __del__(self) -> None:
+            asked.put(False)
+
+    return Reader()
+
+
+def cyclic(array: Any) -> Callable[[], bytes]:
+    """Only the garbage collector frees it."""
+    circle: list[Any] = [array[::-1]]
+    circle.append(circle)
+    return lambda: bytes(circle[0].tobytes())
+
+
+def boxed(array: Any) -> Callable[[], bytes]:
+    box = np.empty(2, object)
+    box[0] = array[2:9]
+    return lambda: bytes(box[0].tobytes())
+
+
+def of_base(array: Any) -> Callable[[], bytes]:
+    """What `.base` gives: an array, or a buffer."""
+    base = array if array.base is None else np.frombuffer(array.base, np.uint8)
+    start = array.ctypes.data - base.ctypes.data
+    return base[start : start + len(array)].tobytes
+
+
+HOLDERS: dict[str, Callable[[Any], Callable[[], bytes]]] = {
+    "array": lambda array: array.tobytes,
+    "slice": lambda array: array[1::3].tobytes,
+    "row": lambda array: array[: len(array) // 4 * 4].reshape(4, -1)[2].tobytes,
+    "other dtype": lambda array: array[: len(array) // 8 * 8].view(np.int64).tobytes,
+    "memoryview": lambda array: memoryview(array)[7:].tobytes,
+    "buffer of a buffer": lambda array: np.frombuffer(memoryview(array), np.uint8)[1:].tobytes,
+    "dlpack": lambda array: np.from_dlpack(array)[4:].tobytes,
+    "base": of_base,
+    "object array": boxed,
+    "generator": suspended,
+    "thread": in_thread,
+    "cycle": cyclic,
+}
+
+
+class Held:
+    """An array at one end, its twin, and what holds parts of both."""
+
+    def __init__(self, array: Any, twin: Any) -> None:
+        self.array, self.twin = array, twin
+        self.readers: list[tuple[str, Callable[[], bytes], Callable[[], bytes]]] = []
+
+    def hold(self, how: str) -> None:
+        if self.array is not None:
+            self.readers.append((how, HOLDERS[how](self.array), HOLDERS[how](self.twin)))
+
+    def write(self, value: int) -> None:
+        if self.array is not None:
+            self.array[:: 1 + value % 3] = value
+            self.twin[:: 1 + value % 3] = value
+
+    def let_go(self) -> None:
+        self.array = self.twin = None
+
+    def check(self) -> None:
+        if self.array is not None:
+            assert np.array_equal(self.array, self.twin)
+        for how, read, twin in self.readers:
+            assert read() == twin(), how
+
+
+SIZES = st.sampled_from([SLAB_BYTES, 50_001, 1 << 16, 120_000, 5000])
+NUMBER = st.integers(0, 3)  # from the one made last on
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # an example that fails is long: shrinking it takes minutes
+
+MAKE = st.tuples(st.just("make"), SIZES, st.integers(0, 250))
+PACK = st.tuples(st.just("pack"), NUMBER, st.booleans())
+CHOSEN = st.lists(st.tuples(NUMBER, st.sampled_from(["all", "all", "rows", "twice", "dict"])), min_size=1, max_size=2)
+SEND = st.tuples(st.just("send"), CHOSEN, st.booleans())
+OTHERS = [
+    st.tuples(st.just("hold"), NUMBER, st.sampled_from(sorted(HOLDERS))),
+    st.tuples(st.just("write"), NUMBER, st.integers(0, 250)),
+    st.tuples(st.just("let go"), NUMBER, st.booleans()),
+    st.tuples(st.just("forget"), NUMBER),
+    st.tuples(st.sampled_from(["collect", "send packed", "drop packed"])),
+]
+STEPS = st.one_of(MAKE, MAKE, MAKE, MAKE, SEND, SEND, PACK, PACK, *OTHERS)
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "all": lambda array: array,
+    "rows": lambda array: (array[: len(array) // 2], array[len(array) // 2 :]),
+    "twice": lambda array: [array, array[:]],
+    "dict": lambda array: {"x": array, "n": 1, "last": array[-1:]},
+}
+
+
+def arrays_in(item: Any) -> list[Any]:
+    if isinstance(item, np.ndarray):
+        return [item]
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
+    return [array for part in parts for array in arrays_in(part)]
+
+
+class Border:
+    """Both ends of a link in one process, and what is held at each."""
+
+    def __init__(self, near: SocketLink, far: SocketLink) -> None:
+        self.near, self.far = near, far
+        self.held: list[Held] = []
+        self.packed: list[tuple[Any, list[Any]]] = []
+
+    def at(self, number: int) -> Held | None:
+        return self.held[-1 - number % len(self.held)] if self.held else None
+
+    async def step(self, what: str, *args: Any) -> None:
+        if what == "make":
+            nbytes, value = args
+            memory = self.near.place.empty(nbytes) if self.near.place else None
+            array = np.empty(nbytes, np.uint8) if memory is None else memory[:nbytes]
+            array[:] = value
+            self.held.append(Held(array, array.copy()))
+            del array, memory
+        elif what == "collect":
+            gc.collect()
+        elif what == "send":
+            self.pack(*args)
+            await self.send()
+        elif what == "pack":
+            self.pack([(args[0], "all")], args[1])
+        elif what == "send packed":
+            await self.send()
+        elif what == "drop packed":
+            self.packed.clear()
+        elif (held := self.at(args[0])) is not None:
+            if what == "hold":
+                held.hold(args[1])
+            elif what == "write":
+                held.write(args[1])
+            elif what == "let go":
+                held.let_go()
+                if args[1]:
+                    held.readers.clear()
+            else:
+                self.held.remove(held)
+
+    def pack(self, chosen: list[tuple[int, str]], keep: bool) -> None:
+        picked = {id(held): (held, shape) for number, shape in chosen if (held := self.at(number)) is not None}
+        sources = [(held, shape) for held, shape in picked.values() if held.array is not None]  # one is one there, too
+        if not sources:
+            return
+        items = [SHAPES[shape](held.array) for held, shape in sources]
+        twins = [array for held, shape in sources for array in arrays_in(SHAPES[shape](held.twin))]
+        self.packed.append((self.near.pack(items), twins))
+        if not keep:
+            for held, _ in sources:
+                held.let_go()
+
+    async def send(self) -> None:
+        while self.packed:
+            packed, twins = self.packed.pop(0)
+            twins = [twin.copy() for twin in twins]  # as they are now: what was packed is read when it is sent
+            self.near.send(ItemsMessage(1, packed, b""))
+            del packed
+            (message,) = await self.far.receive()
+            assert isinstance(message, ItemsMessage)
+            arrived = [array for item in self.far.unpack(message.packed) for array in arrays_in(item)]
+            del message
+            self.held += [Held(array, twin) for array, twin in zip(arrived, twins, strict=True)]
+
+    def check(self) -> None:
+        for held in self.held:
+            held.check()
+
+
+@pytest.mark.parametrize("pool_bytes", [MIB, 0])
+@settings(max_examples=int(os.environ.get("LENT_EXAMPLES", "25")), deadline=None, phases=PHASES)
+@given(steps=st.lists(STEPS, min_size=25, max_size=40))
+def test_nothing_is_overwritten_while_a_view_lives_at_either_end(pool_bytes: int, steps: list[Any]) -> None:
+    async def test() -> None:
+        border = Border(*(SocketLink(sock, pool_bytes=pool_bytes) for sock in socket.socketpair(socket.AF_UNIX)))
+        for step in steps:
+            await border.step(*step)
+            border.check()
+        border.near.close()
+        border.far.close()
+        gc.collect()
+        border.check()  # views outlive the link
+
+    asyncio.run(test())
+
+
+async def test_slabs_are_used_again_and_lent_within_bounds() -> None:
+    near, far = (SocketLink(sock, pool_bytes=MIB) for sock in socket.socketpair(socket.AF_UNIX))
+    border = Border(near, far)
+    for value in range(100):
+        await border.step("make", 50_001, value)
+        await border.step("send", [(0, "all")], False)
+        border.held.clear()
+    assert near._pool.nbytes <= 2 * SMALLEST, "one is written while the other one is read"
+    lent = [near._pool.empty(50_001) for _ in range(20)]
+    assert sum(memory is not None for memory in lent) == 8, "half of the pool"
+    near.close()
+    far.close()
+    assert near._pool.nbytes == 0
+    for memory in lent:
+        if memory is not None:
+            memory[:] = 1  # is still there
+    assert near._pool.empty(50_001) is None, "closed"
