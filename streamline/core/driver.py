@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from streamline.core.blame import cancellation_requested
 from streamline.core.channel import Channel, Inbox, Sink
@@ -92,7 +93,8 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
             await channel.send(chunk)
             chunk.items = ()  # as `emptied`
             del chunk
-            await pace.give_way(HANDOVER_S)
+            if await pace.give_way(HANDOVER_S):
+                await anyio.lowlevel.checkpoint()  # to a consumer after the merge it takes two turns
 
     await into(channel, flow, pump)
 

@@ -98,15 +98,16 @@ class Pace:
             else:
                 await self.give_way(SLICE_S)
 
-    async def give_way(self, after_s: float) -> None:
-        """Give way if the last time here is so long ago, and wait while items must not move."""
-        if perf_counter() - self._since > after_s:
+    async def give_way(self, after_s: float) -> bool:
+        """Give way if the last time here is so long ago, and wait while items must not move; say whether it did."""
+        if over := perf_counter() - self._since > after_s:
             await anyio.lowlevel.checkpoint()
             gate = gate_of_task()
             if gate is not None:
                 await gate.passage()
                 gate.turned_at = perf_counter()
             self._since = perf_counter()
+        return over
 
     async def goes_on(self, made: int, need: int, began: float) -> bool:
         """Give way, unless a list begun at `began` has what its reader needs, or has been kept long enough.

@@ -394,7 +394,7 @@ def test_a_driver_that_finds_room_gives_way_when_its_slice_is_over(
         for _ in range(held):
             channel.admit(0, (BEGIN,), 1)
         await drive(Ticking(ticks), channel, channel.gate)
-        assert ticks == ["pull", "pull", "gives way"] * 5
+        assert ticks == ["pull", "pull", "gives way", "gives way"] * 5
         channel.abandon()
 
     run(test)
