@@ -260,11 +260,7 @@ def read_parquet(
 
 
 def selecting(function: str, columns: object, filter: object, batch_rows: object) -> dict[str, Any]:
-    """Return the options of a `Columnar` format, checked.
-
-    Raises:
-      As `read_parquet`.
-    """
+    """Return the options of a `Columnar` format, checked."""
     require_pyarrow(function)
     if batch_rows is not None:
         batch_rows = check_int(f"{function}(batch_rows=)", batch_rows, 1)

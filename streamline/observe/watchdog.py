@@ -25,7 +25,6 @@ import anyio
 
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
-from streamline.core.options import check_seconds
 from streamline.core.tasks import Awaited, Session
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
@@ -68,12 +67,6 @@ OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "co
 """Modules whose frames are no user's."""
 
 STDLIB = sysconfig.get_paths()["stdlib"]
-
-
-def check_stall(stall_s: object) -> None:
-    """Insist on seconds, more than 0; None: no watchdog."""
-    if stall_s is not None:
-        check_seconds(".open(stall_s=) (or None, for no watchdog)", stall_s)
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,8 @@ class _Runner(Generic[T]):
             with _closed_unless_begun(work()) as begun:
                 result: R = _OuterLoop().run(partial(self._loop.run_until_complete, begun))
         except BaseException as failure:
-            if self._interrupt is not None or _wraps_interrupt(failure):
+            wrapped = isinstance(failure, BaseExceptionGroup) and failure.subgroup(KeyboardInterrupt) is not None
+            if self._interrupt is not None or wrapped:
                 raise (self._interrupt or KeyboardInterrupt()) from None
             self._cut = not isinstance(failure, Exception)
             raise
@@ -231,10 +232,6 @@ class _Runner(Generic[T]):
         if self._interrupt is None and not self._closed:
             self._interrupt = KeyboardInterrupt()
             task.get_loop().stop()
-
-
-def _wraps_interrupt(failure: BaseException) -> bool:
-    return isinstance(failure, BaseExceptionGroup) and failure.subgroup(KeyboardInterrupt) is not None
 
 
 def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float | None) -> None:

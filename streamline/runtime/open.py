@@ -18,12 +18,11 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
-from streamline.core.options import check_int, given
+from streamline.core.options import check_int, check_seconds, given
 from streamline.core.tasks import MEMORY_BYTES, Session
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
-from streamline.observe.watchdog import check_stall
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
@@ -72,7 +71,8 @@ class OpenOptions:
             raise PlanError(
                 f"the snapshot is of epoch {self.resume.epoch}: leave epoch={epoch} out, or resume without it"
             )
-        check_stall(self.stall_s)
+        if self.stall_s is not None:
+            check_seconds(".open(stall_s=) (or None, for no watchdog)", self.stall_s)
         memory = check_int(".open(memory=)", self.memory, 1)
         ends = checked_ends(self.ends)
         rank = find_rank(self.rank, self.world_size, self.mesh)

@@ -109,8 +109,10 @@ async def test_calls_run_at_once_up_to_the_limit(pool: ThreadPool) -> None:
     assert len(threads()) == 3
 
 
-async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool) -> None:
+@pytest.mark.parametrize(("limit", "calls"), [(3, 9), (2, 8)], ids=["all threads of a pool", "those of a share"])
+async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool, limit: int, calls: int) -> None:
     running, most, lock = 0, 0, threading.Lock()
+    run = pool.run if limit == 3 else pool.share(limit).run
 
     def work() -> None:
         nonlocal running, most
@@ -121,12 +123,12 @@ async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool) -> None
         with lock:
             running -= 1
 
-    barrier = threading.Barrier(3, timeout=200)
+    barrier = threading.Barrier(limit, timeout=200)
     async with anyio.create_task_group() as group:
-        for _ in range(9):
-            group.start_soon(pool.run, work)
-    assert most == 3
-    assert len(threads()) == 3
+        for _ in range(calls):
+            group.start_soon(run, work)
+    assert most == limit
+    assert len(threads()) == limit
 
 
 async def test_one_call_after_another_needs_one_thread(pool: ThreadPool) -> None:
@@ -208,26 +210,6 @@ def test_a_waker_reaches_the_loop_from_another_thread(backend: str) -> None:
         thread.join()
 
     anyio.run(main, backend=backend)
-
-
-async def test_a_share_runs_as_many_calls_at_once_as_it_may(pool: ThreadPool) -> None:
-    share, running, most, lock = pool.share(2), 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        barrier.wait()
-        with lock:
-            running -= 1
-
-    barrier = threading.Barrier(2, timeout=200)
-    async with anyio.create_task_group() as group:
-        for _ in range(8):
-            group.start_soon(share.run, work)
-    assert most == 2
-    assert len(threads()) == 2
 
 
 async def test_a_thread_goes_on_to_the_next_call_of_a_share_while_the_event_loop_is_held(pool: ThreadPool) -> None:

@@ -212,13 +212,10 @@ def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
         return None, name
     slash = name.rfind("/") + 1
     dot = name.find(".", slash)
-    if dot <= slash or (name.startswith("__") and _is_meta(name.partition("/")[0])):
+    top = name.partition("/")[0] if name.startswith("__") else ""
+    if dot <= slash or (len(top) >= 4 and top.endswith("__")):
         return None
     return name[:dot], name[dot + 1 :].lower()
-
-
-def _is_meta(top: str) -> bool:
-    return len(top) >= 4 and top.endswith("__")
 
 
 class Samples:
@@ -430,7 +427,8 @@ class Walk:
             self._found += [None] * (self._num_shards - len(self._found))
             return
         if not start:
-            await _check_plain(file)
+            async with aclosing(pieces(file, 0)) as blocks:  # says so if it is compressed
+                await anext(blocks, None)
         self._scanner.feed(await file.read(start, stop))
         self._read = stop
         self._window = min(2 * self._window, MOST_BYTES)
@@ -470,8 +468,3 @@ async def walk_of(file: File, group: bool) -> Walk:
     made = Walk(file.path, size, file.part.num_shards, group=group)
     walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
     return walk
-
-
-async def _check_plain(file: File) -> None:
-    async with aclosing(pieces(file, 0)) as blocks:  # says so if it is compressed
-        await anext(blocks, None)

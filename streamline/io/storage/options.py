@@ -148,7 +148,8 @@ class HttpOptions:
         if hedge_after_s is not None:
             text = "HttpOptions(hedge_after_s=) has no effect: leave it out. A lower timeout_s= asks again earlier"
             warnings.warn(text, DeprecationWarning, stacklevel=3)
-        _check_flag("HttpOptions(require_validator=)", self.require_validator)
+        if not isinstance(flag := self.require_validator, bool):
+            raise PlanTypeError(f"HttpOptions(require_validator=) is True or False, got {type(flag).__name__}")
         if self.headers is not None:
             _check_headers(self.headers)
         if self.auth is not None:
@@ -156,7 +157,8 @@ class HttpOptions:
             if any(name.lower() == "authorization" for name in self.headers or ()):
                 raise PlanError("HttpOptions(auth=) is the header Authorization: give one of the two")
         if self.proxy is not None:
-            _check_text("HttpOptions(proxy=)", self.proxy)
+            if not isinstance(self.proxy, str):
+                raise PlanTypeError(f"HttpOptions(proxy=) is a string, got {type(self.proxy).__name__}")
             check_proxy("HttpOptions(proxy=)", self.proxy)
         if self.ca_file is not None:
             _check_file("HttpOptions(ca_file=)", self.ca_file)
@@ -232,16 +234,6 @@ def _check_auth(auth: object) -> None:
 def _check_file(option: str, file: object) -> None:
     if not isinstance(file, (str, os.PathLike)) or not os.fspath(file):
         raise PlanTypeError(f"{option} is the path of a PEM file, got {type(file).__name__}")
-
-
-def _check_flag(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise PlanTypeError(f"{option} is True or False, got {type(value).__name__}")
-
-
-def _check_text(option: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise PlanTypeError(f"{option} is a string, got {type(value).__name__}")
 
 
 NESTED = ("client_options", "credential_provider")
