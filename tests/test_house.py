@@ -278,10 +278,11 @@ def test_what_users_import_is_where_it_is_said_to_be() -> None:
 
 def test_importing_it_imports_none_of_it_yet() -> None:
     program = (
-        "import streamline, sys; print(*(name for name in sys.modules if name.startswith(('streamline', 'numpy'))))"
+        "import streamline, sys; print(*(name for name in sys.modules if name.startswith(('streamline', 'numpy'))))\n"
+        "print(streamline.errors.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
-    assert done.stdout.split() == ["streamline"]
+    assert done.stdout.split() == ["streamline", "streamline.errors"]
 
 
 ASKED_MOST = 5

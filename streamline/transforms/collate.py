@@ -83,7 +83,7 @@ def _stack(items: list[Any], tensors: bool, place: Place | None) -> Any:
     first, types = items[0], set(map(type, items))
     if len(types) > 1:
         tensors = tensors or any(map(_is_tensor, items))
-        _check_types(items, tensors)
+        _check_types(items)
         if tensors and any(map(_is_tensor, items)):
             return _stacked(sys.modules["torch"].stack, [sys.modules["torch"].as_tensor(item) for item in items])
     if isinstance(first, bool | int | float | complex | np.ndarray | np.generic):
@@ -229,10 +229,10 @@ def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
     return found[0]
 
 
-def _check_types(items: list[Any], tensors: bool) -> None:
+def _check_types(items: list[Any]) -> None:
     """Insist that all items are stacked in the same way: [1, None] would be an array of objects, [None, 1] a list."""
     kinds = set(map(_type_of, items))
-    if tensors and kinds <= {np.ndarray, "tensor"}:
+    if kinds <= {np.ndarray, "tensor"}:
         return
     if len(kinds) > 1:
         types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))

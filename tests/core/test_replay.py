@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import pickle
+import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_a_seeded_map_gets_its_generator_as_it_was(fn: Any) -> None:
             sl.replay(info.value)
         assert calls[-1] == (3, drawn)
     assert sl.replay(info.value, fn=lambda item, rng: (item, float(rng.random()))) == (3, drawn)
+
+
+def test_a_function_in_the_place_of_one_that_draws_globally_gets_the_same_numbers() -> None:
+    drawn: list[float] = []
+
+    def fails_globally(item: int) -> None:
+        drawn.append(random.random())
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad") as info:
+        list(NUMBERS.map(fails_globally, seed=7, seed_globals=True).debug())
+    assert sl.replay(info.value, fn=lambda item: random.random()) == drawn[0]
 
 
 def test_inside_a_running_loop_an_async_function_is_replayed_in_a_thread() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -15,12 +17,16 @@ from streamline.testing.scripted import to_elsewhere
 
 Fragment = Callable[[Pipeline[Any]], Pipeline[Any]]
 
-_jitter = Jitter(Random(0))
-
 
 async def erratic(item: Any) -> Any:
-    """Return the item; never at the same pace twice, so that each run chooses another order."""
-    return await _jitter(item)
+    """Return the item; never at the same pace twice, so that each run of a test chooses another order."""
+    return await _jitter_of(os.environ.get("PYTEST_CURRENT_TEST"))(item)
+
+
+@lru_cache(1)
+def _jitter_of(test: str | None) -> Jitter:
+    """Return what is erratic in a test: the same whichever tests ran before it."""
+    return Jitter(Random(0))
 
 
 class Folder:

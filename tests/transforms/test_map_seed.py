@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,7 +172,9 @@ def test_generators_of_the_process_are_set_for_each_call_and_set_back() -> None:
     with pytest.raises(ZeroDivisionError):
         list(sl.from_items([0]).map(lambda item: 1 // item + random.random(), seed=3, seed_globals=True).debug())
     assert (random.getstate(), repr(np.random.get_state())) == before, "after a failure"
-    drawn = list(sl.from_items(range(3)).map(draw_both, seed=3, seed_globals=True).debug())
+    both = sl.from_items(range(3)).map(draw_both, seed=3, seed_globals=True)
+    drawn = list(both.debug())
+    assert drawn == list(both.debug())
     assert {number for number, _ in drawn}.isdisjoint(number for _, number in drawn)
     assert len({number for _, number in drawn}) == 3
 
@@ -193,7 +196,7 @@ def test_a_generator_of_torchs_needs_torch(monkeypatch: pytest.MonkeyPatch) -> N
         sl.from_items(range(6)).map(lambda item, generator: item, seed=1)
 
 
-def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from() -> None:
+def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = SimpleNamespace(session=SimpleNamespace(where="process 0, pid 1"))
     look = Look("map(roll)", Site(tasks))  # type: ignore[arg-type]
     look.begin()
@@ -204,8 +207,11 @@ def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from() -> None:
         look.end()
     assert not look.left
     look = Look("map(roll)", Site(tasks))  # type: ignore[arg-type]
+    torch = SimpleNamespace(get_rng_state=lambda: SimpleNamespace(numpy=lambda: np.zeros(1)))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     for _ in range(LOOKS):
         look.begin()
+        monkeypatch.setitem(sys.modules, "torch", torch)  # imported by a call
         look.end()
     assert not look.left
     tasks.session.where = "thread 0"
