@@ -97,6 +97,7 @@ def sources() -> None:
     assert_type(sl.read_tar("a.tar"), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
     assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])
+    assert_type(sl.from_items([1]).map(lambda _: sl.empty((2, 3), np.float32)), sl.Pipeline[npt.NDArray[Any]])
     assert_type(sl.stream_http("http://a/b", framing="lines"), sl.Pipeline[str])
     assert_type(sl.stream_http("http://a/b", framing="sse"), sl.Pipeline[sl.ServerSentEvent])
     assert_type(sl.read_lines("a.txt").check(world_size=2), sl.Report)
