@@ -234,6 +234,11 @@ def test_replicas() -> None:
     assert strikes.struck >= {"__next__", "begin", "_ended"}
 
 
+LENGTH = 120
+"""So many that no place is left to strike a draw at when the iterator ends: a strike there can't be told from one in
+the iterator's own code, which is said. Python 3.13 traces more opcodes than 3.11, for which 40 were enough."""
+
+
 @pytest.mark.parametrize("opcodes", [False, True])
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, opcodes: bool) -> None:
@@ -242,7 +247,7 @@ def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, o
     """
 
     def dataset() -> sl.StreamDataset[int]:
-        return sl.StreamDataset(lambda: iter(range(40)), worker, 2)
+        return sl.StreamDataset(lambda: iter(range(LENGTH)), worker, 2)
 
     functions = ["_fetch_part", "part", "_next", "_draw", "_mine", "_go_on", "_check", "_made", "_end", "_close"]
     strikes, got, shared = Strikes(*functions, opcodes=opcodes), list[int](), dataset()
@@ -250,7 +255,7 @@ def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, o
     def check() -> None:
         other = dataset()
         other.load_state_dict(shared.state_dict())
-        assert got + list(other) == list(range(worker, 40, 2))
+        assert got + list(other) == list(range(worker, LENGTH, 2))
 
     before = -1
     while before != strikes.count:
@@ -259,8 +264,8 @@ def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, o
         with strikes.armed():
             by_for(iter(shared), got)
         check()
-    assert got == list(range(worker, 40, 2))
-    if not opcodes or sys.version_info[:2] != (3, 12):
+    assert got == list(range(worker, LENGTH, 2))
+    if not opcodes or sys.version_info[:2] < (3, 12):  # these begin late to trace opcodes
         assert strikes.struck == {*functions}
 
 
