@@ -315,9 +315,14 @@ class SlabPool:
             self._lent.append(slab)
         return lease
 
+    @property
+    def lends(self) -> bool:
+        """Whether a slab is lent, perhaps."""
+        return bool(self._lent)
+
     def claim(self, buffer: memoryview) -> SlabPart | None:
         """Return the part of a lent slab that `buffer` is; None: it lies elsewhere, or is to be copied."""
-        if not self._lent or 2 * buffer.nbytes < LENT_BYTES:
+        if 2 * buffer.nbytes < LENT_BYTES:
             return None
         address: int = np.frombuffer(buffer, np.uint8).ctypes.data
         with self._lock:

@@ -115,6 +115,7 @@ class Outgoing:
 
     count: int
     nbytes: int
+    sizes: list[int]
     pickled: PickledItems
     parts: dict[int, SlabPart]
 
@@ -192,13 +193,13 @@ class SocketLink(Link):
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
         pickled = self._pickling.dumps(items)
-        nbytes = sum(map(len, pickled.pieces)) + sum(map(len, pickled.buffers))
+        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
         parts: dict[int, SlabPart] = {}
-        for index, buffer in enumerate(pickled.buffers):
+        for at, buffer in enumerate(pickled.buffers if self._pool.lends else ()):
             if (part := self._pool.claim(buffer)) is not None:
-                parts[index] = part
-                pickled.buffers[index] = part.memory  # a view of the slab, not of the item
-        return Outgoing(len(items), nbytes, pickled, parts)
+                parts[at] = part
+                pickled.buffers[at] = part.memory  # a view of the slab, not of the item
+        return Outgoing(len(items), sum(sizes), sizes, pickled, parts)
 
     def unpack(self, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, ReceivedItems)
@@ -216,20 +217,19 @@ class SocketLink(Link):
         assert isinstance(packed, Outgoing)
         if classes := self._pickling.fresh():
             self._post(head(pickle.dumps(_Between(classes, ()), 5)))
-        pieces, buffers = packed.pickled
         given = [
-            GivenPart(index, part.slab.number, part.start, part.nbytes)
-            for index, part in packed.parts.items()
-            if part.give()
+            GivenPart(at, part.slab.number, part.start, part.nbytes) for at, part in packed.parts.items() if part.give()
         ]
-        copied = list(buffers)
-        for part in reversed(given):
-            del copied[part.at]
+        sizes, (pieces, buffers) = packed.sizes, packed.pickled
+        if given:
+            sizes, buffers = list(sizes), list(buffers)
+            for part in reversed(given):
+                del sizes[1 + part.at], buffers[part.at]
         rest: Any = message
-        self._send_items(pickle.dumps(rest._replace(packed=given), 5), packed.count, PickledItems(pieces, copied))
+        message_bytes = pickle.dumps(rest._replace(packed=given or None), 5)
+        self._send_items(message_bytes, packed.count, sizes, PickledItems(pieces, buffers))
 
-    def _send_items(self, message: bytes, count: int, pickled: PickledItems) -> None:
-        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
+    def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
         whole = offsets(sizes)[-1]
         slab = self._pool.take(whole) if whole >= SLAB_BYTES else None
         if slab is None:
@@ -411,13 +411,15 @@ class SocketLink(Link):
         else:
             messages.append(message)
 
-    def _received(self, frame: Frame, given: Sequence[GivenPart]) -> ReceivedItems:
+    def _received(self, frame: Frame, given: Sequence[GivenPart] | None) -> ReceivedItems:
         starts, copied = offsets(frame.sizes), sum(frame.sizes)
         memory = frame.parts if frame.slab is None else self._borrow(frame).lend(starts[-1])
         parts = [memory[start : start + size] for start, size in zip(starts, frame.sizes, strict=False)]
-        for part in given:
+        nbytes = copied
+        for part in given or ():
             parts.insert(1 + part.at, self._leases[part.slab].lend(part.nbytes, part.start))
-        return ReceivedItems(frame.items, copied + sum(part.nbytes for part in given), parts, copied)
+            nbytes += part.nbytes
+        return ReceivedItems(frame.items, nbytes, parts, copied)
 
     def _borrow(self, frame: Frame) -> SlabLease:
         assert frame.slab is not None
