@@ -170,7 +170,10 @@ def measure(suite: Suite, options: Options) -> dict[str, Result]:
 def smoke(suite: Suite, options: Options) -> dict[str, Result]:
     """Run every case but the peers' once, in this process, with few items; one that hangs says where, and ends it."""
     faulthandler.dump_traceback_later(SMOKE_TIMEOUT_S, exit=True)
-    return {case.name: _smoke(suite, case, options) for case in suite.cases if not case.peers}
+    try:
+        return {case.name: _smoke(suite, case, options) for case in suite.cases if not case.peers}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _smoke(suite: Suite, case: Case, options: Options) -> Result:
