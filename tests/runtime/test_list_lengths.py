@@ -178,15 +178,41 @@ def test_lists_for_a_batch_are_long_where_items_are_left_out(
     assert sum(lengths) / len(lengths) > 5  # with lists that begin anew from each short one, fewer than 4
 
 
-def test_large_items_wait_for_no_longer_a_list_than_a_message(run: Run) -> None:
+def test_lists_of_large_items_are_no_longer_than_a_message(run: Run) -> None:
     link = SimpleNamespace(pack=lambda items: SimpleNamespace(nbytes=2**21 * len(items)), send=lambda message: None)
     sender = ItemSender[int](cast(Any, link), cast(Any, SimpleNamespace(dump=id)), 0, items=256, size=2**30)
     sender.flush_points = FlushPoints(0, 0, 2, 32)
 
     async def test() -> None:
-        for missing in (16, 15):
-            assert sender.wanted(64) == (48 + missing, 1 if missing == 16 else 2)
+        for fit in (1, 2):  # the size of the first is unknown
+            assert sender.wanted(64) == (fit, fit)
             await sender.send(Chunk([1], CountedStates("items", 1)))
+
+    run(test)
+
+
+def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) -> None:
+    nbytes = 1
+    link = SimpleNamespace(pack=lambda items: SimpleNamespace(nbytes=nbytes * len(items)), send=lambda message: None)
+    sender = ItemSender[int](cast(Any, link), cast(Any, SimpleNamespace(dump=id)), 0, items=256, size=2**30)
+
+    async def lengths(lists: int) -> list[int]:
+        found = []
+        for _ in range(lists):
+            found.append(sender.wanted(sender.room_at_once)[0])
+            await sender.send(Chunk([1] * found[-1], CountedStates("items", found[-1])))
+            sender.freed(sender.held, sender.held_bytes)
+        return found
+
+    async def test() -> None:
+        nonlocal nbytes
+        assert (await lengths(9))[-1] == 256
+        nbytes = 2**23
+        await sender.send(Chunk([1], CountedStates("items", 1)))
+        sender.freed(1, nbytes)
+        assert await lengths(4) == [1] * 4
+        nbytes = 1
+        assert (await lengths(14))[-1] == 256
 
     run(test)
 

@@ -81,10 +81,11 @@ class ItemSender(Sink[T]):
         return min(self.capacity - self.held, by_size, 1 if self.one_by_one else self._most)
 
     def wanted(self, room: int) -> tuple[int, int]:
-        """Likewise; what fills a message waits for no more: large items are better sent while they are in the cache."""
+        """Likewise; what fills a message is a list: large items are better sent while they are in the cache."""
+        full = max(1, int(MESSAGE_BYTES / self._item_bytes))
         most, need = super().wanted(room)
         self._part = most if most < room else math.inf
-        return most, min(need, max(1, int(MESSAGE_BYTES / self._item_bytes)))
+        return min(most, full), min(need, full)
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Send a chunk, split into messages; waits only for bytes that don't fit.

@@ -44,6 +44,8 @@ FREE, TAKEN = 0, 1
 SMALLEST = 1 << 16
 """Bytes of the smallest slab."""
 
+PAGE = 1 << 12
+
 SWEEP = 16
 """Slabs checked whenever one is wanted: they are freed in about the order of use."""
 
@@ -403,11 +405,14 @@ class SlabPool:
 
 
 def _room(nbytes: int) -> int:
-    """Return the slab size for `nbytes`: four sizes per doubling, so that at most a quarter is unused."""
+    """Return the slab size for `nbytes`: four sizes per doubling, so that at most a quarter is unused.
+
+    Each has a page more, for what lies beside an array: of a power of two bytes, as many are, nearly nothing is unused.
+    """
     if nbytes <= SMALLEST:
         return SMALLEST
-    step = 1 << (nbytes - 1).bit_length() - 3
-    return -(-nbytes // step) * step
+    step = 1 << (nbytes - PAGE - 1).bit_length() - 3
+    return -(-(nbytes - PAGE) // step) * step + PAGE
 
 
 # The receiver's side --------------------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ def test_free_slabs_make_room_for_other_sizes() -> None:
 
 
 def test_a_larger_one_that_is_free_will_do() -> None:
-    pool = SlabPool(16 * SMALLEST)
-    large = [taken(pool, 2 * SMALLEST - 64) for _ in range(8)]
+    pool = SlabPool(17 * SMALLEST)
+    large = [taken(pool, 2 * SMALLEST) for _ in range(8)]
     theirs = [lent(slab) for slab in large]
     views = [there.lend(10) for there in theirs]
     views.clear()
@@ -162,6 +162,11 @@ def test_a_slab_has_room_for_what_was_asked_and_little_more(nbytes: int) -> None
     assert len(slab.memory) >= nbytes
     assert slab.size <= max(SMALLEST, nbytes * 1.25 + 64)
     slab.sent()
+
+
+@pytest.mark.parametrize("nbytes", [2 * SMALLEST, MIB, 8 * MIB])
+def test_a_power_of_two_and_what_lies_beside_it_is_a_page_more(nbytes: int) -> None:
+    assert taken(SlabPool(1 << 30), nbytes + 1000).size == nbytes + 4096
 
 
 def test_neither_end_keeps_descriptors_open() -> None:
