@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,8 @@ def _stack(items: list[Any], tensors: bool, place: Place | None) -> Any:
         made = _stacked(partial(_stack_arrays, place=place) if types == {np.ndarray} else stack_all, items)
         return _tensor_of(made) if tensors else made
     if _is_tensor(first):
-        return _stacked(sys.modules["torch"].stack, items)
+        torch = sys.modules["torch"]
+        return _stacked(partial(_stack_tensors, place=place) if types == {torch.Tensor} else torch.stack, items)
     if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str)):
         return {key: _part([item[key] for item in items], tensors, place, "[{!r}]", key) for key in first}
     if isinstance(first, tuple) and _alike(items, len):
@@ -138,11 +140,14 @@ def empty_batch(count: int, first: Array, dtype: np.dtype[Any], place: Place | N
         if nbytes < count * LEAST_BYTES:
             return np.empty(shape, dtype)
         memory = np.empty(nbytes + 64 + APART_BYTES, np.uint8)
+    return np.ndarray(shape, dtype, memory, _start(memory, first.ctypes.data))
+
+
+def _start(memory: Array, source: int) -> int:
+    """Return where in `memory` to write what is read from this address."""
     address = memory.ctypes.data
     start = -address % 64
-    if (address + start - first.ctypes.data) % PAGE_BYTES < APART_BYTES:
-        start += APART_BYTES
-    return np.ndarray(shape, dtype, memory, start)
+    return start + APART_BYTES if (address + start - source) % PAGE_BYTES < APART_BYTES else start
 
 
 def _stack_arrays(rows: list[Array], place: Place | None) -> Array:
@@ -159,6 +164,34 @@ def _stack_arrays(rows: list[Array], place: Place | None) -> Array:
     except (TypeError, ValueError):  # of several dtypes, or shapes
         return np.stack(rows)
     return batch
+
+
+LEAST_TENSORS = 1 << 21
+"""Bytes of a batch of tensors from which on it is written in place: of CPU time at both ends, 18 MiB take 1.8 ms in
+place of 3.8 so, 4 MiB 0.4-0.6 in place of 0.6-0.7, 2 MiB as much, 1 MiB a tenth more."""
+
+LEAST_TENSOR = 1 << 13
+"""Of each of them: so many of 2 KiB take a tenth more."""
+
+_TENSOR_KIND = attrgetter("dtype", "requires_grad")
+
+
+def _stack_tensors(rows: list[Any], place: Place | None) -> Any:
+    """Return what `torch.stack` does, of tensors that are of no subclass."""
+    torch, first, memory = sys.modules["torch"], rows[0], None
+    plain = place is not None and first.is_cpu and first.layout is torch.strided
+    plain = plain and not (first.is_quantized or first.is_nested) and first.is_contiguous()
+    nbytes = len(rows) * first.nbytes if plain and first.nbytes >= LEAST_TENSOR else 0
+    if place is not None and nbytes >= LEAST_TENSORS and set(map(_TENSOR_KIND, rows)) == {(first.dtype, False)}:
+        memory = place.empty(nbytes + 64 + APART_BYTES)
+    if memory is None:
+        return torch.stack(rows)
+    start = _start(memory, first.data_ptr())
+    storage = torch.from_numpy(memory[start : start + nbytes]).untyped_storage()
+    batch = torch.empty(0, dtype=first.dtype, device="cpu").set_(storage, 0, (len(rows), *first.shape))
+    if batch.stride()[1:] != first.stride():  # of axes of length 1
+        return torch.stack(rows)
+    return torch.stack(rows, out=batch)
 
 
 def unstack(batch: Any) -> Iterable[Any]:
