@@ -87,7 +87,7 @@ def measure(arrays: int, nbytes: int, way: str) -> tuple[float, float]:
 
 def far(fd: str, arrays: str, nbytes: str, lists: str, way: str) -> None:
     """Be the process at the other end."""
-    pickling.BESIDE, wire.SLAB_BYTES = WAYS[way]
+    pickling.BESIDE, wire.SLAB_BYTES = WAYS[way]  # type: ignore[attr-defined]
     link = wire.SocketLink(socket.socket(fileno=int(fd)))
     anyio.run(partial(send, link, int(arrays), int(nbytes), int(lists)), backend_options={"use_uvloop": True})
     link.close()

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from streamline.core.counters import ChannelMeter, StageMeter
     from streamline.core.tasks import Session
 
-__all__ = ["Channel", "Feeder", "FlushPoints", "Inbox", "Packet", "Sink"]
-
 T = TypeVar("T")
 
 ROOM = -1

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from streamline.core.flow import Flow, Site
     from streamline.core.gate import Gate
 
-__all__ = ["behind_channel", "drive", "into", "run_into"]
-
 T = TypeVar("T")
 
 

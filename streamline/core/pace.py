@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from streamline.core.flow import Run
     from streamline.core.process_random import Look
 
-__all__ = ["HANDOVER_S", "SLICE_S", "Pace", "call_all", "check_awaited", "results"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -14,8 +14,6 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CURRENT_PLACE", "Place", "empty"]
-
 
 class Place(Protocol):
     """Lends memory in which what is written needn't be copied to leave this host."""

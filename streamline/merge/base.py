@@ -23,8 +23,6 @@ from streamline.core.choices import Log
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
-__all__ = ["DeferredProgress", "Merge", "MergeFlow", "MergeState", "Taking", "choices_of"]
-
 T = TypeVar("T")
 
 MANY = 2**31

@@ -18,8 +18,6 @@ from streamline.errors import PlanError
 from streamline.merge.base import MANY, Merge, MergeFlow, Taking
 from streamline.merge.strict import Strict
 
-__all__ = ["BestEffort", "BestEffortMerge", "merge_of"]
-
 T = TypeVar("T")
 
 

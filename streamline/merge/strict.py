@@ -10,8 +10,6 @@ from streamline.core.channel import FlushPoints, Inbox
 from streamline.core.state import Json
 from streamline.merge.base import MANY, Merge, MergeFlow, Taking
 
-__all__ = ["Strict", "StrictMerge"]
-
 T = TypeVar("T")
 
 

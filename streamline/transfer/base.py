@@ -11,8 +11,6 @@ from typing import Any
 
 from streamline.core.counters import Detail, Details, ReadDetails
 
-__all__ = ["Copies", "HostMemory", "Mover", "Target"]
-
 
 class Copies:
     """Counters of the copies of one run.

@@ -13,8 +13,6 @@ from streamline.transfer.base import Mover, Target
 from streamline.transfer.pinned_ring import Done, RingMover
 from streamline.transfer.tensors import as_tensor, dtype_of, is_plain
 
-__all__ = ["Cuda", "CudaCopier"]
-
 
 @dataclass(frozen=True)
 class Cuda(Target):

@@ -10,8 +10,6 @@ from typing import Any
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transfer.base import HostMemory, Target
 
-__all__ = ["IN_PLACE", "found", "written"]
-
 FORMS = '"host", "cpu", "cuda", "cuda:1", "mps" or "jax", a torch.device, a device or sharding of JAX, or a Target'
 
 IN_PLACE = ("host", "cpu")

@@ -12,8 +12,6 @@ from streamline.errors import DataError
 from streamline.transfer.base import Copies, Mover, Target
 from streamline.transfer.tensors import check_array
 
-__all__ = ["Jax"]
-
 
 @dataclass(frozen=True)
 class Jax(Target):

@@ -16,8 +16,6 @@ from streamline.core.tree import replaced
 from streamline.errors import ClosedError
 from streamline.transfer.base import Copies, Mover
 
-__all__ = ["Copier", "Done", "RingMover"]
-
 ALIGN_BYTES = 256
 """Alignment of a batch's parts in a buffer: that of the device's own memory."""
 

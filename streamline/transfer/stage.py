@@ -19,8 +19,6 @@ from streamline.transfer.base import Mover, Target
 from streamline.transfer.devices import IN_PLACE, found
 from streamline.transforms.base import Stage
 
-__all__ = ["Transfer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Stage[Any, Any]):

@@ -9,8 +9,6 @@ import numpy as np
 
 from streamline.errors import DataError
 
-__all__ = ["as_tensor", "check_array", "dtype_of", "is_plain"]
-
 
 def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
     """Return torch's dtype for an array.

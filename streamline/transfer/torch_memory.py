@@ -13,8 +13,6 @@ from streamline.core.tree import replaced
 from streamline.transfer.base import Copies, Mover, Target
 from streamline.transfer.tensors import as_tensor, is_plain
 
-__all__ = ["TorchMemory"]
-
 logger = logging.getLogger("streamline.transfer")
 
 

@@ -35,18 +35,6 @@ from streamline.errors import PlanError, ResumeError
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.collate import as_list, shown_collate, stack, stack_tensors
 
-__all__ = [
-    "NAMED",
-    "TOGETHER_ITEMS",
-    "Batch",
-    "BatchCounter",
-    "BatchState",
-    "Sizes",
-    "WaitingBatch",
-    "collate_of",
-    "collated",
-]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

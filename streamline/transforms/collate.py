@@ -16,8 +16,6 @@ from streamline.core.place import Place
 from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
 
-__all__ = ["as_list", "empty_batch", "shown_collate", "stack", "stack_tensors", "unstack"]
-
 Array = np.ndarray[Any, Any]
 
 

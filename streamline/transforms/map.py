@@ -27,8 +27,6 @@ from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import TaskPool, ThreadedPool
 
-__all__ = ["ConcurrentMap", "Generators", "Map", "Numbering", "Seeded", "map_of"]
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -36,8 +36,6 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
-__all__ = ["ChildProcess", "HostProcess", "start"]
-
 
 def start(number: int, env: Mapping[str, str], entry_point: str, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Start the interpreter of host `number`, which inherits `fds` and nothing else."""

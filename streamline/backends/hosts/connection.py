@@ -42,8 +42,6 @@ from streamline.core.gate import resting
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
-__all__ = ["HostConnection"]
-
 logger = logging.getLogger("streamline.hosts")
 
 

@@ -20,8 +20,6 @@ from streamline.errors import printable
 if TYPE_CHECKING:
     from streamline.backends.hosts.remote_worker import RemoteWorker
 
-__all__ = ["HangDetector"]
-
 logger = logging.getLogger("streamline.hosts")
 
 CHECKS = 4

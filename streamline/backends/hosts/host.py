@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from streamline.backends.ipc.link import Link
 from streamline.core.counters import HostKind
 
-__all__ = ["Host"]
-
 
 class Host(ABC):
     """One host. It may serve several runs in several event loops; its methods are thread-safe.

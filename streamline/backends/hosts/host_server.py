@@ -57,8 +57,6 @@ from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource
 
-__all__ = ["ItemReceiver", "Spec", "serve", "serve_socket"]
-
 
 async def serve_socket(sock: socket.socket, payload: int) -> None:
     """Serve a run in a host process; if its plan can't be loaded, send the reason."""

@@ -21,8 +21,6 @@ from streamline.core.counters import label
 from streamline.core.flow import LIST_ITEMS, Chunk
 from streamline.errors import TransportError
 
-__all__ = ["ItemSender"]
-
 T = TypeVar("T")
 
 MESSAGE_BYTES = 4 * 2**20

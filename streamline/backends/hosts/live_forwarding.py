@@ -24,8 +24,6 @@ from streamline.core.state import Tree
 from streamline.core.tasks import Job, Tasks
 from streamline.errors import TransportError
 
-__all__ = ["LiveForwarding"]
-
 TRIM_ITEMS = 1024
 """Kept items from which on the worker's state is checked."""
 

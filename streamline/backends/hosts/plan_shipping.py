@@ -33,8 +33,6 @@ from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
 from streamline.errors import HostError, PlanError, users_level
 
-__all__ = ["Shipped", "dumps", "importable", "load", "mapped_again", "memory_file", "sendable", "ship"]
-
 
 def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Return a `__reduce__` value that maps the file of `array` again; None: it maps none.

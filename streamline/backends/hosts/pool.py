@@ -29,8 +29,6 @@ from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError
 from streamline.plan.plan import Plan
 
-__all__ = ["HostPool", "HostedWorkers", "HostingBackend"]
-
 BYTES_ON_THE_WAY = 64 * 2**20
 """Bytes of items that may be in flight from one host, for all its workers of a run together."""
 

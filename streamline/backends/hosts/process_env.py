@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ProcessEnv", "environment", "process_env"]
-
 GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Hidden: a context on a GPU costs half a gigabyte, and loading data needs none."""
 

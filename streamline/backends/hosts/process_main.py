@@ -25,8 +25,6 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["LINK_HEADER", "STACKS_SIGNAL", "main"]
-
 LINK_HEADER = struct.Struct("<QI")  # the link's number, bytes of the pickled `ProcessEnv` that follows
 
 STACKS_SIGNAL = signal.SIGURG

@@ -15,8 +15,6 @@ from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import SkippedItem
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 
-__all__ = ["RemoteErrors", "host_policy"]
-
 
 def host_policy(policy: Policy) -> Policy:
     """Return the policy for a host, without the user's handler: the host asks the consumer."""

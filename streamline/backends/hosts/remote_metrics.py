@@ -22,8 +22,6 @@ from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
-__all__ = ["MetricsReporter", "RemoteMetrics"]
-
 Key = tuple[str, int]
 
 

@@ -17,8 +17,6 @@ from streamline.backends.ipc.messages import (
 )
 from streamline.core.gate import Gate
 
-__all__ = ["RemotePause"]
-
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)
 """Messages that move no items."""
 

@@ -40,8 +40,6 @@ from streamline.plan.worker import worker_flow
 from streamline.sources.base import Source
 from streamline.sources.live import FedSource
 
-__all__ = ["CLOSE_S", "BeginState", "RemoteWorker"]
-
 
 class BeginState(DeferredState):
     """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""

@@ -37,8 +37,6 @@ from streamline.errors import WorkerDied
 from streamline.plan.plan import Plan
 from streamline.transforms.base import Stage
 
-__all__ = ["CallLog", "CrashReport", "CrashTracking", "RestartPolicy", "crash_verdict", "track_calls", "unbuffered"]
-
 
 class CallLog:
     """Numbers the calls of user code in one worker, reports them, and raises in place of the one that is known."""

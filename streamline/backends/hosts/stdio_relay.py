@@ -22,8 +22,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
-__all__ = ["Answer", "ChildStdio", "ParentStdio", "asker"]
-
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 

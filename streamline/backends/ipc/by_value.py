@@ -43,20 +43,6 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as inner
 
-__all__ = [
-    "DERIVED",
-    "EXACT",
-    "REFUSED",
-    "ByValue",
-    "RecreatingPickler",
-    "SentClasses",
-    "ValuePickler",
-    "class_definitions",
-    "class_of",
-    "dumps",
-    "has_refused_name",
-]
-
 Callback = Callable[[Any], Any]
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["in_columns"]
-
 Array = np.ndarray[Any, Any]
 
 LEAST_ITEMS = 12

@@ -29,18 +29,6 @@ from streamline.core.text import REPR_BYTES, cut, said
 from streamline.core.tracebacks import ELSEWHERE, trace_of
 from streamline.errors import StageError, WorkerDied
 
-__all__ = [
-    "decode_failure",
-    "decode_skipped",
-    "encode_failure",
-    "encode_skipped",
-    "pickle_exception",
-    "pickle_or_none",
-    "pickle_skipped",
-    "unpickle_exception",
-    "unpickle_skipped",
-]
-
 
 def encode_failure(link: Link, failure: BaseException) -> Encoded:
     """Return a failure for a message: bytes where the link copies, else itself."""

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from streamline.backends.ipc.shared_memory import ALIGN
 
-__all__ = ["LARGE", "Frame", "Frames", "head", "lay_out", "offsets"]
-
 HEADER = Struct("=IIIIIxxxxQQ")
 """Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
 

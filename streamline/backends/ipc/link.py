@@ -17,8 +17,6 @@ from streamline.backends.ipc.messages import Message, PackedItems
 from streamline.core.place import Place
 from streamline.core.threads import waker
 
-__all__ = ["InFlightBytes", "Link", "LinkClosed", "PipeLink", "pipe"]
-
 
 class LinkClosed(Exception):  # noqa: N818 - no error where both ends know that it is over
     """The other end has hung up or died."""

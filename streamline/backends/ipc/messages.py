@@ -14,38 +14,6 @@ from streamline.core.counters import Doing, StageCounts
 from streamline.core.state import Tree
 from streamline.errors import WorkerDied
 
-__all__ = [
-    "CallProgress",
-    "CloseWorker",
-    "CrashingCall",
-    "Credit",
-    "FlushAt",
-    "Hello",
-    "HostFailed",
-    "ItemsMessage",
-    "LiveCredit",
-    "LiveEnd",
-    "LiveItems",
-    "Message",
-    "MetricsUpdate",
-    "Observe",
-    "OpenWorker",
-    "PackedItems",
-    "PackingError",
-    "PauseHost",
-    "PauseStatus",
-    "ProgressMessage",
-    "ResumeHost",
-    "Shutdown",
-    "SkippedItem",
-    "Span",
-    "StacksRequest",
-    "TaskStacks",
-    "WorkerClosed",
-    "WorkerEnded",
-    "WorkerOpened",
-]
-
 Encoded: TypeAlias = Any
 """A state, a failure: bytes, or the object itself."""
 

@@ -28,8 +28,6 @@ from streamline.backends.ipc.messages import PackingError
 if TYPE_CHECKING:
     from streamline.backends.ipc.by_value import SentClasses
 
-__all__ = ["BESIDE", "PickleBuffers", "PickledItems", "Pickling", "reducers"]
-
 BESIDE = 1 << 12
 """Bytes of a buffer from which on it travels beside the pickle: copying smaller ones costs less than tracking
 them (measured by bench/buffer_threshold.py)."""

@@ -29,8 +29,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGN", "SLAB_BYTES", "Slab", "SlabLease", "SlabPart", "SlabPool", "make_shared", "map_shared"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 ALIGN = 64
@@ -207,11 +205,11 @@ class Slab:
         self._claim = weakref.ref(part)
         return part
 
-    def sent(self) -> None:
-        """Close the descriptor, once it is sent or never will be."""
+    def sent(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the descriptor, once it is sent or never will be; also where the interpreter exits, and `os` is gone."""
         if self.fd is not None:
             fd, self.fd = self.fd, None
-            os.close(fd)
+            close(fd)
 
     def __del__(self) -> None:
         self.sent()

@@ -12,8 +12,6 @@ from contextlib import suppress
 
 from streamline.core.forks import disowned_in_copies
 
-__all__ = ["Gone", "SharedSocket"]
-
 SOCKET_BYTES = 1 << 20
 """Bytes of the socket's buffers that are asked for; the system may give less."""
 

@@ -28,8 +28,6 @@ from streamline.backends.ipc.shared_memory import ONCE, SLAB_BYTES, Slab, SlabLe
 from streamline.backends.ipc.shared_socket import Gone, SharedSocket
 from streamline.core.threads import waker
 
-__all__ = ["POOL_BYTES", "SLAB_BYTES", "ReadWatcher", "SocketLink"]
-
 
 class ReadWatcher:
     """Calls `read`, which must read all that is there and not raise, when the socket is readable; from `wait` on."""

@@ -28,8 +28,6 @@ from streamline.core.flow import Chunk
 from streamline.core.state import State, States, Tally, Tree, trimmed
 from streamline.errors import PlanTypeError, ResumeError
 
-__all__ = ["NOTHING", "Body", "ColumnDecoder", "ColumnEncoder", "DeferredState", "segment_by_key"]
-
 
 class ColumnDecoder:
     """Decodes the states of one worker, in the order of encoding; `with_log` as of the `ColumnEncoder`."""

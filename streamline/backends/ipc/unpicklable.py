@@ -12,8 +12,6 @@ import cloudpickle
 
 from streamline.backends.ipc.by_value import REFUSED, has_refused_name
 
-__all__ = ["MOST_TRIED", "Step", "kind_of", "unpicklable_part"]
-
 MOST_TRIED = 300
 """Parts that are pickled in search of the one that can't be."""
 

@@ -24,8 +24,6 @@ from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from streamline.sharding.split import byte_range
 
-__all__ = ["Fetcher", "SharedStorages", "Whole"]
-
 LIST_BYTES = 4 * 2**20
 """Whole files are yielded together up to this size: more of them would be older than the cache."""
 

@@ -12,8 +12,6 @@ from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
 from streamline.io.fetch.request_pool import RequestPool
 from streamline.io.storage.base import FoundObject, Storage
 
-__all__ = ["File", "FilePart"]
-
 
 @dataclass(frozen=True)
 class FilePart:

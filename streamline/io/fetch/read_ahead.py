@@ -16,8 +16,6 @@ from streamline.io.fetch.request import Request, expected
 from streamline.io.fetch.request_pool import RequestPool
 from streamline.io.storage.base import FoundObject, Storage
 
-__all__ = ["ObjectReader", "ReadAhead", "parts"]
-
 
 class ObjectReader:
     """The reading of one object, or of some spans of it.

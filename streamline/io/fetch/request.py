@@ -10,8 +10,6 @@ from streamline.core.byte_budget import Account
 from streamline.errors import ClosedError, ReadError, printable
 from streamline.io.storage.base import FoundObject, Storage
 
-__all__ = ["GUESS_BYTES", "Owner", "Request", "expected"]
-
 GUESS_BYTES = 256 * 2**10
 """What an answer of unknown size is taken to hold at least, until it says so: what a connection buffers anyway."""
 

@@ -10,8 +10,6 @@ from streamline.core.byte_budget import Budget
 from streamline.core.tasks import Job, Tasks
 from streamline.io.fetch.request import Request
 
-__all__ = ["RequestPool", "Requester"]
-
 WINDOW = 2
 """Requests that are begun and not taken yet, for each that may be in flight."""
 

@@ -24,8 +24,6 @@ from streamline.io.storage.http_response import Answer, Version, ask, refusal, u
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.retry import Attempts, TransientError
 
-__all__ = ["HttpStorage"]
-
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
 FAILURES = (aiohttp.ClientError, TransientError, OSError)

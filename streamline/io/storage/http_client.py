@@ -36,8 +36,6 @@ from streamline.io.storage.http_response import retry_after_s, status_name
 from streamline.io.storage.options import HttpOptions, check_proxy
 from streamline.io.storage.retry import TransientError
 
-__all__ = ["HttpClient", "judged", "more_of", "shown"]
-
 BUFFER_BYTES = 256 * 1024
 """Where aiohttp stops the server; it holds up to twice as much."""
 

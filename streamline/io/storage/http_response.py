@@ -14,8 +14,6 @@ from streamline.errors import ReadError, printable
 from streamline.io.storage.base import MODIFIED
 from streamline.io.storage.retry import TransientError
 
-__all__ = ["Answer", "Version", "ask", "refusal", "retry_after_s", "status_name", "understand"]
-
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 
 PLAIN = ("", "identity", "aws-chunked", "utf-8", "binary")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -223,21 +224,20 @@ async def test_a_slab_is_used_again_only_when_no_tensor_lies_in_it(
         (arrived,) = far.unpack(message.packed)
         return reader, arrived
 
-    reader, arrived = await crossed(1, end == "near")
-    if end == "far":
-        reader = HOLDERS[how](arrived)
-    else:
-        arrived.fill_(3)
-    del arrived
-    before = reader()
-    for value in range(10, 20):
-        _, other = await crossed(value, hold=False)
-        assert (other == value).all()
-        del other
-        assert reader() == before
-    assert near._pool.nbytes <= 3 * 80 * KIB, "slabs are used again"
-    near.close()
-    far.close()
+    with closing(near), closing(far):
+        reader, arrived = await crossed(1, end == "near")
+        if end == "far":
+            reader = HOLDERS[how](arrived)
+        else:
+            arrived.fill_(3)
+        del arrived
+        before = reader()
+        for value in range(10, 20):
+            _, other = await crossed(value, hold=False)
+            assert (other == value).all()
+            del other
+            assert reader() == before
+        assert near._pool.nbytes <= 3 * 80 * KIB, "slabs are used again"
     gc.collect()
     assert reader() == before
 

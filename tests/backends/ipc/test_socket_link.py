@@ -21,7 +21,8 @@ import pytest
 from streamline.backends.ipc import shared_socket
 from streamline.backends.ipc.link import LinkClosed
 from streamline.backends.ipc.messages import CloseWorker, Credit, ItemsMessage, Message, PauseHost
-from streamline.backends.ipc.socket_link import SLAB_BYTES, SocketLink
+from streamline.backends.ipc.shared_memory import SLAB_BYTES
+from streamline.backends.ipc.socket_link import SocketLink
 
 LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),
