@@ -24,7 +24,7 @@ test: $(READY)  ## the tests
 	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
 
 test-trainers: $(TRAINERS)/.ready  ## the tests with torch, JAX, Lightning, Accelerate and transformers: some 2 GB
-	$(TRAINERS)/bin/python -m pytest -q --numprocesses auto --dist worksteal --timeout 300 tests/trainers tests/transforms/test_collate.py tests/backends/ipc/test_tensors.py tests/transfer/test_real_torch.py tests/core/test_digests.py
+	$(TRAINERS)/bin/python -m pytest -q --numprocesses auto --dist worksteal --timeout 300 tests/trainers tests/transforms/test_collate.py tests/backends/ipc/test_tensors.py tests/backends/hosts/test_tensors_in_place.py tests/transfer/test_real_torch.py tests/core/test_digests.py
 	$(TRAINERS)/bin/python -m pytest -q tests/test_examples.py -k "torch or ddp or teacher"
 
 check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks

@@ -206,7 +206,7 @@ class Slab:
         return part
 
     def sent(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the descriptor, once it is sent or never will be; also where the interpreter exits, and `os` is gone."""
+        """Close the descriptor, once it is sent or never will be; also as the interpreter exits, when `os` is gone."""
         if self.fd is not None:
             fd, self.fd = self.fd, None
             close(fd)
