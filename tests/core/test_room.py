@@ -98,8 +98,9 @@ def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock)
         source = Source(clock, 0.0)
         async with anyio.create_task_group() as group:
             group.start_soon(drive, source, channel, channel.gate)
-            await channel.inbox.pull(200)
-            await channel.inbox.pull(200)
+            for _ in range(2):
+                await anyio.wait_all_tasks_blocked()
+                await channel.inbox.pull(200)
             await anyio.wait_all_tasks_blocked()
             assert channel.held == WIDEST
             source.item_s = 1.0
