@@ -11,6 +11,8 @@ import pytest
 
 import streamline as sl
 import streamline.core.channel
+import streamline.core.driver
+import streamline.core.pace
 from streamline.core.channel import QUICK_ITEM_S, Channel
 from streamline.core.counters import ChannelMeter
 from streamline.core.driver import drive
@@ -174,6 +176,8 @@ def test_a_consumer_that_stops_holds_no_more_than_is_declared(
     run: Run, monkeypatch: pytest.MonkeyPatch, shards: int, stages: str
 ) -> None:
     """On any machine, whatever the clock: each item takes no time at all, or every one its time."""
+    monkeypatch.setattr(streamline.core.pace, "SLICE_S", math.inf)  # else the consumer has turns while it fills
+    monkeypatch.setattr(streamline.core.driver, "HANDOVER_S", math.inf)
     for item_s in (math.inf, 0.0):
         monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", item_s)
         items = Counting()
