@@ -288,20 +288,17 @@ def test_a_wait_that_is_set_or_cancelled_is_over_and_setting_it_again_changes_no
 ) -> None:
     async def test() -> None:
         gate, cancelled, ended = Gate(), Rest(), Rest()
-
-        async def work() -> None:
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await cancelled.wait()
-            assert scope.cancelled_caught
-            await ended.wait()
-
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await cancelled.wait()
+        assert scope.cancelled_caught
+        cancelled.set()
         async with anyio.create_task_group() as group:
-            group.start_soon(gate.participate, "a task", work)
+            group.start_soon(gate.participate, "a task", ended.wait)
             await anyio.wait_all_tasks_blocked()
             assert gate.at_work == ()
-            for wait in (cancelled, ended, ended):
-                wait.set()
+            ended.set()
+            ended.set()
             assert gate.at_work == ()  # its turn hasn't come yet
         assert gate.at_work == ()
 
