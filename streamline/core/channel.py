@@ -20,11 +20,10 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-import anyio
 import anyio.lowlevel
 
 from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
-from streamline.core.gate import Gate, resting
+from streamline.core.gate import Gate, Rest
 from streamline.core.state import Joined, Shifted, State, States
 from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
@@ -77,11 +76,13 @@ class Sink(ABC, Generic[T]):
       longest: items of a list that is to be pulled for it, at the most.
       sent: items sent in all.
       flush_points: where a list has to be handed on although user code may be quick; None: everywhere.
+      last: whether it is the consumer that takes from it, and no task of the run.
     """
 
     filler: StageMeter | None = None
     longest = LIST_ITEMS
     sent = 0
+    last = False
     flush_points: FlushPoints | None = None
 
     def __init__(self, capacity: int, capacity_bytes: float, held: int = 0, held_bytes: int = 0) -> None:
@@ -89,7 +90,7 @@ class Sink(ABC, Generic[T]):
         self.capacity_bytes = capacity_bytes
         self.held = held
         self.held_bytes = held_bytes
-        self._waiting: anyio.Event | None = None
+        self._waiting: Rest | None = None
 
     @property
     @abstractmethod
@@ -149,11 +150,11 @@ class Sink(ABC, Generic[T]):
 
     async def _wait_freed(self) -> None:
         """Wait until the receiver has consumed some items; the filler's meter counts it."""
-        self._waiting = anyio.Event()
+        self._waiting = Rest()
         if self.filler is not None:
             self.filler.wait_begins("wait_output", ROOM)
         try:
-            await resting(self._waiting.wait())
+            await self._waiting.wait()
         finally:
             if self.filler is not None:
                 self.filler.wait_ends(ROOM)
@@ -340,7 +341,7 @@ class Inbox(Flow[T]):
     def __init__(self, channel: Channel[T], begin: State) -> None:
         super().__init__(begin)
         self._channel = channel
-        self._news: anyio.Event | None = None  # as long as the receiver waits
+        self._news: Rest | None = None  # as long as the receiver waits
         self._packet: Packet[T] = Packet()
         self._position = self._unreleased = self._unreleased_bytes = 0
         self._job: Feeder | None = None
@@ -465,13 +466,14 @@ class Inbox(Flow[T]):
                 self.on_wait()
             await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is set each turn
             while self.idle:
-                news = self._news = anyio.Event()
-                await resting(news.wait())
+                news = self._news = Rest()
+                await news.wait()
                 self._channel.gate.turned_at = perf_counter()
         finally:
             self._waiting = False
             self._news = None
-        await self.passage()
+        if self._channel.gate.holding:
+            await self.passage()
 
     async def passage(self) -> None:
         """Wait while items must not move."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from streamline.core.blame import cancellation_requested
 from streamline.core.channel import Channel, Inbox, Sink
@@ -37,10 +36,12 @@ def behind_channel(
     *,
     by_list: bool = False,
     widest: int | None = None,
+    last: bool = False,
 ) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
     channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list, widest=widest)
     channel.filler = flow.meter
+    channel.last = last
     filled_by = name if flow.meter is None else flow.meter.name
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
 
@@ -91,8 +92,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
             await channel.send(chunk)
             chunk.items = ()  # as `emptied`
             del chunk
-            if await pace.give_way(HANDOVER_S):
-                await anyio.lowlevel.checkpoint()  # to a consumer after the merge it takes two turns
+            await pace.give_way(HANDOVER_S, 1 if channel.last else 2)  # to a consumer after the merge it takes two
 
     await into(channel, flow, pump)
 

@@ -12,6 +12,7 @@ An illegal event raises and changes nothing (the idea is h11's).
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections import Counter
@@ -272,6 +273,40 @@ async def resting(wait: Awaitable[T]) -> T:
         return await wait
     finally:
         participant.wake()
+
+
+class Rest:
+    """One wait of a task for another participant, as `resting`; `set`, in the same loop, ends it once it has begun.
+
+    An `anyio.Event` does it in four times as many steps, which large items have driven out of the processor's cache.
+    """
+
+    __slots__ = ("_end",)
+
+    def __init__(self) -> None:
+        self._end: asyncio.Future[None] | anyio.Event
+        try:
+            self._end = asyncio.get_running_loop().create_future()
+        except RuntimeError:
+            self._end = anyio.Event()
+
+    def set(self) -> None:
+        """End it."""
+        if isinstance(self._end, anyio.Event):
+            self._end.set()
+        elif not self._end.done():
+            self._end.set_result(None)
+
+    async def wait(self) -> None:
+        """Rest until it is set."""
+        participant = _participant.get()
+        if participant is not None:
+            participant.rest()
+        try:
+            await (self._end.wait() if isinstance(self._end, anyio.Event) else self._end)
+        finally:
+            if participant is not None:
+                participant.wake()
 
 
 def gate_of_task() -> Gate | None:

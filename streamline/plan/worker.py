@@ -67,7 +67,8 @@ def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
     if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
         return flow
     usual, widest = plan.worker_capacity(site.num_shards), plan.worker_widest(site.num_shards)
-    return behind_channel(flow, site, "worker", usual, plan.source.ahead_bytes, by_list=True, widest=widest)
+    most, last = plan.source.ahead_bytes, not plan.after
+    return behind_channel(flow, site, "worker", usual, most, by_list=True, widest=widest, last=last)
 
 
 def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:

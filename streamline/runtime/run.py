@@ -97,7 +97,7 @@ class ResolvedRun:
         flow = last(self._state)
         if self.plan.after or last is not opener:  # user code never runs in the consumer's task
             usual, widest = self.plan.end_capacity, self.plan.end_widest
-            return behind_channel(flow, site, "the last stage", usual, most, by_list=True, widest=widest)
+            return behind_channel(flow, site, "the last stage", usual, most, by_list=True, widest=widest, last=True)
         return flow
 
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:

@@ -354,7 +354,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("gives way")
         await real()
 
-    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)
     return seen
 
 
@@ -385,16 +385,17 @@ def test_a_driver_that_waited_for_room_has_given_way(run: Run, ticks: list[str])
     run(test)
 
 
-@pytest.mark.parametrize(("capacity", "held"), [(100, 0), (2000, 1000)])
+@pytest.mark.parametrize(("capacity", "held", "last"), [(100, 0, False), (2000, 1000, False), (100, 0, True)])
 def test_a_driver_that_finds_room_gives_way_when_its_slice_is_over(
-    run: Run, ticks: list[str], capacity: int, held: int
+    run: Run, ticks: list[str], capacity: int, held: int, last: bool
 ) -> None:
     async def test() -> None:
         channel: Channel[int] = Channel(BEGIN, capacity, 10**6)  # after a list, one by one: little room, no wait
+        channel.last = last
         for _ in range(held):
             channel.admit(0, (BEGIN,), 1)
         await drive(Ticking(ticks), channel, channel.gate)
-        assert ticks == ["pull", "pull", "gives way", "gives way"] * 5
+        assert ticks == ["pull", "pull", *["gives way"] * (1 if last else 2)] * 5
         channel.abandon()
 
     run(test)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from streamline.core.gate import TABLE, Event, Gate, Phase, gate_of_task, resting
+from streamline.core.gate import TABLE, Event, Gate, Phase, Rest, gate_of_task, resting
 from streamline.errors import ClosedError, StreamlineError
 
 Pair: TypeAlias = tuple[Phase, Event]
@@ -279,5 +279,27 @@ def test_pause_and_resume_callbacks_run_once_each_however_a_pause_ends(run: Call
             assert await gate.pause(0) == ("stuck",)
             assert (gate.phase, told) == (Phase.PAUSED, [*["hold", "release"] * 2, "hold"])
             group.cancel_scope.cancel()
+
+    run(test)
+
+
+def test_a_wait_that_is_set_or_cancelled_is_over_and_setting_it_again_changes_nothing(
+    run: Callable[[AsyncTest], None],
+) -> None:
+    async def test() -> None:
+        gate, cancelled, ended = Gate(), Rest(), Rest()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await cancelled.wait()
+        assert scope.cancelled_caught
+        cancelled.set()
+        async with anyio.create_task_group() as group:
+            group.start_soon(gate.participate, "a task", ended.wait)
+            await anyio.wait_all_tasks_blocked()
+            assert gate.at_work == ()
+            ended.set()
+            ended.set()
+            assert gate.at_work == ()  # its turn hasn't come yet
+        assert gate.at_work == ()
 
     run(test)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import anyio
-import anyio.lowlevel
 import pytest
 
 import streamline.core.pace
@@ -195,7 +193,7 @@ async def test_it_gives_way_once_a_slice(clock: Clock, monkeypatch: pytest.Monke
         given.append(clock.now)
 
     pace = Pace()
-    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)
     for step in range(1, 41):
         clock.now = step * SLICE_S / 4
         await pace.breathe()
@@ -226,5 +224,5 @@ async def test_the_stages_of_a_chain_give_way_once_a_slice_together(
             await pace.breathe()
         assert len(given) == 9
 
-    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)
     await Gate().participate("chain", chain)

@@ -188,7 +188,7 @@ def test_a_consumer_that_has_waited_for_an_item_gives_no_turn_away(run: Run, mon
 
     for module in (streamline.core.pace, streamline.core.channel):
         monkeypatch.setattr(module, "perf_counter", lambda: now)
-    monkeypatch.setattr(anyio.lowlevel, "checkpoint", checkpoint)
+    monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)
 
     run(test)
 
