@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.core.state import At
 from streamline.io.formats import base as steps
-from streamline.io.formats import line_reader as positions
+from streamline.io.formats import lines as positions
 from streamline.sources import interleave
 from streamline.testing.checks import check_resume
 from streamline.testing.copying_backend import Copying

@@ -16,7 +16,7 @@ from streamline.core.tasks import Session, Tasks
 from streamline.errors import ReadError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
-from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.fetch.request import RequestPool
 from streamline.io.storage.base import Storage
 from streamline.io.storage.local import LocalStorage
 from streamline.io.storage.object_cache import CachedStorage

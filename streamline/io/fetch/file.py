@@ -9,7 +9,7 @@ from typing import Any
 
 from streamline.errors import ReadError
 from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
-from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.fetch.request import RequestPool
 from streamline.io.storage.base import FoundObject, Storage
 
 

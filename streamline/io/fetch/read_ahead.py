@@ -11,12 +11,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
-from streamline.io.fetch.request import Request, expected
-from streamline.io.fetch.request_pool import RequestPool
+from streamline.io.fetch.request import Request, RequestPool, expected
 from streamline.io.storage.base import FoundObject, Storage
 
 
+@dataclass(slots=True, eq=False)
 class ObjectReader:
     """The reading of one object, or of some spans of it.
 
@@ -24,43 +25,28 @@ class ObjectReader:
       order: of the object among those that its reader takes.
       found: what is known of the object.
       start: the first byte.
-      requests: what was asked for and not taken yet, in order.
-      spans: what remains to be asked for; None: nothing is known of the object yet.
+      spans: what remains to be asked for, after `peeked`; None: nothing is known of the object yet.
       eager: the offset up to which it is read ahead; None: all of it.
+      requests: what was asked for and not taken yet, in order.
       stream: whether it is to be read as one stream, by the reader itself.
     """
 
-    __slots__ = ("_next", "eager", "found", "order", "requests", "spans", "start", "storage", "stream")
-
-    def __init__(
-        self,
-        order: int,
-        storage: Storage,
-        found: FoundObject,
-        start: int = 0,
-        spans: Iterator[tuple[int, int]] | None = None,
-        eager: int | None = None,
-    ) -> None:
-        self.order = order
-        self.storage = storage
-        self.found = found
-        self.start = start
-        self.requests: deque[Request] = deque()
-        self.spans = spans
-        self.eager = eager
-        self.stream = False
-        self._next: tuple[int, int] | None = None
+    order: int
+    storage: Storage
+    found: FoundObject
+    start: int = 0
+    spans: Iterator[tuple[int, int]] | None = None
+    eager: int | None = None
+    requests: deque[Request] = field(default_factory=deque)
+    stream: bool = False
+    peeked: tuple[int, int] | None = None
 
     @property
     def next_span(self) -> tuple[int, int] | None:
         """The next part to ask for."""
-        if self._next is None and self.spans is not None:
-            self._next = next(self.spans, None)
-        return self._next
-
-    def take_span(self) -> None:
-        """`next_span` was asked for."""
-        self._next = None
+        if self.peeked is None and self.spans is not None:
+            self.peeked = next(self.spans, None)
+        return self.peeked
 
     @property
     def taken(self) -> bool:
@@ -85,7 +71,6 @@ class ReadAhead:
         self._again: list[tuple[int, int, Request]] = []
         self._unfinished: list[ObjectReader] = []
         self._owners: dict[Request, ObjectReader] = {}
-        self._begun = 0
         self._usual = 0
         self._waiting: asyncio.Future[None] | None = None
         self._there: Callable[[], bool] = bool
@@ -100,14 +85,14 @@ class ReadAhead:
 
     def next_request(self) -> Request | None:
         """Return the next request to make, which counts as begun; None: there is none that may begin now."""
-        if self._closed or (self._begun >= self._pool.window and not self._starves()):
+        begun = len(self._owners) - len(self._again)
+        if self._closed or (begun >= self._pool.window and not self._starves()):
             return None
         if self._again and not (self._unfinished and self._unfinished[0].order < self._again[0][0]):
             later = self._again[0][2]
             if not self._admitted(later.charge, self.is_first(later)):
                 return None
             del self._again[0]
-            self._begun += 1
             return later
         while True:
             if not self._unfinished:
@@ -152,7 +137,7 @@ class ReadAhead:
                         raise request.error
                 elif request.hidden:
                     await self._pool.stop([request])
-                    request.restart_as_stream()  # what has come so far may not be all that there is
+                    request.as_stream()  # what has come so far may not be all that there is
                 else:
                     await self._arrival(
                         lambda request=request: bool(request.blocks) or request.over or reading.stream  # type: ignore[misc]
@@ -244,7 +229,6 @@ class ReadAhead:
 
     def again(self, request: Request) -> None:
         """Make this request later: there is no room now for what it turned out to hold."""
-        self._begun -= 1
         insort(self._again, (self._owners[request].order, request.start, request))
         self._pool.poke()
 
@@ -254,7 +238,6 @@ class ReadAhead:
         reading.requests.remove(request)
         reading.spans = iter(())
         reading.stream = self.streaming = True
-        self._begun -= 1
         self._wake()
 
     def arrived(self, request: Request) -> None:
@@ -289,10 +272,9 @@ class ReadAhead:
         if not self._admitted(charge, awaited):
             return None
         request = Request(self, reading.storage, reading.found, *span, part_bytes, charge)
-        reading.take_span()
+        reading.peeked = None
         reading.requests.append(request)
         self._owners[request] = reading
-        self._begun += 1
         if self._waiting is not None and awaited:
             self._wake()
         return request
@@ -318,7 +300,6 @@ class ReadAhead:
     def _forget(self, request: Request) -> None:
         if self._owners.pop(request, None) is None:
             return
-        self._begun -= 1
         request.blocks.clear()  # the task that made it may keep it for long
         if not self._closed:
             self.account.give(request.charge)

@@ -1,12 +1,18 @@
-"""One request for the bytes of a remote file: what is asked, what has come, and what its answer means for the rest."""
+"""Requests for the bytes of remote files, and the long-lived tasks that make those of one source.
+
+A request knows what is asked, what has come, and what its answer means for the rest of its object.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from streamline.core.byte_budget import Account
+from streamline.core.byte_budget import Account, Budget
+from streamline.core.tasks import Job, Tasks
 from streamline.errors import ClosedError, ReadError, printable
 from streamline.io.storage.base import FoundObject, Storage
 
@@ -15,9 +21,12 @@ GUESS_BYTES = 256 * 2**10
 
 
 class Owner(Protocol):
-    """The reader that a request is made for."""
+    """The reader that requests are made for."""
 
     account: Account
+
+    def next_request(self) -> Request | None:
+        """Return the next request to make, which counts as begun; None: there is none that may begin now."""
 
     def is_first(self, request: Request) -> bool:
         """Whether the reader waits for this request, or will next."""
@@ -35,11 +44,13 @@ class Owner(Protocol):
         """There is more of `request`, or it is over."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """Bytes `start` to `stop` of an object.
 
     Attributes:
       stop: None: nothing is known of the object, so its first part is asked for.
+      part_bytes: that part's size at the most.
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
       hidden: whether `blocks` may still be thrown away: it is unknown yet whether they are the object's only part.
@@ -47,62 +58,37 @@ class Request:
       error: why not.
     """
 
-    __slots__ = (
-        "_dropped",
-        "_etag",
-        "_got",
-        "_part",
-        "blocks",
-        "charge",
-        "error",
-        "hidden",
-        "over",
-        "owner",
-        "path",
-        "start",
-        "stop",
-        "storage",
-        "untold",
-    )
+    owner: Owner
+    storage: Storage
+    found: FoundObject
+    start: int
+    stop: int | None
+    part_bytes: int
+    charge: int
+    blocks: deque[bytes] = field(default_factory=deque)
+    hidden: bool = False
+    over: bool = False
+    error: Exception | None = None
+    _untold: bool = True
+    _got: int = 0
+    _dropped: bool = False
+    _etag: str | None = None
 
-    def __init__(
-        self,
-        owner: Owner,
-        storage: Storage,
-        found: FoundObject,
-        start: int,
-        stop: int | None,
-        part_bytes: int,
-        charge: int,
-    ) -> None:
-        self.owner = owner
-        self.storage = storage
-        self.path = found.path
-        self._dropped = False
-        self.start = start
-        self.stop = stop
-        self.untold = stop is None
-        self._etag = found.etag
-        self._part = part_bytes
-        self._got = 0
-        self.charge = charge
-        self.blocks: deque[bytes] = deque()
-        self.hidden = False
-        self.over = False
-        self.error: Exception | None = None
+    def __post_init__(self) -> None:
+        self._untold, self._etag = self.stop is None, self.found.etag
 
     async def run(self) -> None:
         """Make the request; what goes wrong, `error` says. Cancellation: it is not over."""
         self._got, self.hidden, self._dropped = 0, False, False
         try:
-            if self.untold and not hasattr(self.storage, "fetch"):
-                self._look(await self.storage.stat(self.path))
+            if self._untold and not hasattr(self.storage, "fetch"):
+                self._look(await self.storage.stat(self.found.path))
             if not self._dropped:
                 await self._fetch()
             if not self._dropped and self.stop is not None and self._got != self.stop - self.start:
                 end = self.start + self._got
                 raise ReadError(
-                    f"{printable(self.path)} ends at byte {end:,}, expected {self.stop:,}: has it been replaced?"
+                    f"{printable(self.found.path)} ends at byte {end:,}, expected {self.stop:,}: has it been replaced?"
                 )
         except Exception as error:
             self.fail(error)
@@ -120,10 +106,6 @@ class Request:
         if not self.over:
             self.fail(ClosedError("the stream is closed"))
 
-    def restart_as_stream(self) -> None:
-        """Throw away what has come, and let the reader read the object by itself."""
-        self._as_stream()
-
     def begins(self, found: FoundObject, end: int | None, ranged: bool) -> bool:
         """Take what an answer says of itself.
 
@@ -135,18 +117,18 @@ class Request:
         Returns:
           Whether its bytes are wanted.
         """
-        if not self.untold:
+        if not self._untold:
             return True
         if end is None:
             self.hidden = True
-            return not self.owner.is_first(self) or self._as_stream()
+            return not self.owner.is_first(self) or self.as_stream()
         rest = found.size is None or end < found.size
         count = end - self.start
-        if (rest and found.etag is None) or (not ranged and count > self._part):
-            return self._as_stream()
+        if (rest and found.etag is None) or (not ranged and count > self.part_bytes):
+            return self.as_stream()
         if not self._charged(count):
             return False
-        self.untold = False
+        self._untold = False
         self.stop = end
         self.owner.learn(self, found, rest)
         return True
@@ -157,30 +139,30 @@ class Request:
         self.blocks.append(block)
         if not self.hidden:
             self.owner.arrived(self)
-        elif self._got > self.charge and (self._got > self._part or not self._charged(2 * self._got)):
-            return self._as_stream()
+        elif self._got > self.charge and (self._got > self.part_bytes or not self._charged(2 * self._got)):
+            return self.as_stream()
         return True
 
     async def _fetch(self) -> None:
-        stop = self.start + self._part if self.stop is None else self.stop
+        stop = self.start + self.part_bytes if self.stop is None else self.stop
         if (fetch := getattr(self.storage, "fetch", None)) is not None:
-            made: Awaitable[Any] = fetch(self.path, self.start, stop, self._etag, self)
+            made: Awaitable[Any] = fetch(self.found.path, self.start, stop, self._etag, self)
             await made
         elif stop > self.start:
-            self.put(await self.storage.read(self.path, self.start, stop, self._etag))
+            self.put(await self.storage.read(self.found.path, self.start, stop, self._etag))
 
     def _look(self, found: FoundObject) -> None:
         if found.size is not None and self.start > found.size:
-            what, most = printable(self.path), found.size
+            what, most = printable(self.found.path), found.size
             raise ReadError(f"{what} has {most:,} bytes, expected more than {self.start:,}: has it been replaced?")
         self._etag = self._etag or found.etag
-        self.begins(found, None if found.size is None else min(found.size, self.start + self._part), True)
+        self.begins(found, None if found.size is None else min(found.size, self.start + self.part_bytes), True)
         if found.size is None and not self._dropped:
-            self._as_stream()
+            self.as_stream()
 
     def _complete(self) -> None:
-        if self.hidden or self.untold:
-            self.hidden = self.untold = False
+        if self.hidden or self._untold:
+            self.hidden = self._untold = False
             self.owner.account.take(self._got - self.charge, True)
             self.charge = self._got
         self.over = True
@@ -200,7 +182,8 @@ class Request:
         self.charge = count
         return True
 
-    def _as_stream(self) -> bool:
+    def as_stream(self) -> bool:
+        """Throw away what has come, and let the reader read the object by itself; False: no more is wanted."""
         self.owner.account.give(self.charge)
         self.charge = 0
         self._dropped = True
@@ -223,3 +206,126 @@ def expected(found: FoundObject, start: int, stop: int | None, part_bytes: int, 
     if found.size is not None:
         return max(0, min(found.size - start, part_bytes))
     return max(GUESS_BYTES, min(usual, part_bytes))
+
+
+WINDOW = 2
+"""Requests that are begun and not taken yet, for each that may be in flight."""
+
+
+class RequestPool:
+    """Makes the requests of all flows of a source, in turn; each flow's in its order.
+
+    A task takes the next request as soon as it has done with one, so nothing is paid per request but the request.
+
+    Attributes:
+      budget: bytes that all requests may hold.
+      window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
+
+    Args:
+      tasks: where the tasks are started.
+      concurrency: requests in flight at the most.
+      budget: see there.
+    """
+
+    def __init__(self, tasks: Tasks, concurrency: int, budget: Budget) -> None:
+        self.budget = budget
+        self.concurrency = concurrency
+        self._tasks = tasks
+        self._requesters: deque[Owner] = deque()
+        self._idle: list[tuple[asyncio.Future[Request], Job]] = []
+        self._busy: dict[Request, Job] = {}
+        self._jobs: set[Job] = set()
+        self._closed = False
+        self._share()
+
+    def join(self, requester: Owner) -> None:
+        """Make the requests of a flow, too."""
+        self._requesters.append(requester)
+        self._share()
+
+    async def leave(self, requester: Owner, requests: list[Request]) -> None:
+        """Make no more requests of a flow, and break off `requests`, which are on their way."""
+        if requester in self._requesters:
+            self._requesters.remove(requester)
+            self._share()
+        await self.stop(requests)
+        self.poke()
+
+    async def stop(self, requests: list[Request]) -> None:
+        """Break off those of the requests that are on their way, and wait until they are."""
+        jobs = [job for request in requests if (job := self._busy.pop(request, None)) is not None]
+        if jobs:
+            await self._stop(jobs)
+
+    def poke(self) -> None:
+        """Start the requests that may begin and that no task has taken."""
+        while not self._closed and (self._idle or len(self._jobs) < self.concurrency):
+            request = self._take()
+            if request is None:
+                return
+            if self._idle:
+                waiting, job = self._idle.pop()
+                self._busy[request] = job
+                waiting.set_result(request)
+            else:
+                self._start(request)
+
+    async def aclose(self) -> None:
+        """End all tasks, and wait for them. Idempotent."""
+        self._closed = True
+        self.budget.forget(self.poke)
+        await self._stop(list(self._jobs))
+
+    def _share(self) -> None:
+        self.window = max(2, WINDOW * self.concurrency // max(1, len(self._requesters)))
+
+    def _take(self) -> Request | None:
+        requesters = self._requesters
+        for _ in range(len(requesters)):
+            requester = requesters[0]
+            requesters.rotate(-1)
+            if (request := requester.next_request()) is not None:
+                return request
+        return None
+
+    def _start(self, request: Request) -> None:
+        async def work() -> None:
+            await self._work(request, job)
+
+        job = self._tasks.start(work, "request", request.lost)
+        self._jobs.add(job)
+        self._busy[request] = job
+
+    async def _work(self, request: Request, job: Job) -> None:
+        try:
+            while True:
+                await request.run()
+                self._busy.pop(request, None)
+                following = self._take()
+                if following is None:
+                    following = await self._wait(job)
+                request = following
+                self._busy[request] = job
+        finally:
+            self._jobs.discard(job)
+            self._busy.pop(request, None)
+            request.lost()
+
+    async def _wait(self, job: Job) -> Request:
+        waiting: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
+        self._idle.append((waiting, job))
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if (waiting, job) in self._idle:
+                self._idle.remove((waiting, job))
+            else:
+                waiting.result().lost()
+            raise
+
+    async def _stop(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.cancel()
+        for job in jobs:
+            await self._tasks.stop(job)
+            self._jobs.discard(job)

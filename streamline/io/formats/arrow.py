@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from streamline.core.counters import Working
@@ -25,12 +24,17 @@ from streamline.io.formats.arrow_messages import (
     blocks,
 )
 from streamline.io.formats.base import Place
-from streamline.io.formats.columnar import Columnar, GroupedTable, GroupPosition, RowGroup, check_schema, watched
-from streamline.io.formats.parquet import FOOTER_BYTES
+from streamline.io.formats.columnar import (
+    FOOTER_BYTES,
+    Columnar,
+    GroupedTable,
+    GroupReader,
+    RowGroup,
+    check_schema,
+    footer_of,
+    watched,
+)
 from streamline.io.formats.sparse_file import from_start
-
-TAIL_BYTES = 4 + len(MAGIC)
-"""The footer's length, little-endian, and the magic."""
 
 MOST_METADATA_BYTES = 256 * 1024 * 1024
 """A message's metadata beyond this are damaged: a schema of a million columns takes 100 MB."""
@@ -49,7 +53,9 @@ class ArrowFormat(Columnar):
         with Working(demand.meter):
             unchanged = await watched(file, demand)
             size = await file.size("reading a file from its end")
-            tail = await _tail(file, size)
+            if not size:
+                raise DataError(f"{file.path} is not an Arrow file: it is empty")
+            tail = await file.read(max(0, size - FOOTER_BYTES), size)
             table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
         if table is None:
             read = self._stream(file, begin, after, name, demand)
@@ -61,13 +67,9 @@ class ArrowFormat(Columnar):
 
     async def _opened(self, file: File, size: int, data: bytes, begin: Place, demand: Demand) -> GroupedTable:
         """Return the file, opened; `data`: its end."""
-        length = int.from_bytes(data[-TAIL_BYTES : -len(MAGIC)], "little") + TAIL_BYTES
-        if length > size - len(MAGIC):
-            raise DataError(f"{file.path} is damaged: expected a footer of {length:,} bytes in a file of {size:,}")
-        if length > len(data):
-            data = await file.read(size - length, size - len(data)) + data
+        data, length = await footer_of(file, size, data, MAGIC)
         try:
-            dictionaries, batches = blocks(data[len(data) - length : -TAIL_BYTES])
+            dictionaries, batches = blocks(data[len(data) - length : -4 - len(MAGIC)])
         except ValueError as error:
             raise DataError(f"{file.path}: the footer can't be read: {error}") from error
         for number, block in enumerate([*dictionaries, *batches]):
@@ -94,90 +96,59 @@ class ArrowFormat(Columnar):
                 f"{file.path} is an Arrow stream, which can only be read from its start, so it can't be split into "
                 f"{file.part.num_shards} shards: write it as an Arrow file, or as several"
             )
-        reading = _ArrowStreamReader(self, file, begin, name, demand)
-        async with aclosing(_messages(file)) as messages:
-            failure: StreamlineError | None = None
-            while failure is None:
+        pending: tuple[GroupedTable, RowGroup, list[bytes]] | None = None
+        failure: StreamlineError | None = None
+        async with aclosing(self._batches(file, begin, demand)) as batches:
+            more = True
+            while more:
                 try:
                     with Working(demand.meter):
-                        message = await anext(messages, None)
-                        following = None if message is None else await reading.takes(*message)
+                        following = await anext(batches, None)
                 except StreamlineError as error:
-                    message, following, failure = None, None, error
-                if message is None or following is not None:
-                    last = failure is None and following is None
-                    async with aclosing(reading.given(following, after if last else None)) as chunks:
+                    following, failure = None, error
+                more, last = following is not None, following is None and failure is None
+                if pending is not None:
+                    table, group, data = pending
+                    start = begin["row"] if group.index == begin["group"] else 0
+                    end = after if last else {"file": file.path, "group": group.index + 1, "row": 0}
+                    reader = GroupReader(self, file.path, group, end, start, None, name, demand)
+                    async with aclosing(reader.chunks(table, data)) as chunks:
                         async for chunk in chunks:
                             yield chunk
-                if message is None:
-                    break
+                elif last:
+                    yield Chunk((), (), At(name, after))
+                pending = following
         if failure is not None:
             raise failure
-        if not reading.gave:
-            yield Chunk((), (), At(name, after))
 
+    async def _batches(
+        self, file: File, begin: Place, demand: Demand
+    ) -> AsyncGenerator[tuple[GroupedTable, RowGroup, list[bytes]], None]:
+        """Yield the record batches of a stream that are wanted, each with all messages that it is decoded with."""
 
-class _ArrowStreamReader:
-    """The state of reading a stream.
+        def opened() -> GroupedTable:
+            from streamline.io.formats.arrow_table import StreamTable  # imports pyarrow
 
-    Attributes:
-      gave: whether any of its record batches was wanted.
-    """
+            table = StreamTable(self, file.path, head[0])
+            check_schema(file.path, table.schema, demand)
+            return table
 
-    def __init__(self, format: ArrowFormat, file: File, begin: Place, name: str, demand: Demand) -> None:
-        self.gave = False
-        self._batches = 0
-        self._format, self._file, self._begin, self._name, self._demand = format, file, begin, name, demand
-        self._table: Any = None
-        self._pending: tuple[RowGroup, bytes] | None = None
-
-    async def takes(self, message: Message, data: bytes) -> tuple[RowGroup, bytes] | None:
-        """Take a message; return a record batch that is wanted, and its bytes."""
-        threads, path = self._demand.site.tasks.threads, self._file.path
-        if self._table is None:
-            if message.kind != SCHEMA:
-                raise DataError(f"{path} is not an Arrow stream, or damaged: expected a schema first")
-
-            def open_() -> Any:
-                from streamline.io.formats.arrow_table import StreamTable  # imports pyarrow
-
-                return StreamTable(self._format, path, data)
-
-            self._table = await in_thread(threads, open_)
-            await in_thread(threads, partial(check_schema, path, self._table.schema, self._demand))
-        elif message.kind == DICTIONARY:
-            if self._pending is not None:
-                self._table.later.append(data)
-            else:
-                self._table.learn(data)
-        elif message.kind == RECORD_BATCH:
-            self._batches += 1
-            if self._batches > self._begin["group"]:
-                return RowGroup(self._batches - 1, message.rows, (), 0), data
-        return None
-
-    async def given(
-        self, following: tuple[RowGroup, bytes] | None, after: Place | None
-    ) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items of the batch that was kept back, and keep another one back."""
-        pending, self._pending = self._pending, following
-        if pending is None:
-            return
-        self.gave = True
-        (group, data), path = pending, self._file.path
-        start = self._begin["row"] if group.index == self._begin["group"] else 0
-        end = after or {"file": path, "group": group.index + 1, "row": 0}
-        where = GroupPosition(path, self._format.unit, group, end, start, None)
-        async with aclosing(self._format.items(self._table, [data], where, self._name, self._demand)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        self._table.catch_up()
-
-
-async def _tail(file: File, size: int) -> bytes:
-    if not size:
-        raise DataError(f"{file.path} is not an Arrow file: it is empty")
-    return await file.read(max(0, size - FOOTER_BYTES), size)
+        table: GroupedTable | None = None
+        head: list[bytes] = []  # the schema, and the dictionaries so far
+        number = 0
+        async with aclosing(_messages(file)) as messages:
+            async for message, data in messages:
+                if table is None:
+                    if message.kind != SCHEMA:
+                        raise DataError(f"{file.path} is not an Arrow stream, or damaged: expected a schema first")
+                    head.append(data)
+                    table = await in_thread(demand.site.tasks.threads, opened)
+                elif message.kind == DICTIONARY:
+                    head.append(data)
+                elif message.kind == RECORD_BATCH:
+                    if number >= begin["group"]:
+                        yield table, RowGroup(number, message.rows, (), 0), [*head, data]
+                    number += 1
 
 
 async def _messages(file: File) -> AsyncGenerator[tuple[Message, bytes], None]:

@@ -38,10 +38,10 @@ class _BatchDecoder:
         rows, step = batch.num_rows, self._batch_rows or max(1, batch.num_rows)
         for first in range(start - start % step, rows, step):
             begin, stop = max(start, first), min(rows, first + step)
-            wanted, kept = self.selection.of(batch.slice(begin, stop - begin))
-            if kept is None and wanted.num_rows < rows and self._batch_rows is not None:
+            wanted, after = self.selection.of(batch.slice(begin, stop - begin), begin)
+            if self.selection.expression is None and wanted.num_rows < rows and self._batch_rows is not None:
                 wanted = _apart(wanted)
-            yield DecodedRows(wanted, None if kept is None else [begin + at for at in kept], begin, stop)
+            yield DecodedRows(wanted, after, stop)
 
 
 def _apart(batch: Any) -> Any:
@@ -120,19 +120,14 @@ def _metadata(data: bytes, at: int = 0) -> bytes:
 
 
 class StreamTable:
-    """The schema of an Arrow stream, and a decoder of its messages.
+    """The schema of an Arrow stream, and a decoder of a batch, whose data are all messages that it depends on, and its.
 
     Args:
       format: what is wanted.
-      path: of the file.
       message: the schema's, whole.
-
-    Attributes:
-      later: dictionaries that the record batch that is decoded next doesn't know yet.
     """
 
     def __init__(self, format: Columnar, path: str, message: bytes) -> None:
-        self._head = [message]
         try:
             self._batches = _BatchDecoder(format, path, ipc.open_stream(pa.BufferReader(message)).schema)
         except StreamlineError:
@@ -140,23 +135,13 @@ class StreamTable:
         except Exception as error:
             raise DataError(f"{path}: the schema can't be read: {type(error).__name__}: {error}") from error
         self.groups: Sequence[RowGroup] = ()
-        self.later: list[bytes] = []
 
     @property
     def schema(self) -> Any:
         return self._batches.selection.schema
 
-    def learn(self, dictionary: bytes) -> None:
-        """Keep a dictionary for the record batches that follow it."""
-        self._head.append(dictionary)
-
-    def catch_up(self) -> None:
-        """Keep the dictionaries that followed a record batch which had not been decoded yet."""
-        self._head += self.later
-        self.later = []
-
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        stream = ipc.open_stream(pa.BufferReader(b"".join([*self._head, *data])), options=self._batches.options)
+        stream = ipc.open_stream(pa.BufferReader(b"".join(data)), options=self._batches.options)
         yield from self._batches.decoded(stream.read_next_batch(), start)
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from streamline.io.fetch.file import File
 from streamline.io.formats.compression import (
     HEAD_BYTES,
     Compression,
+    Decompressor,
     check_not_foreign,
     named,
     not_splittable,
@@ -46,7 +47,8 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
     path, num_shards = file.path, file.part.num_shards
     kind = named(path)
     if kind is None and start:
-        kind = sniffed(await _first(file))
+        async with aclosing(file.blocks(0, HEAD_BYTES)) as first:
+            kind = sniffed(await _head(first))
     async with aclosing(file.blocks(start if kind is None else 0, stop)) as blocks:
         head = b""
         if kind is None and not start:
@@ -60,11 +62,6 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
         ) as marked:
             async for piece in marked:
                 yield piece
-
-
-async def _first(file: File) -> bytes:
-    async with aclosing(file.blocks(0, HEAD_BYTES)) as blocks:
-        return await _head(blocks)
 
 
 async def _head(blocks: AsyncIterator[bytes]) -> bytes:
@@ -112,41 +109,20 @@ async def _decompressed(
 async def _unpacked(
     path: str, kind: Compression, head: bytes, blocks: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes, None]:
-    decoder = kind.decompressor()
-    with closing(_DecompressionSteps(kind.threaded)) as steps:
-        try:
-            async with aclosing(steps.of(decoder.feed(head))) as first:
-                async for piece in first:
-                    yield piece
-            async for block in blocks:
-                async with aclosing(steps.of(decoder.feed(block))) as more:
-                    async for piece in more:
-                        yield piece
-            decoder.check_end()
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
-
-
-class _DecompressionSteps:
-    """Where steps of decompressing are made: in the event loop, which gets its turn between them, or in a thread."""
-
-    def __init__(self, threaded: bool) -> None:
-        self._pace = Pace()
-        self._thread = OneThread("streamline unpacking") if threaded else None
-
-    async def of(self, feed: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces that are not empty."""
-        if self._thread is None:
-            for piece in feed:
+    """Yield the pieces that are not empty. The event loop gets its turn between them, or a thread makes them."""
+    decoder, pace, loop = Decompressor(kind), Pace(), asyncio.get_running_loop()
+    thread = OneThread("streamline unpacking") if kind.threaded else None
+    try:
+        async for block, _ in _plain(head, blocks):
+            step = partial(next, decoder.feed(block), None)
+            while (piece := await loop.run_in_executor(thread, step) if thread is not None else step()) is not None:
                 if piece:
                     yield piece
-                await self._pace.breathe()
-            return
-        loop, step = asyncio.get_running_loop(), partial(next, feed, None)
-        while (found := await loop.run_in_executor(self._thread, step)) is not None:
-            if found:
-                yield found
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
+                if thread is None:
+                    await pace.breathe()
+        decoder.check_end()
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    finally:
+        if thread is not None:
+            thread.shutdown()

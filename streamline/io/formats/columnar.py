@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
-from streamline.core.state import At, States
+from streamline.core.state import At
 from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.fetch.file import File
@@ -91,18 +91,12 @@ class Columnar(Format[Any]):
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
                     end = after if following is None else {"file": file.path, "group": following.index, "row": 0}
-                    where = GroupPosition(file.path, self.unit, group, end, start, unchanged)
-                    async with aclosing(self.items(table, data, where, name, demand)) as chunks:
+                    reader = GroupReader(self, file.path, group, end, start, unchanged, name, demand)
+                    async with aclosing(reader.chunks(table, data)) as chunks:
                         async for chunk in chunks:
                             yield chunk
             if not groups:
                 yield Chunk((), (), At(name, after))
-
-    def items(
-        self, table: GroupedTable, data: Sequence[bytes], where: GroupPosition, name: str, demand: Demand
-    ) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items of a group from its row `where.row` on, each with the state after it."""
-        return RowItems(self.batch_rows, name, demand).of_group(table, data, where)
 
 
 async def watched(file: File, demand: Demand) -> Unchanged | None:
@@ -124,6 +118,24 @@ def check_schema(path: str, schema: Any, demand: Demand) -> None:
             f"{path} differs from {first_path}: {difference}; write files of one schema, read them apart, or give "
             "columns= that they have in common"
         )
+
+
+FOOTER_BYTES = 64 * 1024
+"""Read from a file's end at first: the footer of most files is in it. Arrow's own guess."""
+
+
+async def footer_of(file: File, size: int, end: bytes, magic: bytes) -> tuple[bytes, int]:
+    """Return the end of a file, from its footer's start on or before, and how many bytes it is with its length.
+
+    Args:
+      end: of the file, as far as it has been read: the footer, its length in 4 bytes, little-endian, and `magic`.
+    """
+    length = int.from_bytes(end[-4 - len(magic) : -len(magic)], "little") + 4 + len(magic)
+    if length > size - len(magic):
+        raise DataError(f"{file.path} is damaged: expected a footer of {length:,} bytes in a file of {size:,}")
+    if length > len(end):
+        end = await file.read(size - length, size - len(end)) + end
+    return end, length
 
 
 STEP_BYTES = 1024 * 1024
@@ -153,14 +165,12 @@ class DecodedRows:
 
     Attributes:
       batch: a record batch: what is wanted of them.
-      rows: the numbers in the group of those that are in it; None: all from `start` on.
-      start: the first, before any filter.
-      stop: after the last.
+      after: for each row in it, how many of the group's have been read then, before any filter.
+      stop: how many have been read after all of them.
     """
 
     batch: Any
-    rows: list[int] | None
-    start: int
+    after: Sequence[int]
     stop: int
 
 
@@ -189,44 +199,6 @@ class GroupedTable(Protocol):
         """Close what is open. Nothing is decoded any more."""
 
 
-@dataclass
-class GroupPosition:
-    """A group that is being read.
-
-    Attributes:
-      path: of the file.
-      unit: what a group is called.
-      after: the place after it.
-      row: rows of it that were read.
-      unchanged: checks that the file doesn't change; None: not needed.
-    """
-
-    path: str
-    unit: str
-    group: RowGroup
-    after: Place
-    row: int
-    unchanged: Unchanged | None
-
-    def place(self, row: int) -> Place:
-        """Return the place after `row` rows of the group."""
-        if self.group.rows is not None and row >= self.group.rows:
-            return self.after
-        return {"file": self.path, "group": self.group.index, "row": row}
-
-    def error(self, error: Exception, row: int | None = None) -> DataError:
-        """Return the error for data that can't be decoded."""
-        at = "" if row is None else f" row {row:,}"
-        found = DataError(f"{self.path} {self.unit} {self.group.index}{at}: {_said(error)}")
-        found.__cause__ = error
-        return found
-
-
-def _said(error: Exception) -> str:
-    reason = str(error).splitlines()[0] if str(error) else "no reason given"
-    return f"can't be decoded: {type(error).__name__}: {reason}"
-
-
 STEP_S = 0.004
 """Seconds that a call in a thread goes on: going there and back takes some 0.1 ms."""
 
@@ -235,58 +207,93 @@ CALL_BYTES = 16 * 1024 * 1024
 
 
 @dataclass
-class RowItems:
-    """Makes lists of items of decoded rows.
+class GroupReader:
+    """Reads a group: makes lists of items of its rows.
 
-    Args:
-      batch_rows: rows in a record batch; None: items are rows.
+    Attributes:
+      after: the place after the group.
+      row: rows of it that were read.
+      unchanged: checks that the file doesn't change; None: not needed.
+      name: of the source.
       demand: decides what is done about damage.
     """
 
-    batch_rows: int | None
+    format: Columnar
+    path: str
+    group: RowGroup
+    after: Place
+    row: int
+    unchanged: Unchanged | None
     name: str
     demand: Demand
     _slice: int = field(default=16)  # rows to be made dicts of at a time
 
-    async def of_group(
-        self, table: GroupedTable, data: Sequence[bytes], where: GroupPosition
-    ) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items of a group; of one that is damaged and to be left out, those before the damage."""
-        if where.row == where.group.rows:
+    async def chunks(self, table: GroupedTable, data: Sequence[bytes]) -> AsyncGenerator[Chunk[Any], None]:
+        """Yield the items from row `row` on, each with the state after it; of a damaged group, those before the damage.
+
+        Args:
+          data: what the group's spans hold.
+        """
+        if self.row == self.group.rows:
             return
-        threads, meter = self.demand.site.tasks.threads, self.demand.meter
-        decoding = iter(table.decode(where.group, data, where.row))
-        step = _DecodeStep(decoding, where)
+        decoding = iter(table.decode(self.group, data, self.row))
         while True:
-            with Working(meter):
-                found, failure, ended = await in_thread(threads, step)
+            with Working(self.demand.meter):
+                found, failure, ended = await in_thread(self.demand.site.tasks.threads, lambda: self._decoded(decoding))
             for decoded in found:
-                for chunk in self._chunks(decoded, where):
+                for chunk in self._items(decoded):
                     yield chunk
-                where.row = decoded.stop
+                self.row = decoded.stop
             if failure is not None:
-                yield self._left_out(failure, where)
+                yield self._left_out(failure)
                 return
             if ended:
                 return
 
-    def _left_out(self, failure: Exception, where: GroupPosition) -> Chunk[Any]:
+    def _decoded(self, decoding: Iterator[DecodedRows]) -> tuple[list[DecodedRows], Exception | None, bool]:
+        """Decode some milliseconds' worth of rows, in a thread.
+
+        Returns:
+          What was decoded, what it failed with, and whether that was all of the group.
+        """
+        found: list[DecodedRows] = []
+        failure: Exception | None = None
+        row, size, stop, ended = self.row, 0, perf_counter() + STEP_S, False
+        try:
+            while not ended and size < CALL_BYTES and perf_counter() < stop:
+                if (decoded := next(decoding, None)) is not None:
+                    found.append(decoded)
+                    row = decoded.stop
+                    size += decoded.batch.nbytes
+                elif row != self.group.rows:
+                    raise ValueError(f"expected {self.group.rows} rows, found {row:,}")
+                else:
+                    ended = True
+        except Exception as error:
+            failure = error
+        try:
+            if self.unchanged is not None:
+                self.unchanged.check()
+        except ReadError as error:  # these rows may be of another file
+            return [], error, True
+        return found, failure, ended
+
+    def _left_out(self, failure: Exception) -> Chunk[Any]:
         """Return the progress after a group that can't be decoded any further, if it may be left out."""
         if isinstance(failure, ReadError):
             raise failure
-        error = failure if isinstance(failure, StreamlineError) else where.error(failure)
-        rows, size = (where.group.rows or 0) - where.row, self.batch_rows
-        item = {"file": where.path, "group": where.group.index, "row": where.row, "rows": rows}
-        self.demand.judge(
-            error, item, At(self.name, where.place(where.row)), max(1, rows if size is None else -(-rows // size))
-        )
-        return Chunk((), (), At(self.name, where.after))
+        error = failure if isinstance(failure, StreamlineError) else self._error(failure)
+        rows, size = (self.group.rows or 0) - self.row, self.format.batch_rows
+        item = {"file": self.path, "group": self.group.index, "row": self.row, "rows": rows}
+        count = max(1, rows if size is None else -(-rows // size))
+        self.demand.judge(error, item, At(self.name, self._place(self.row)), count)
+        return Chunk((), (), At(self.name, self.after))
 
-    def _chunks(self, decoded: DecodedRows, where: GroupPosition) -> Iterator[Chunk[Any]]:
-        end, count = where.place(decoded.stop), decoded.batch.num_rows
+    def _items(self, decoded: DecodedRows) -> Iterator[Chunk[Any]]:
+        end, count = self._place(decoded.stop), decoded.batch.num_rows
         if not count:
             yield Chunk((), (), At(self.name, end))
-        elif self.batch_rows is not None:
+        elif self.format.batch_rows is not None:
             yield Chunk([decoded.batch], (At(self.name, end),))
         else:
             at = 0
@@ -297,26 +304,33 @@ class RowItems:
                     rows, failure = _rows(decoded.batch.slice(at, taken))
                     self._pace(perf_counter() - began)
                 if rows:
-                    yield Chunk(rows, self._states(decoded, where, at, len(rows), end))
-                at += len(rows)
+                    stop = at + len(rows)
+                    columns, last = {"row": decoded.after[at:stop]}, end if stop == count else None
+                    yield Chunk(rows, IndexedStates(self.name, self._place(0), columns, last))
+                    at = stop
                 if failure is not None:
-                    yield self._bad_row(failure, decoded, where, at)
+                    yield self._bad_row(failure, decoded.after[at])
                     at += 1
 
-    def _bad_row(self, failure: Exception, decoded: DecodedRows, where: GroupPosition, at: int) -> Chunk[Any]:
-        row = decoded.start + at if decoded.rows is None else decoded.rows[at]
-        after = At(self.name, where.place(row + 1))
-        item = {"file": where.path, "group": where.group.index, "row": row}
-        self.demand.judge(where.error(failure, row), item, after)
-        return Chunk((), (), after)
+    def _bad_row(self, failure: Exception, after: int) -> Chunk[Any]:
+        state, row = At(self.name, self._place(after)), after - 1
+        item = {"file": self.path, "group": self.group.index, "row": row}
+        self.demand.judge(self._error(failure, f" row {row:,}"), item, state)
+        return Chunk((), (), state)
 
-    def _states(self, decoded: DecodedRows, where: GroupPosition, at: int, count: int, end: Place) -> States:
-        last = end if at + count == decoded.batch.num_rows else None
-        place = where.place(0)
-        if decoded.rows is not None:
-            return IndexedStates(self.name, place, {"row": [row + 1 for row in decoded.rows[at : at + count]]}, last)
-        first = decoded.start + at + 1
-        return IndexedStates(self.name, place, {"row": range(first, first + count)}, last)
+    def _place(self, row: int) -> Place:
+        """Return the place after `row` rows of the group."""
+        if self.group.rows is not None and row >= self.group.rows:
+            return self.after
+        return {"file": self.path, "group": self.group.index, "row": row}
+
+    def _error(self, error: Exception, at: str = "") -> DataError:
+        """Return the error for data that can't be decoded."""
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        what = f"{self.path} {self.format.unit} {self.group.index}{at}"
+        found = DataError(f"{what}: can't be decoded: {type(error).__name__}: {reason}")
+        found.__cause__ = error
+        return found
 
     def _pace(self, spent: float) -> None:
         if spent > SLICE_S:
@@ -337,47 +351,6 @@ def _rows(batch: Any) -> tuple[list[Any], Exception | None]:
             except Exception as error:
                 return rows, error
         return rows, None
-
-
-@dataclass
-class _DecodeStep:
-    """Decodes some milliseconds' worth of rows, in a thread."""
-
-    decoding: Iterator[DecodedRows]
-    where: GroupPosition
-    _row: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._row = self.where.row
-
-    def __call__(self) -> tuple[list[DecodedRows], Exception | None, bool]:
-        """Return what was decoded, what it failed with, and whether that was all of the group."""
-        found, failure, ended = self._decoded()
-        try:
-            if self.where.unchanged is not None:
-                self.where.unchanged.check()
-        except ReadError as error:  # these rows may be of another file
-            return [], error, True
-        return found, failure, ended
-
-    def _decoded(self) -> tuple[list[DecodedRows], Exception | None, bool]:
-        found: list[DecodedRows] = []
-        size, stop = 0, perf_counter() + STEP_S
-        try:
-            while size < CALL_BYTES and perf_counter() < stop:
-                if (decoded := next(self.decoding, None)) is None:
-                    return found, self._end(), True
-                found.append(decoded)
-                self._row = decoded.stop
-                size += decoded.batch.nbytes
-        except Exception as error:
-            return found, error, True
-        return found, None, False
-
-    def _end(self) -> Exception | None:
-        if self._row == self.where.group.rows:
-            return None
-        return ValueError(f"expected {self.where.group.rows} rows, found {self._row:,}")
 
 
 def require_pyarrow(function: str) -> None:

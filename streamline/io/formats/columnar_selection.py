@@ -33,16 +33,17 @@ class Selection:
     schema: Any
     expression: Any = None
 
-    def of(self, batch: Any) -> tuple[Any, list[int] | None]:
-        """Return what is wanted of a batch, and which of its rows that is; None: all of them."""
-        rows = None
+    def of(self, batch: Any, first: int) -> tuple[Any, Sequence[int]]:
+        """Return what is wanted of a batch that begins at row `first`, and the row number after each of its rows."""
+        after: Sequence[int] = range(first + 1, first + 1 + batch.num_rows)
         if self.expression is not None:
             batch, rows = _filtered(batch, self.expression)
+            after = [after[row] for row in rows]
         if batch.schema.names != self.schema.names:
             batch = batch.select(self.schema.names)
         if not batch.schema.equals(self.schema):
             batch = batch.cast(self.schema)  # structs without the fields that only the filter looks at
-        return batch, rows
+        return batch, after
 
 
 def _filtered(batch: Any, expression: Any) -> tuple[Any, list[int]]:

@@ -72,9 +72,6 @@ class Compression:
     padded: bool = True
     refusals: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
-    def decompressor(self) -> Decompressor:
-        return Decompressor(self)
-
 
 class Decompressor:
     """Decompresses the blocks of one file, fed one after the other."""

@@ -12,20 +12,19 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
-from streamline.core.counters import Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
 from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
-from streamline.io.formats.line_reader import SLICE_LINES, TextCursor, TextFormat, TooLong, next_chunk, slices
+from streamline.io.formats.lines import SLICE_LINES, TextCursor, TextFormat, TooLong, slices
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """The longest record that is read unless the user says otherwise: more is likely a quote that isn't closed."""
@@ -63,7 +62,7 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat(TextFormat[Any]):
-    """CSV files. Place: see `line_reader`; `line` is the last line of a record.
+    """CSV files. Place: see `lines`; `line` is the last line of a record.
 
     Attributes:
       header: as `Header`; False: items are lists.
@@ -90,42 +89,15 @@ class CsvFormat(TextFormat[Any]):
         header = list(self.header) if isinstance(self.header, tuple) else self.header
         return {"header": header, "delimiter": self.dialect.delimiter, "quotechar": self.dialect.quotechar}
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        meter = demand.meter
+    async def cursor(self, file: File, begin: Place, after: Place, name: str) -> _CsvCursor:
         cursor = _CsvCursor(self, name, file.path, begin, after)
         if begin["byte"] and cursor.records is None:
-            with Working(meter):
-                await _learn_from_start(cursor, file)
-        skipping = demand.skips is not None and demand.skips.active
-        async with aclosing(slices(file, begin["byte"], cursor.splitter, cursor.too_long, skipping)) as found:
-            while True:
-                with Working(meter):
-                    part = await anext(found, None)
-                chunks = cursor.chunks(*(part or (b"", True)), demand)
-                while (chunk := next_chunk(chunks, meter)) is not None:
-                    yield chunk
-                if part is None:
-                    return
-
-
-async def _learn_from_start(cursor: _CsvCursor, file: File) -> None:
-    """Let a cursor inside a file know what the file's first record says: a bounded read, nothing is read ahead."""
-    for stop in (HEAD_BYTES, cursor.most_bytes + HEAD_BYTES):
-        start = cursor.at_start()
-        async with aclosing(slices(file, 0, start.splitter, start.too_long, skipping=False, stop=stop)) as found:
-            try:
-                async for raw, _ in found:
-                    if start.learns(raw, final=False):
-                        cursor.records = start.records
-                        return
-            except DataError:
-                if stop > HEAD_BYTES:
-                    raise  # else a compressed file was cut short by `stop`
-    raise start.too_long("")
+            await cursor.learn_from_start(file)
+        return cursor
 
 
 class _CsvCursor(TextCursor[Any]):
-    """Where the reading of one file is, and what turns the next slice into chunks.
+    """Where the reading of one file is.
 
     Attributes:
       records: makes items; None: the first record, which says what they are like, isn't there yet.
@@ -143,28 +115,30 @@ class _CsvCursor(TextCursor[Any]):
         if isinstance(format.header, tuple):
             self._expect(format.header, len(format.header))
 
-    @property
-    def most_bytes(self) -> int:
-        """A record at the most."""
-        return self._format.max_record_bytes
+    async def learn_from_start(self, file: File) -> None:
+        """Find out, inside a file, what its first record says: a bounded read, nothing is read ahead."""
+        format = self._format
+        for stop in (HEAD_BYTES, format.max_record_bytes + HEAD_BYTES):
+            start = _CsvCursor(format, self._name, self._path, format.begin(self._path), self._after)
+            async with aclosing(slices(file, 0, start.splitter, start.wrong, skipping=False, stop=stop)) as found:
+                try:
+                    async for raw, _ in found:
+                        if isinstance(raw, TooLong):
+                            raise raw.error
+                        start._feed(raw)
+                        if start._learn(start._pending(), final=False):
+                            self.records = start.records
+                            return
+                except DataError:
+                    if stop > HEAD_BYTES:
+                        raise  # else a compressed file was cut short by `stop`
+        raise start.wrong()
 
-    def at_start(self) -> _CsvCursor:
-        """Return a cursor at the beginning of the same file."""
-        return _CsvCursor(self._format, self._name, self._path, self._format.begin(self._path), self._after)
-
-    def too_long(self, reason: str) -> DataError:
+    def wrong(self, reason: str = "") -> DataError:
         """Return the exception for the next record, which doesn't end in time."""
-        return self.error(Fault(0, 0, too_long(self._format.max_record_bytes)))
-
-    def learns(self, raw: bytes | TooLong, final: bool) -> bool:
-        """Find out what the first record says, and pass it if it is a header; whether it is there."""
-        if isinstance(raw, TooLong):
-            raise raw.error
-        self._feed(raw)
-        return self._learn(self._pending(), final)
+        return super().wrong(too_long(self._format.max_record_bytes))
 
     def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
-        """Yield the items of the next slice; after a record that is left out, only the place."""
         if not isinstance(raw, TooLong):
             self._feed(raw)
             if final or self._size >= self._needed or self._size > self._format.max_record_bytes:
@@ -173,7 +147,7 @@ class _CsvCursor(TextCursor[Any]):
         yield from self._read(True, demand)  # what is open there would be longer still
         if not raw.size or self.records is None:
             raise raw.error
-        yield self._leave_out(self.too_long(""), raw.head, 1, raw.size, final, demand)
+        yield self._leave_out(self.wrong(), raw.head, 1, raw.size, final, demand)
 
     def _read(self, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
         raw = self._pending()
@@ -184,8 +158,7 @@ class _CsvCursor(TextCursor[Any]):
         while at < len(raw):
             part = raw[at : _window(raw, at, self._window)]
             whole = at + len(part) == len(raw)
-            decoded = self.records.decode(part, final and whole)
-            size = decoded.size
+            decoded, size = self.records.decode(part, final and whole)
             at += size
             if size:
                 yield self._take(decoded, part[:size], final and at == len(raw))
@@ -221,7 +194,7 @@ class _CsvCursor(TextCursor[Any]):
 
     def _learn(self, raw: bytes, final: bool) -> bool:
         format = self._format
-        found = Records(format.dialect, None, None, format.max_record_bytes).decode(raw, final)
+        found, _ = Records(format.dialect, None, None, format.max_record_bytes).decode(raw, final)
         if not found.items:
             if found.fault is not None:
                 raise self.error(found.fault)
@@ -253,17 +226,6 @@ def _window(raw: bytes, at: int, size: int) -> int:
     return raw.rfind(b"\n", at, stop) + 1 or raw.find(b"\n", stop) + 1 or len(raw)
 
 
-@dataclass(slots=True)
-class CsvItems(DecodedSlice[Any]):
-    """What a slice holds, up to the first record that is bad or open.
-
-    Attributes:
-      size: of its lines, in bytes.
-    """
-
-    size: int = 0
-
-
 class Records:
     """Makes items out of slices.
 
@@ -280,8 +242,8 @@ class Records:
         self._width = width
         self._max_bytes = max_bytes
 
-    def decode(self, raw: bytes, final: bool) -> CsvItems:
-        """Return the items of whole lines; never raises for what is in them.
+    def decode(self, raw: bytes, final: bool) -> tuple[DecodedSlice[Any], int]:
+        """Return the items of whole lines, and the size of these in bytes; never raises for what is in them.
 
         Args:
           raw: begins where a record does.
@@ -296,24 +258,24 @@ class Records:
             text, wrong = raw.decode(errors="replace"), error
         found = read(self._dialect, raw, text)
         decoded = self._items(found, raw, wrong)
-        decoded.size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
+        size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
         if decoded.fault is None and found.bad is not None:
             decoded.fault = Fault(found.lines, 0, f"expected CSV: {found.bad}", found.bad)
         elif decoded.fault is None and found.size < len(raw):
             decoded.fault = self._open(len(raw) - found.size, found.lines, final)
-        if (fault := decoded.fault) is not None:
-            decoded.fault = Fault(fault.line, decoded.size, fault.reason, fault.cause, fault.lines)
-        return decoded
+        if decoded.fault is not None:
+            decoded.fault = replace(decoded.fault, at=size)
+        return decoded, size
 
-    def _items(self, found: CsvRows, raw: bytes, wrong: UnicodeDecodeError | None) -> CsvItems:
+    def _items(self, found: CsvRows, raw: bytes, wrong: UnicodeDecodeError | None) -> DecodedSlice[Any]:
         rows, names = found.rows, self._names
         if wrong is None and len(raw) <= self._max_bytes and all(rows):
             kept = None if found.ends is None else [end - 1 for end in found.ends]
             try:
                 if names is not None:
-                    return CsvItems([dict(zip(names, row, strict=True)) for row in rows], found.lines, kept)
+                    return DecodedSlice([dict(zip(names, row, strict=True)) for row in rows], found.lines, kept)
                 if self._width is None or set(map(len, rows)) <= {self._width}:
-                    return CsvItems(rows, found.lines, kept)
+                    return DecodedSlice(rows, found.lines, kept)
             except ValueError:
                 pass  # the loop below finds the record
         ends = range(1, len(rows) + 1) if found.ends is None else found.ends
@@ -325,11 +287,11 @@ class Records:
             if row:
                 fault = check(row, begin, end)
                 if fault is not None:
-                    return CsvItems(items, begin, kept, fault)
+                    return DecodedSlice(items, begin, kept, fault)
                 items.append(row if names is None else dict(zip(names, row, strict=True)))
                 kept.append(end - 1)
             begin = end
-        return CsvItems(items, begin, kept)
+        return DecodedSlice(items, begin, kept)
 
     def _checks(self, raw: bytes, wrong: UnicodeDecodeError | None) -> Any:
         """Return what says what is wrong with a record of some lines."""

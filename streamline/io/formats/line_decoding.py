@@ -2,7 +2,7 @@
 
 A line ends after b"\\n", and nowhere else; the last may lack it. Work is done a slice at a time: some hundred lines as
 one piece of bytes, decoded and split by one call each, which is faster than a loop over the lines. Where line i of a
-slice ends is computed only when a state is read (`line_reader`).
+slice ends is computed only when a state is read (`lines`).
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class NpyFormat(Format[Any]):
             yield Chunk((), (), At(name, dict(after)))
 
     async def _table(self, file: File, in_thread: InThread) -> ArrayTable:
-        head = await first_bytes(file)
+        head = await _gathered(file.blocks(0, HEAD_BYTES))  # nearly always all of the header, if it is an npy file
         if not head.startswith(MAGICS):
             return ArrayTable((await column_of(file, None, head, in_thread),), archive=False)
         found = {member.name: member for member in await members(file)}
@@ -180,6 +180,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 
 
+@dataclass(frozen=True)
 class ArrayColumn(ABC):
     """An array whose rows can be read, block by block.
 
@@ -189,10 +190,9 @@ class ArrayColumn(ABC):
       good: rows that are there: fewer than the header says where the file was cut short.
     """
 
-    def __init__(self, name: str, layout: Layout, good: int) -> None:
-        self.name = name
-        self.layout = layout
-        self.good = good
+    name: str
+    layout: Layout
+    good: int
 
     @property
     def read_bytes(self) -> int:
@@ -209,12 +209,11 @@ class ArrayColumn(ABC):
         """
 
 
+@dataclass(frozen=True)
 class Mapped(ArrayColumn):
     """A local file, mapped: a row is read when it is looked at."""
 
-    def __init__(self, name: str, layout: Layout, good: int, array: np.ndarray[Any, Any]) -> None:
-        super().__init__(name, layout, good)
-        self._array = array
+    array: np.ndarray[Any, Any]
 
     @property
     def read_bytes(self) -> int:
@@ -222,50 +221,55 @@ class Mapped(ArrayColumn):
 
     async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
         for start, stop in spans:
-            yield self._array[start:stop]
+            yield self.array[start:stop]
 
 
+@dataclass(frozen=True)
 class Ranged(ArrayColumn):
-    """A remote file, by ranges."""
+    """A remote file, by ranges.
 
-    def __init__(self, name: str, layout: Layout, good: int, file: File, base: int, seed: tuple[int, int]) -> None:
-        super().__init__(name, layout, good)
-        self._file = file
-        self._base = base + layout.start
-        self._crc, self._wanted = seed
+    Attributes:
+      start: the byte of the file at which the first row begins.
+      crc: of the header.
+      wanted: the CRC of all, as the archive says it.
+    """
+
+    file: File
+    start: int
+    crc: int
+    wanted: int
 
     async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
-        size, layout, base = self.layout.row_bytes, self.layout, self._base
+        size, layout, base = self.layout.row_bytes, self.layout, self.start
         spans = list(spans)
         checked = bool(self.name and spans) and spans[0][0] == 0  # else its beginning is not here
         if not size:
             for start, stop in spans:
                 yield layout.empty(stop - start)
             return
-        crc = self._crc
-        ranges = self._file.ranges((base + start * size, base + stop * size) for start, stop in spans)
+        crc = self.crc
+        ranges = self.file.ranges((base + start * size, base + stop * size) for start, stop in spans)
         async with aclosing(ranges) as fetched:
             for start, stop in spans:
                 data = await anext(fetched)
                 if checked:
                     crc = zlib.crc32(data, crc)
-                    if stop == layout.rows and crc != self._wanted:
+                    if stop == layout.rows and crc != self.wanted:
                         raise DataError(f"array {self.name!r} is damaged: its checksum (CRC-32) is not as it was")
                 yield layout.array(data, stop - start)
 
 
+@dataclass(frozen=True)
 class DeflatedColumn(ArrayColumn):
     """A deflated member of an archive, unpacked from its start."""
 
-    def __init__(self, layout: Layout, file: File, member: ArchivedArray) -> None:
-        super().__init__(member.name, layout, layout.rows)
-        self._file = file
-        self._member = member
+    file: File
+    member: ArchivedArray
 
     async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
         layout = self.layout
         size, at, held = layout.row_bytes, 0, bytearray()  # `held` begins at byte `at` of the member
-        async with aclosing(inflated(self._file, self._member)) as pieces:
+        async with aclosing(inflated(self.file, self.member)) as pieces:
             for start, stop in spans:
                 begin, end = layout.start + start * size, layout.start + stop * size
                 while at + len(held) < end:
@@ -278,7 +282,7 @@ class DeflatedColumn(ArrayColumn):
                 if size:
                     del held[: end - at]
                     at = end
-                if end == self._member.size:
+                if end == self.member.size:
                     async for _ in pieces:  # to its checksum, which follows its last byte
                         raise DataError(f"array {self.name!r} is damaged: it goes on after its last row")
                 yield layout.array(data, stop - start)
@@ -309,7 +313,7 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
         if good < layout.rows or layout.fortran:
             raise DataError(_fortran() if layout.fortran else f"array {name!r} is shorter than its header says")
         assert member is not None
-        return DeflatedColumn(layout, file, member)
+        return DeflatedColumn(name, layout, good, file, member)
     if file.local:
         found = await in_thread(lambda: _mapped(file, layout, base, good))
         if isinstance(found, BaseException):
@@ -317,8 +321,8 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
         return Mapped(name, layout, good, found)
     if layout.fortran:
         raise DataError(_fortran())
-    seed = (zlib.crc32(head[: layout.start]), 0 if member is None else member.crc)
-    return Ranged(name, layout, good, file, base, seed)
+    crc = zlib.crc32(head[: layout.start])
+    return Ranged(name, layout, good, file, base + layout.start, crc, 0 if member is None else member.crc)
 
 
 def _fortran() -> str:
@@ -326,11 +330,6 @@ def _fortran() -> str:
         "the array is in Fortran order, so each row is spread over all of it: save np.ascontiguousarray(array), or "
         "read an uncompressed local copy, which is mapped"
     )
-
-
-async def first_bytes(file: File) -> bytes:
-    """Return the first bytes of a file: in nearly every case, all of the header, if it is an npy file."""
-    return await _gathered(file.blocks(0, HEAD_BYTES))
 
 
 async def _gathered(blocks: AsyncGenerator[bytes, None]) -> bytes:

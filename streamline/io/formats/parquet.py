@@ -12,15 +12,10 @@ from streamline.core.threads import in_thread
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
-from streamline.io.formats.columnar import Columnar, GroupedTable, watched
-
-FOOTER_BYTES = 64 * 1024
-"""Read from a file's end at first: the footer of most files is in it. Arrow's own guess."""
-
-TAIL_BYTES = 8
-"""The footer's length in 4 bytes, little-endian, and the magic (parquet-format, "File format")."""
+from streamline.io.formats.columnar import FOOTER_BYTES, Columnar, GroupedTable, footer_of, watched
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
+"""How a file ends, after the length of its footer (parquet-format, "File format")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,28 +28,24 @@ class ParquetFormat(Columnar):
     unit: ClassVar[str] = "row group"
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter):
-            unchanged = await watched(file, demand)
-            table = await self._opened(file, begin, demand)
-        async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _opened(self, file: File, begin: Place, demand: Demand) -> GroupedTable:
-        size = await file.size("reading a file from its end")
-        footer = await _footer(file, size)
-
-        def open_() -> GroupedTable:
+        def opened() -> GroupedTable:
             from streamline.io.formats.parquet_table import ParquetTable  # imports pyarrow
 
             return ParquetTable(self, file, size, footer, begin["group"])
 
-        return await in_thread(demand.site.tasks.threads, open_)
+        with Working(demand.meter):
+            unchanged = await watched(file, demand)
+            size = await file.size("reading a file from its end")
+            footer = await _footer(file, size)
+            table = await in_thread(demand.site.tasks.threads, opened)
+        async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 async def _footer(file: File, size: int) -> bytes:
     """Return the end of a file, from the start of its footer on or before."""
-    if size < TAIL_BYTES + len(MAGIC):
+    if size < 4 + 2 * len(MAGIC):
         raise DataError(f"{file.path} is not a Parquet file, or was cut short: it has {size:,} bytes")
     data = await file.read(max(0, size - FOOTER_BYTES), size)
     magic = data[-len(MAGIC) :]
@@ -64,9 +55,4 @@ async def _footer(file: File, size: int) -> bytes:
         raise DataError(
             f"{file.path} is not a Parquet file, or was cut short: expected {MAGIC!r} at its end, got {magic!r}"
         )
-    length = int.from_bytes(data[-TAIL_BYTES : -len(MAGIC)], "little") + TAIL_BYTES
-    if length > size - len(MAGIC):
-        raise DataError(f"{file.path} is damaged: expected a footer of {length:,} bytes in a file of {size:,}")
-    if length > len(data):
-        data = await file.read(size - length, size - len(data)) + data
-    return data
+    return (await footer_of(file, size, data, MAGIC))[0]

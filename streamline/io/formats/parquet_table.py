@@ -177,6 +177,5 @@ class ParquetTable:
             if row <= start:
                 continue
             cut = max(0, start - begin)
-            wanted, rows = self._selection.of(batch.slice(cut) if cut else batch)
-            first = begin + cut
-            yield DecodedRows(wanted, None if rows is None else [first + at for at in rows], first, row)
+            wanted, after = self._selection.of(batch.slice(cut) if cut else batch, begin + cut)
+            yield DecodedRows(wanted, after, row)

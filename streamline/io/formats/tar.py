@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import anyio
@@ -78,7 +78,7 @@ class TarFormat(Format[Any]):
                     raise failure
                 if block is None:
                     break
-                reader.scanner.feed(block[0])
+                reader.samples.feed(block[0])
                 more = True
                 while more:
                     found = _held(reader.samples.next, meter)
@@ -104,30 +104,24 @@ async def _reader(
     """Return what reads from `begin` on; None: nothing in this share of the archive is left."""
     part, byte, sample, stop = file.part, begin["byte"], begin["sample"], None
     if part.num_shards > 1:
-        walk = await walk_of(file, format.group)
-        stop = byte_range(walk.size, part.num_shards, part.shard)[1] if part.shard < part.num_shards - 1 else None
+        size = await file.size("splitting it into shards")
+        stop = byte_range(size, part.num_shards, part.shard)[1] if part.shard < part.num_shards - 1 else None
         if part.shard and not byte:
+            made = Walk(file.path, size, part.num_shards, group=format.group)
+            walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
             found = await walk.begin(file, part.shard)
             if found is None:
                 return None
             byte, sample = found
-    scanner = Scanner(file.path, byte)
-    samples = Samples(
-        file.path,
-        scanner,
-        stop,
-        group=format.group,
-        max_bytes=format.max_sample_bytes,
-        patient=demand.skips is not None and demand.skips.active,
-    )
-    return _ArchiveReader(scanner, samples, file.path, byte, sample, name, after, demand)
+    patient = demand.skips is not None and demand.skips.active
+    samples = Samples(file.path, byte, stop, group=format.group, max_bytes=format.max_sample_bytes, patient=patient)
+    return _ArchiveReader(samples, file.path, byte, sample, name, after, demand)
 
 
 @dataclass
 class _ArchiveReader:
     """Turns the samples of one archive into chunks."""
 
-    scanner: Scanner
     samples: Samples
     path: str
     byte: int
@@ -152,13 +146,9 @@ class _ArchiveReader:
         if found.wrong is not None:
             self.sample += 1
             end = found.wrong.end
-            place = dict(self.after) if end is None else _place(self.path, end, self.sample)
+            place = dict(self.after) if end is None else {"file": self.path, "byte": end, "sample": self.sample}
             self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
             yield Chunk((), (), At(self.name, place))
-
-
-def _place(path: str, byte: int, sample: int) -> Place:
-    return {"file": path, "byte": byte, "sample": sample}
 
 
 SLICE_MEMBERS = 128
@@ -180,7 +170,8 @@ class BadSample(NamedTuple):
     end: int | None
 
 
-class Gathered(NamedTuple):
+@dataclass(slots=True)
+class Gathered:
     """What a slice of an archive has.
 
     Attributes:
@@ -191,8 +182,8 @@ class Gathered(NamedTuple):
       more: whether there may be more in what was fed.
     """
 
-    items: list[Any]
-    ends: list[int]
+    items: list[Any] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     wrong: BadSample | None = None
     failure: DataError | None = None
     more: bool = False
@@ -219,12 +210,12 @@ def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
 
 
 class Samples:
-    """Makes samples of what a scanner cuts.
+    """Is fed the blocks of an archive, and makes samples of them.
 
     A sample is whole when the next one begins, or when the archive has been found to be whole: until then it is kept.
 
     Args:
-      scanner: at the beginning of a sample.
+      begin: the byte at which the first block begins, and a sample.
       stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
@@ -234,11 +225,9 @@ class Samples:
       over: whether the next sample belongs to the next share.
     """
 
-    def __init__(
-        self, path: str, scanner: Scanner, stop: int | None, *, group: bool, max_bytes: int, patient: bool
-    ) -> None:
+    def __init__(self, path: str, begin: int, stop: int | None, *, group: bool, max_bytes: int, patient: bool) -> None:
         self._path = path
-        self._scanner = scanner
+        self._scanner = Scanner(path, begin)
         self._stop = stop
         self._group = group
         self._max_bytes = max_bytes
@@ -251,48 +240,52 @@ class Samples:
         self._error: DataError | None = None  # what is wrong with the sample
         self.over = False
 
+    def feed(self, block: bytes) -> None:
+        self._scanner.feed(block)
+
     def next(self) -> Gathered:
         """Return what the next members give."""
-        items: list[Any] = []
-        ends: list[int] = []
+        found = Gathered()
         for _ in range(SLICE_MEMBERS):
             try:
-                done = not self._step(items, ends)
+                more = self._step(found)
             except DataError as error:
-                self._keep(items, ends)
-                return Gathered(items, ends, failure=error)
+                self._keep(found)
+                found.failure = error
+                return found
             if self._error is not None and (self._header is not None or not self._patient):
-                return Gathered(items, ends, wrong=self._left_out(self._error, self._scanner.start), more=True)
-            if done:
-                return Gathered(items, ends)
-        return Gathered(items, ends, more=True)
+                found.wrong, found.more = self._left_out(self._error, self._scanner.start), True
+                return found
+            if not more:
+                return found
+        found.more = True
+        return found
 
     def finish(self) -> Gathered:
         """Return what is left at the end of the archive; all of it has been fed."""
-        items: list[Any] = []
-        ends: list[int] = []
+        found = Gathered()
         try:
             self._scanner.finish()
         except NoEndMarkError as error:
             if not self._group:
-                self._keep(items, ends)
-            return Gathered(items, ends, wrong=self._left_out(error, None))
+                self._keep(found)
+            found.wrong = self._left_out(error, None)
         except DataError as error:
-            self._keep(items, ends)
-            return Gathered(items, ends, failure=error)
-        if self._error is not None:
-            return Gathered(items, ends, wrong=self._left_out(self._error, None))
-        self._keep(items, ends)
-        return Gathered(items, ends)
+            self._keep(found)
+            found.failure = error
+        else:
+            if self._error is not None:
+                found.wrong = self._left_out(self._error, None)
+            self._keep(found)
+        return found
 
     def rest(self) -> Gathered:
         """Return what is left where the archive can't be read any further."""
-        items: list[Any] = []
-        ends: list[int] = []
-        self._keep(items, ends)
-        return Gathered(items, ends)
+        found = Gathered()
+        self._keep(found)
+        return found
 
-    def _step(self, items: list[Any], ends: list[int]) -> bool:
+    def _step(self, found: Gathered) -> bool:
         """Take one member; return whether there may be another in what was fed."""
         if self._field is not None:
             return self._take(self._field)
@@ -310,8 +303,8 @@ class Samples:
                 self._header = header
                 return True
             if self._item is not None:
-                items.append(self._item)
-                ends.append(scanner.start)
+                found.items.append(self._item)
+                found.ends.append(scanner.start)
                 self._item = None
             if self._stop is not None and scanner.start >= self._stop:
                 self.over = True
@@ -365,12 +358,12 @@ class Samples:
         self._item = self._error = None
         return BadSample(error, item, end)
 
-    def _keep(self, items: list[Any], ends: list[int]) -> None:
+    def _keep(self, found: Gathered) -> None:
         """Add the sample that is being read, if it is known to be whole."""
         whole = self._scanner.ended or not self._group
         if self._item is not None and self._error is None and self._field is None and whole:
-            items.append(self._item)
-            ends.append(self._scanner.mark if self._scanner.ended else self._scanner.at)
+            found.items.append(self._item)
+            found.ends.append(self._scanner.mark if self._scanner.ended else self._scanner.at)
             self._item = None
 
 
@@ -391,16 +384,10 @@ SLICE_HEADERS = 64
 
 
 class Walk:
-    """The walk over one archive, for all shares that one event loop reads: a flow that waits for its own takes a step.
-
-    Args:
-      size: of the archive in bytes.
-      num_shards: shares.
-      group: whether members are grouped into samples.
-    """
+    """The walk over one archive, for all its shares that one event loop reads: a flow that waits takes a step."""
 
     def __init__(self, path: str, size: int, num_shards: int, *, group: bool) -> None:
-        self.size = size
+        self._size = size
         self._num_shards = num_shards
         self._group = group
         self._scanner = Scanner(path, 0)
@@ -422,7 +409,7 @@ class Walk:
     async def _step(self, file: File) -> None:
         """Read a window and walk through it. Cancelled, it has done nothing that can't be done again."""
         start = self._read
-        stop = min(start + self._window, self.size)
+        stop = min(start + self._window, self._size)
         if start >= stop:  # the reader of the last sample checks whether the archive is whole
             self._found += [None] * (self._num_shards - len(self._found))
             return
@@ -436,7 +423,7 @@ class Walk:
         while self._walk():
             await pace.breathe()
         if self._scanner.ended:
-            self._read = self.size
+            self._read = self._size
         elif self._scanner.beyond >= SEEK_BYTES:
             self._scanner.jump()
             self._read, self._window = self._scanner.at, FIRST_BYTES
@@ -453,18 +440,9 @@ class Walk:
             if part is None or (self._group and part[0] == self._key):
                 continue
             self._key = part[0]
-            while len(self._found) < self._num_shards and self._starts_at(len(self._found)) <= scanner.start:
+            while (shard := len(self._found)) < self._num_shards:
+                if byte_range(self._size, self._num_shards, shard)[0] > scanner.start:
+                    break
                 self._found.append((scanner.start, self._samples))
             self._samples += 1
         return True
-
-    def _starts_at(self, shard: int) -> int:
-        return byte_range(self.size, self._num_shards, shard)[0]
-
-
-async def walk_of(file: File, group: bool) -> Walk:
-    """Return the walk over an archive; the same for all of its shares that one event loop reads."""
-    size = await file.size("splitting it into shards")
-    made = Walk(file.path, size, file.part.num_shards, group=group)
-    walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
-    return walk

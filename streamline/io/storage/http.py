@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.io.storage.base import Arrival, FoundObject, joined
+from streamline.io.storage.base import Arrival, FoundObject, Storage, joined
 from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
@@ -42,17 +42,13 @@ UNNAMED: set[str] = set()
 """Hosts for which this process has logged that they name no versions."""
 
 
-class HttpStorage:
+class HttpStorage(Storage):
     """Reads URLs over one session, which keeps its connections for the next file."""
 
     def __init__(self, options: HttpOptions, traffic: Traffic | None = None) -> None:
         self._options = options
         self._traffic = traffic or Traffic()
         self._client = HttpClient(options, self._traffic)
-
-    async def list(self, pattern: str) -> list[FoundObject]:
-        """Refuse: HTTP has no listing."""
-        raise ReadError(f"HTTP has no listing, so a * can't be expanded: {shown(pattern)}")
 
     async def stat(self, url: str) -> FoundObject:
         """Return an object's size and ETag, where the server says them.

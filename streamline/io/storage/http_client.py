@@ -370,8 +370,10 @@ def judged(url: str, error: Exception) -> TransientError:
     Raises:
       ReadError: it wouldn't.
     """
-    if isinstance(error, (ReadError, TransientError)):
-        return _again(error)
+    if isinstance(error, ReadError):
+        raise error
+    if isinstance(error, TransientError):
+        return error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         raise ReadError(f"{url}: {_certificate(error)}") from error
     if isinstance(error, aiohttp.ClientConnectorSSLError) and _reason(error) in NO_TLS:
@@ -385,12 +387,6 @@ def judged(url: str, error: Exception) -> TransientError:
     if isinstance(error, aiohttp.InvalidURL):
         raise ReadError(f"{url}: not a URL: {error}") from error
     return TransientError(_said(error))
-
-
-def _again(error: ReadError | TransientError) -> TransientError:
-    if isinstance(error, ReadError):
-        raise error
-    return error
 
 
 def _said(error: Exception) -> str:

@@ -8,7 +8,6 @@ how to (RWF_NOWAIT: ext4, xfs, btrfs; not tmpfs).
 from __future__ import annotations
 
 import asyncio
-import glob
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from io import FileIO
@@ -54,15 +53,6 @@ class LocalStorage(Storage):
         self._thread = OneThread("streamline files")
         self._open: set[_LocalFile] = set()
         self._buffer = bytearray(CACHED_BYTES)
-
-    async def list(self, pattern: str) -> list[FoundObject]:
-        """Return the files that a glob matches, with their sizes, sorted by path."""
-
-        def look() -> list[FoundObject]:
-            files = [match for match in sorted(glob.glob(pattern, recursive=True)) if not Path(match).is_dir()]  # noqa: PTH207
-            return [FoundObject(path, Path(path).stat().st_size) for path in files]
-
-        return await self._call(look)
 
     async def stat(self, path: str) -> FoundObject:
         try:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from streamline.errors import DataError
 from streamline.io.formats import compression
-from streamline.io.formats.compression import PIECE_BYTES, named, sniffed, undecided
+from streamline.io.formats.compression import PIECE_BYTES, Decompressor, named, sniffed, undecided
 from tests.laws.profile import examples
 
 DATA = bytes(random.Random(0).choices(b"abcdefgh\n", k=700))
@@ -38,7 +38,7 @@ PART = {"gzip": "member", "zstd": "frame", "bzip2": "stream", "xz": "stream"}
 
 
 def unpack(kind: str, data: bytes, block_bytes: int) -> bytes:
-    decoder = KINDS[kind].decompressor()
+    decoder = Decompressor(KINDS[kind])
     found: list[bytes] = []
     for at in range(0, len(data), block_bytes):
         found += decoder.feed(data[at : at + block_bytes])
@@ -123,7 +123,7 @@ def test_a_bomb_is_unpacked_in_bounded_memory(kind: str) -> None:
     size = 64 * 1024 * 1024
     packed = _zeros(kind, size)
     assert len(packed) < size / 500
-    decoder, total = KINDS[kind].decompressor(), 0
+    decoder, total = Decompressor(KINDS[kind]), 0
     tracemalloc.start()
     for piece in decoder.feed(packed):
         assert len(piece) <= PIECE_BYTES
@@ -145,7 +145,7 @@ def _zeros(kind: str, size: int) -> bytes:
 
 def test_blocks_of_one_repeated_byte_are_bounded_too() -> None:
     block = (128 * 1024 << 3 | 1 << 1).to_bytes(3, "little") + b"a"
-    decoder, total = KINDS["zstd"].decompressor(), 0
+    decoder, total = Decompressor(KINDS["zstd"]), 0
     for piece in decoder.feed(b"\x28\xb5\x2f\xfd\x00\x58" + block * 500 + b"\x01\x00\x00"):
         assert len(piece) <= PIECE_BYTES
         total += len(piece)
