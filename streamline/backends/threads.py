@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -56,9 +56,8 @@ class Threads(HostingBackend):
         return ThreadHost(number)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Spec:
-        return Spec.of(
-            plan, session, memory=max(1, session.budget.most // hosts)
-        )  # its threads share the process's memory
+        spec = Spec.of(plan, session, memory=max(1, session.budget.most // hosts))  # they share the process's memory
+        return replace(spec, place=session.place)
 
 
 logger = logging.getLogger("streamline.hosts")

@@ -1,24 +1,51 @@
-"""Where arrays are written that will leave a host: at once where they will be read.
+"""Where arrays are written that will leave a host, or go to a device: at once where they will be read.
 
-A host's link has shared memory; `Session.place` is what lends it. `.batch` asks the place of its site; `empty` is for
-functions of users, which have no site, and finds the place of the run that calls them.
+A host's link has shared memory, a transfer to a GPU page-locked memory; `Session.place` is what lends it. `.batch` asks
+the place of its site; `empty` is for functions of users, which have no site, and finds the place of the host that calls
+them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class Memory:
+    """Bytes at an address, which live as long as this object does; `keep` lives as long."""
+
+    def __init__(self, address: int, size: int, keep: object = None) -> None:
+        self._keep = keep
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+
+    def as_array(self) -> Bytes:
+        """Return the bytes as an array, whose `base` gives no other way to them; call it once.
+
+        A weak reference to such an array tells when the last view is gone: the garbage collector doesn't traverse
+        arrays, so it dies with the last view, never before a finaliser that still reads one. Its base is no array, else
+        NumPy would have views refer to that.
+        """
+        array = np.asarray(self)
+        del self.__array_interface__
+        return array
+
+
+Mapped: TypeAlias = Callable[[int, int], Callable[[], object]]
+"""Told of memory that another process shares with this one, its address and its size; what it returns is called before
+that is unmapped, in any thread."""
+
 
 class Place(Protocol):
-    """Lends memory in which what is written needn't be copied to leave this host."""
+    """Lends memory in which what is written needn't be copied to leave this host, or to reach a device."""
 
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+    def empty(self, nbytes: int) -> Bytes | None:
         """Return at least `nbytes`, at a cache line; None: there is no room, or so few aren't worth it. Never waits."""
 
 

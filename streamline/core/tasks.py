@@ -27,7 +27,7 @@ from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
 from streamline.core.meters import Meters
-from streamline.core.place import Place
+from streamline.core.place import Mapped, Place
 from streamline.core.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Session:
       arrived: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
         it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
-      place: where what leaves this host is written; None: in ordinary memory.
+      place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
+      on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
@@ -109,6 +110,7 @@ class Session:
         self.arrived: Callable[[Any], Any] | None = None
         self.where = ""
         self.place: Place | None = None
+        self.on_mapped: Mapped | None = None
         self.other_ranks = ""
         self.spare = (0, False)
         self.awaited: Callable[[], Sequence[Awaited]] | None = None

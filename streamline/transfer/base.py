@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamline.core.counters import Detail, Details, ReadDetails
+from streamline.core.place import Mapped, Place
 
 
 class Copies:
@@ -17,24 +18,26 @@ class Copies:
 
     Attributes:
       copied_bytes: to the device; in the host's memory, what couldn't be taken as it was.
-      device_waited_s: waited for the device to finish with a buffer before the next batch; None: its library doesn't
-        say.
+      staged_bytes: of those, what the CPU has written into a pinned buffer before.
+      device_waited_s: waited for the device to finish with a buffer before the next batch.
+
+    Args:
+      pinned: whether the last two are counted: copies are made from pinned memory.
     """
 
-    __slots__ = ("copied_bytes", "device_waited_s")
+    __slots__ = ("copied_bytes", "device_waited_s", "pinned", "staged_bytes")
 
-    def __init__(self, device_waited_s: float | None = None) -> None:
-        self.copied_bytes = 0
-        self.device_waited_s = device_waited_s
-
-    def waited(self, spent_s: float) -> None:
-        """Add a wait for the device."""
-        self.device_waited_s = (self.device_waited_s or 0.0) + spent_s
+    def __init__(self, *, pinned: bool = False) -> None:
+        self.pinned = pinned
+        self.copied_bytes = self.staged_bytes = 0
+        self.device_waited_s = 0.0
 
     def details(self) -> Details:
         """Return the counters for the stage's meter."""
-        copied, waited_s = Detail("copied_bytes", self.copied_bytes), self.device_waited_s
-        return (copied,) if waited_s is None else (copied, Detail("device_waited_s", waited_s))
+        copied = Detail("copied_bytes", self.copied_bytes)
+        if not self.pinned:
+            return (copied,)
+        return copied, Detail("staged_bytes", self.staged_bytes), Detail("device_waited_s", self.device_waited_s)
 
 
 class Mover(ABC):
@@ -46,10 +49,14 @@ class Mover(ABC):
     Attributes:
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
       tells: returns the counters of its copies; None: it makes none.
+      place: where batches for it are written at best; None: in ordinary memory.
+      on_mapped: told of memory that a host process shares with this one; None: not called.
     """
 
     hands_over = False
     tells: ReadDetails | None = None
+    place: Place | None = None
+    on_mapped: Mapped | None = None
 
     @abstractmethod
     def move(self, batch: Any) -> Any:

@@ -41,9 +41,9 @@ class _Recorded:
 class CudaCopier:
     """Copies on a stream of its own. The current device is per thread, so each call names its device.
 
-    Plain memory is staged. Other strided tensors (transposed ones, those with gradients) torch copies synchronously.
-    Sparse ones, and tensors on a GPU already, are moved in the consumer's thread: only its stream is ordered after the
-    work that made them.
+    Plain memory is staged, unless it is page-locked. Other strided tensors (transposed ones, those with gradients)
+    torch copies synchronously. Sparse ones, and tensors on a GPU already, are moved in the consumer's thread: only its
+    stream is ordered after the work that made them.
     """
 
     def __init__(self, index: int) -> None:
@@ -72,6 +72,21 @@ class CudaCopier:
         with self._torch.cuda.device(self._device):  # else it would be pinned for device 0, which may be another rank's
             return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
 
+    def register(self, address: int, size: int) -> None:
+        cuda = self._torch.cuda
+        with cuda.device(self._device):
+            cuda.check_error(cuda.cudart().cudaHostRegister(address, size, 0))
+
+    def unregister(self, address: int) -> None:
+        cuda = self._torch.cuda
+        with cuda.device(self._device):
+            cuda.check_error(cuda.cudart().cudaHostUnregister(address))
+
+    def address(self, leaf: Any) -> int | None:
+        if isinstance(leaf, np.ndarray):
+            return leaf.ctypes.data if is_plain(leaf) else None
+        return int(leaf.data_ptr())
+
     def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
         memory = buffer[start : start + leaf.nbytes]
         if isinstance(leaf, np.ndarray) and not is_plain(leaf):
@@ -84,7 +99,7 @@ class CudaCopier:
         return staged
 
     def copy(self, staged: Any) -> Any:
-        if isinstance(staged, np.ndarray):  # of no bytes
+        if isinstance(staged, np.ndarray):  # page-locked, or of no bytes
             staged = as_tensor(self._torch, staged, "batch")
         with self._torch.cuda.stream(self._stream):
             return staged.to(self._device, non_blocking=staged.is_pinned())

@@ -1,6 +1,7 @@
 """A ring of page-locked buffers: one is copied to the device while the next batch is written into another.
 
-The device is a `Copier`: that of `cuda`, or in tests one whose copies end by a virtual clock.
+What lies in page-locked memory already is copied from there, and kept until that is done. The device is a `Copier`:
+that of `cuda`, or in tests one whose copies end by a virtual clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from streamline.core.tree import replaced
 from streamline.errors import ClosedError
 from streamline.transfer.base import Copies, Mover
+from streamline.transfer.pinned_memory import PageLocker, PinnedMemory
 
 ALIGN_BYTES = 256
 """Alignment of a batch's parts in a buffer: that of the device's own memory."""
@@ -29,8 +31,8 @@ class Done(Protocol):
         """Wait until the copies begun before it are done. Blocks."""
 
 
-class Copier(Protocol):
-    """Asynchronous copies to one device. All but `hand_over` is called in one thread at a time."""
+class Copier(PageLocker, Protocol):
+    """Asynchronous copies to one device. But for `hand_over` and page-locking, called in one thread at a time."""
 
     def size(self, leaf: Any, where: str) -> int | None:
         """Return the bytes that a leaf takes in a buffer; 0: it needs none; None: it isn't moved.
@@ -39,8 +41,8 @@ class Copier(Protocol):
           DataError: the device has no such array.
         """
 
-    def allocate(self, size: int) -> Any:
-        """Return `size` bytes of page-locked memory."""
+    def address(self, leaf: Any) -> int | None:
+        """Return where the bytes of a leaf begin that needs a buffer unless they are page-locked; None: it does."""
 
     def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
         """Write a leaf into a buffer, from byte `start` on; return what `copy` is given. Done when it returns."""
@@ -89,7 +91,7 @@ class _Landing:
 
 
 class RingMover(Mover):
-    """Writes batches into buffers in turn, and starts copies out of them.
+    """Writes batches into buffers in turn, and starts copies out of them; or out of the `place` that lent their memory.
 
     A buffer is allocated when first needed, and again, at least twice as large, when a batch doesn't fit. It is written
     to only when the copies out of it are done.
@@ -101,9 +103,11 @@ class RingMover(Mover):
     hands_over = True
 
     def __init__(self, copier: Copier, slots: int) -> None:
-        self._copies = Copies(device_waited_s=0.0)
+        self._copies = Copies(pinned=True)
         self.tells = self._copies.details
         self._copier = copier
+        self.place = self._pinned = PinnedMemory(copier, slots + 2)  # that being written, and one on its way
+        self.on_mapped = self._pinned.on_mapped
         self._slots = [_PinnedSlot() for _ in range(slots)]
         self._abandoned: list[Any] = []
         self._turn = 0
@@ -117,17 +121,24 @@ class RingMover(Mover):
             if self._closed:
                 raise ClosedError("the stream is closed")
             starts: list[int | None] = []
-            total = 0
+            total = staged = direct = 0
 
             def measure(leaf: Any, where: str) -> Any:
-                nonlocal total
+                nonlocal total, staged, direct
                 size = self._copier.size(leaf, where)
+                if size and self._is_pinned(leaf, size):
+                    direct, size = direct + size, 0
                 starts.append(None if size is None else total if size else -1)
                 total += -(-(size or 0) // ALIGN_BYTES) * ALIGN_BYTES
+                staged += size or 0
                 return leaf
 
             replaced(batch, measure)
-            return self._copied(batch, starts, self._free(total))
+            self._pinned.fit(total + direct)
+            landing = self._copied(batch, starts, self._free(total))
+            self._copies.copied_bytes += landing.nbytes
+            self._copies.staged_bytes += staged
+            return landing
 
     def arrived(self, moved: Any) -> Any:
         if not isinstance(moved, _Landing):
@@ -145,8 +156,13 @@ class RingMover(Mover):
                     if slot.done is not None:
                         slot.done.wait()
             finally:  # a device that fails has no copies in progress
+                self._pinned.close()
                 self._slots.clear()
                 self._abandoned.clear()
+
+    def _is_pinned(self, leaf: Any, size: int) -> bool:
+        address = self._copier.address(leaf)
+        return address is not None and self._pinned.covers(address, size)
 
     def _free(self, size: int) -> _PinnedSlot:
         """Return the next slot, when the copies out of it are done, with room for `size` bytes."""
@@ -154,7 +170,7 @@ class RingMover(Mover):
         if slot.done is not None:
             began = perf_counter()
             slot.done.wait()
-            self._copies.waited(perf_counter() - began)
+            self._copies.device_waited_s += perf_counter() - began
             slot.done = None
             slot.read.clear()
         if slot.size < size:
@@ -188,9 +204,7 @@ class RingMover(Mover):
             with suppress(Exception):  # the first failure is raised
                 self._mark(slot)
             raise
-        landing = _Landing(moved, copied, self._mark(slot))
-        self._copies.copied_bytes += landing.nbytes
-        return landing
+        return _Landing(moved, copied, self._mark(slot))
 
     def _mark(self, slot: _PinnedSlot) -> Done:
         """Note and return the point after the copies out of a slot; if that fails, its buffer isn't used again."""

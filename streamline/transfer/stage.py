@@ -62,10 +62,13 @@ class Transfer(Stage[Any, Any]):
     def open(self, upstream: Opener[Any], state: Tree | None = None) -> Flow[Any]:
         if not self.owns_output_channel:
             return super().open(upstream, state)
-        flow, site, mover = upstream(state), upstream.site, self._mover()
+        site, mover = upstream.site, self._mover()
         site.tasks.own(mover.close)
+        session = site.tasks.session
         if mover.hands_over:
-            site.tasks.session.arrived = mover.arrived
+            session.arrived = mover.arrived
+        session.place, session.on_mapped = mover.place, mover.on_mapped  # for what is opened next
+        flow = upstream(state)
         run = self.run_over(flow, site, state, None)
         if run.meter is not None:
             run.meter.executor = "thread"

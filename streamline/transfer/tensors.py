@@ -9,6 +9,10 @@ import numpy as np
 
 from streamline.errors import DataError
 
+USER_DEFINED = 256
+"""The number of the first of other libraries' dtypes. `isbuiltin` would take what was unpickled for one, as all arrays
+are that come from host processes."""
+
 
 def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
     """Return torch's dtype for an array.
@@ -48,7 +52,7 @@ def is_plain(array: np.ndarray[Any, Any]) -> bool:
     To NumPy, an array with no step along an axis is contiguous whatever its stride there; to torch, a stride says more.
     """
     dtype, flags = array.dtype, array.flags
-    native = dtype.isnative and dtype.isbuiltin == 1 and flags.writeable and flags.c_contiguous
+    native = dtype.isnative and dtype.num < USER_DEFINED and flags.writeable and flags.c_contiguous
     return native and all(stride >= 0 and stride % dtype.itemsize == 0 for stride in array.strides)
 
 
@@ -61,7 +65,7 @@ def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
     dtype = dtype_of(torch, array, where)
     if not is_plain(array):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
-    if array.dtype.isbuiltin == 1:
+    if array.dtype.num < USER_DEFINED:
         return torch.from_numpy(array)
     bits = array.view(f"i{array.dtype.itemsize}")  # bfloat16, say: another library's dtype in NumPy, torch has its own
     return torch.from_numpy(bits).view(dtype)

@@ -1,5 +1,7 @@
 """A device with a virtual clock: a copy reads its buffer when it ends; one that is written to too early arrives wrong.
 
+It copies from memory that it allocated, or that was registered with it, and from no other.
+
 Two clocks matter: that of the thread that stages (`now`), and the device's copy engine (`busy_until`), which does one
 copy after the other. A wait for a point moves `now` there.
 """
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.tree import replaced
 from streamline.transfer.pinned_ring import Done
 
 POISON = 0xEE
@@ -24,6 +27,7 @@ class Staged:
     def __init__(self, memory: np.ndarray[Any, Any], start: int, leaf: np.ndarray[Any, Any]) -> None:
         self.memory = weakref.ref(memory)
         self.start, self.nbytes, self.dtype, self.shape = start, leaf.nbytes, leaf.dtype, leaf.shape
+        self.address = memory.ctypes.data + start
 
     def read(self) -> np.ndarray[Any, Any]:
         memory = self.memory()
@@ -39,6 +43,7 @@ class Copy:
     def __init__(self, staged: Staged, ends: float) -> None:
         self.data = np.frombuffer(bytes([POISON]) * staged.nbytes, np.uint8).view(staged.dtype).reshape(staged.shape)
         self.nbytes = staged.nbytes
+        self.reads = staged.address
         self.ends = ends
         self._staged: Staged | None = staged
 
@@ -64,6 +69,7 @@ class FakeDevice:
     Attributes:
       copy_s: seconds for each copied byte; stage_s: for each staged one.
       pinned: whether arrays are in memory already that copies can read.
+      registered: sizes of memory that was there, by address.
       failing: how often each call may be made yet before it raises; none: for ever.
       beside: buffers that were there when another one was allocated.
       made: what was to hold each leaf.
@@ -80,6 +86,7 @@ class FakeDevice:
     beside: list[int] = field(default_factory=list)
     made: list[weakref.ref[Copy]] = field(default_factory=list)
     refs: list[weakref.ref[Any]] = field(default_factory=list)
+    registered: dict[int, int] = field(default_factory=dict)
 
     @property
     def buffers(self) -> int:
@@ -111,6 +118,24 @@ class FakeDevice:
         self.allocated.append(size)
         return buffer
 
+    def register(self, address: int, size: int) -> None:
+        self.fails("register")
+        assert address not in self.registered, "registered twice"
+        self.registered[address] = size
+
+    def unregister(self, address: int) -> None:
+        stop = address + self.registered.pop(address)
+        assert not any(address <= copy.reads < stop for copy in self.pending), "unregistered while it was copied from"
+
+    def address(self, leaf: Any) -> int | None:
+        return leaf.ctypes.data if leaf.flags.c_contiguous else None
+
+    def locked(self, leaf: Any) -> bool:
+        """Whether a copy may read it where it is."""
+        start, buffers = leaf.ctypes.data, [buffer for ref in self.refs if (buffer := ref()) is not None]
+        ranges = [*self.registered.items(), *((buffer.ctypes.data, buffer.nbytes) for buffer in buffers)]
+        return any(begin <= start and start + leaf.nbytes <= begin + size for begin, size in ranges)
+
     def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
         self.fails("stage")
         self.until(self.now)
@@ -122,7 +147,9 @@ class FakeDevice:
 
     def copy(self, staged: Any) -> Any:
         self.fails("copy")
-        staged = staged if isinstance(staged, Staged) else Staged(staged, 0, staged)
+        if not isinstance(staged, Staged):
+            assert self.pinned or not staged.nbytes or self.locked(staged), "copied from pageable memory"
+            staged = Staged(staged, 0, staged)
         self.busy_until = max(self.busy_until, self.now) + staged.nbytes * self.copy_s
         self.pending.append(Copy(staged, self.busy_until))
         self.made.append(weakref.ref(self.pending[-1]))
@@ -135,3 +162,12 @@ class FakeDevice:
     def hand_over(self, done: Done, copied: Sequence[Any], batch: Any) -> Any:
         assert isinstance(done, Point)
         return batch, done.time
+
+
+def arrived(batch: Any) -> Any:
+    """Return a batch as it is on the device now."""
+    return replaced(batch, lambda leaf, where: leaf.data if isinstance(leaf, Copy) else leaf)
+
+
+def same(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.place import Memory
+
 __all__ = ["FakeTorch"]
 
 POISON = 0xEE
@@ -48,6 +50,10 @@ class Device:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
 
+def nothing() -> None:
+    pass
+
+
 class Stream:
     """Work in order; `done` of it is done."""
 
@@ -55,15 +61,18 @@ class Stream:
         self.device = device
         self.work: list[Callable[[], None]] = []
         self.done = 0
+        self.lock = threading.RLock()
 
     def wait_event(self, event: Event) -> None:
         self.work.append(event.synchronize)
 
     def run(self, until: int | None = None) -> None:
-        until = len(self.work) if until is None else until
-        while self.done < until:
-            self.done += 1
-            self.work[self.done - 1]()
+        with self.lock:  # a thread that waits returns when it is done, by another one perhaps
+            until = len(self.work) if until is None else until
+            while self.done < until:
+                self.work[self.done]()
+                self.work[self.done] = nothing  # what it read is let go of
+                self.done += 1
 
 
 class Event:
@@ -104,7 +113,13 @@ class Tensor:
         return self.data.flags.c_contiguous
 
     def is_pinned(self) -> bool:
-        return self.pinned
+        return self.pinned or self.torch.cuda.locked(self.data)
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy()
 
     def is_conj(self) -> bool:
         return False
@@ -137,12 +152,16 @@ class Tensor:
         if device == self.device:
             return self
         self.torch.spend(self.nbytes)
+        assert not non_blocking or self.is_pinned(), "a copy from pageable memory waits, whatever is asked for"
         stream, source = self.torch.cuda.current_stream(device), self.data
-        landed = np.full(source.nbytes, POISON, np.uint8).view(source.dtype).reshape(source.shape)
-        stream.work.append(lambda: np.copyto(landed, source))
+        landed: Any = np.full(source.nbytes, POISON, np.uint8).view(source.dtype).reshape(source.shape)
+        if non_blocking and source.nbytes:  # a pointer, which keeps nothing alive
+            source = Memory(source.ctypes.data, source.nbytes).as_array()
+        into = landed.reshape(-1).view(np.uint8) if source is not self.data else landed
+        self.torch.cuda.read_from(self.data, stream)
+        stream.work.append(lambda: np.copyto(into, source))
         if not non_blocking:
             stream.run()
-        assert not non_blocking or self.pinned, "a copy from pageable memory waits, whatever is asked for"
         return Tensor(self.torch, landed, device, dtype=self.dtype)
 
     def record_stream(self, stream: Stream) -> None:
@@ -185,8 +204,12 @@ class FakeTorch:
 
     def empty(self, size: int, *, dtype: Any, pin_memory: bool) -> Tensor:
         assert pin_memory
+        if self.cuda.refusing == "allocate":
+            raise RuntimeError("CUDA error: out of memory")
         self.cuda.pinned_on.append(self.cuda.current_device())
-        return Tensor(self, np.full(size, POISON, dtype.kind), Device("cpu"), pinned=True)
+        memory = np.full(size, POISON, dtype.kind)
+        self.cuda.allocated.append(memory)
+        return Tensor(self, memory, Device("cpu"), pinned=True)
 
     def from_numpy(self, array: Any) -> Tensor:
         assert array.flags.writeable, "torch would warn"
@@ -201,6 +224,12 @@ class Cuda:
         self.local = threading.local()
         self.defaults: dict[tuple[int, Any], Stream] = {}
         self.pinned_on: list[int] = []
+        self.allocated: list[Any] = []  # for ever, since copies read by pointers
+        self.registered: dict[int, int] = {}
+        self.unregistered = 0
+        self.faults: list[str] = []
+        self.reads: list[tuple[int, Stream, int]] = []
+        self.refusing = ""  # "allocate" or "register" fails
         self.Stream = Stream
         self.Event = Event
 
@@ -209,6 +238,38 @@ class Cuda:
 
     def device_count(self) -> int:
         return self.devices
+
+    def cudart(self) -> Any:
+        return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self._unregister)
+
+    def check_error(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA error {code}")
+
+    def _register(self, address: int, size: int, flags: int) -> int:
+        if self.refusing == "register":
+            return 1
+        if address in self.registered:
+            self.faults.append("registered twice")
+        self.registered[address] = size
+        return 0
+
+    def _unregister(self, address: int) -> int:
+        stop = address + self.registered.pop(address)
+        self.unregistered += 1
+        if any(address <= at < stop and number >= stream.done for at, stream, number in self.reads):
+            self.faults.append("unregistered while it was copied from")
+        return 0
+
+    def read_from(self, array: Any, stream: Stream) -> None:
+        """The next work on this stream reads an array."""
+        self.reads.append((array.ctypes.data, stream, len(stream.work)))
+
+    def locked(self, array: Any) -> bool:
+        """Whether an array's memory is page-locked."""
+        start = array.ctypes.data
+        ranges = [*self.registered.items(), *((memory.ctypes.data, memory.nbytes) for memory in self.allocated)]
+        return any(begin <= start and start + array.nbytes <= begin + size for begin, size in ranges)
 
     def current_device(self) -> int:
         return int(getattr(self.local, "device", 0))

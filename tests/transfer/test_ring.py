@@ -11,21 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.core.tree import replaced
 from streamline.errors import ClosedError
 from streamline.transfer import pinned_ring as ring
 from streamline.transfer.pinned_ring import RingMover
 from tests.laws.profile import examples
-from tests.transfer.fake_device import Copy, FakeDevice
-
-
-def arrived(batch: Any) -> Any:
-    """Return a batch as it is on the device now."""
-    return replaced(batch, lambda leaf, where: leaf.data if isinstance(leaf, Copy) else leaf)
-
-
-def same(one: Any, other: Any) -> bool:
-    return repr(one) == repr(other)
+from tests.transfer.fake_device import FakeDevice, arrived, same
 
 
 def train(
@@ -272,8 +262,8 @@ def test_what_is_copied_and_how_long_the_device_is_waited_for_is_counted(monkeyp
         mover.move(batch)
         seen.append(tuple(detail.value for detail in mover.tells()))
     mover.close()
-    assert seen == [(10, 0.0), (20, 0.0), (30, 9.0), (40, pytest.approx(18.0))]
-    assert [detail.name for detail in mover.tells()] == ["copied_bytes", "device_waited_s"]
+    assert seen == [(10, 10, 0.0), (20, 20, 0.0), (30, 30, 9.0), (40, 40, pytest.approx(18.0))]
+    assert [detail.name for detail in mover.tells()] == ["copied_bytes", "staged_bytes", "device_waited_s"]
 
 
 def test_a_batch_that_fails_is_not_counted_as_copied() -> None:

@@ -490,7 +490,8 @@ def copied(pipe: Pipeline[Any]) -> dict[str, float]:
 def test_stats_tell_what_was_copied(torch: FakeTorch) -> None:
     arrays = [{"x": np.zeros(5, np.int32), "name": "a"} for _ in range(6)]
     found = copied(sl.from_items(arrays).transfer("cuda"))
-    assert (list(found), found["copied_bytes"]) == (["copied_bytes", "device_waited_s"], 120)
+    assert list(found) == ["copied_bytes", "staged_bytes", "device_waited_s"]
+    assert (found["copied_bytes"], found["staged_bytes"]) == (120, 120)
     assert copied(sl.from_items(arrays).transfer("cpu")) == {"copied_bytes": 0}
     assert copied(sl.from_items([np.zeros((4, 4), np.int32).T] * 2).transfer("cpu")) == {"copied_bytes": 128}
     assert copied(sl.from_items(arrays).transfer("host")) == {}

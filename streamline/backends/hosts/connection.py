@@ -153,6 +153,7 @@ class HostConnection:
         session, meters = self._tasks.session, self._meters
         errors = session.errors
         link = self.host.connect(self._payload, lambda question: errors.decide(decode_skipped(question)))
+        link.on_mapped = session.on_mapped
         self._link = self._hang_detector.link = link
         self._meter.alive = True
         self._remote_pause.connected(link)

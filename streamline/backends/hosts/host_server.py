@@ -49,7 +49,7 @@ from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Policy
 from streamline.core.flow import Chunk, Site
-from streamline.core.place import CURRENT_PLACE
+from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
 from streamline.observe.stacks import waiting_tasks
@@ -73,13 +73,18 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a host needs of a run: its plan, the error policy without the user's handler, and its session's options."""
+    """What a host needs of a run: its plan, the error policy without the user's handler, and its session's options.
+
+    Attributes:
+      place: the consumer's, whose memory this host shares; None: it doesn't, or there is none.
+    """
 
     plan: Plan
     policy: Policy
     most_ahead: int | None = None
     metered: bool = True
     memory: int = MEMORY_BYTES
+    place: Place | None = None
 
     @classmethod
     def of(cls, plan: Plan, session: Session, memory: int | None = None) -> Spec:
@@ -103,7 +108,7 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.report = link.send
-    session.place = link.place
+    session.place = spec.place if link.place is None else link.place
     CURRENT_PLACE.set(link.place)
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
     reporter = MetricsReporter(link, session) if spec.metered and link.copies else None

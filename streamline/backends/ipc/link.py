@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 
 from streamline.backends.ipc.messages import Message, PackedItems
-from streamline.core.place import Place
+from streamline.core.place import Mapped, Place
 from streamline.core.threads import waker
 
 
@@ -30,6 +30,9 @@ class Link(ABC):
 
     place: Place | None = None
     """Lends memory for what this end sends; None: there is nothing to gain."""
+
+    on_mapped: Mapped | None = None
+    """Told of memory that the other end shares with this one, and will use again."""
 
     host: str = ""
     """Name in messages of the host that has this end: "process 2"; "" at the consumer's end."""

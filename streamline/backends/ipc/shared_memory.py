@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from streamline.core.place import Bytes, Mapped, Memory
 
 ALIGN = 64
 """Alignment of buffers in bytes: a cache line, more than any dtype needs."""
@@ -79,49 +79,34 @@ _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # all pages at once
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class _Memory:
-    """Bytes at an address, for NumPy."""
-
-    def __init__(self, address: int, size: int, keep: object = None) -> None:
-        self._keep = keep
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
-
-
-class _Mapping(_Memory):
+class _Mapping(Memory):
     """Memory shared with another process, for as long as this object lives.
 
     Rejected: `mmap.mmap`, which keeps a descriptor open (until Python 3.13): a consumer that keeps batches would run
     out of them.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, mapped: Mapped | None) -> None:
         address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, fd, 0)
         if address == _FAILED:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
         super().__init__(address, size)
         self._mapped = address, size
+        self._before_unmapping = None if mapped is None else mapped(address, size)
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
         if hasattr(self, "_mapped"):
-            munmap(*self._mapped)
+            try:
+                if self._before_unmapping is not None:
+                    self._before_unmapping()
+            finally:
+                munmap(*self._mapped)
 
 
-def map_shared(fd: int, size: int) -> Bytes:
+def map_shared(fd: int, size: int, mapped: Mapped | None = None) -> Bytes:
     """Map a descriptor's memory as bytes, for as long as the array or a view of it lives; `OSError`: no room."""
-    return _array(_Mapping(fd, size))
-
-
-def _array(memory: _Memory) -> Bytes:
-    """Return the bytes as an array, whose `base` gives no other way to them.
-
-    A weak reference to such an array tells when the last view is gone: the garbage collector doesn't traverse arrays,
-    so it dies with the last view, never before a finaliser that still reads one. Its base is no array, else NumPy
-    would have views refer to that.
-    """
-    array = np.asarray(memory)
-    del memory.__array_interface__
-    return array
+    return _Mapping(fd, size, mapped).as_array()
 
 
 def make_shared(size: int) -> int:
@@ -193,7 +178,7 @@ class Slab:
 
     def lend(self) -> Bytes:
         """Return its memory, for this end to fill; to be held by nothing else."""
-        lease = _array(_Memory(self.address + HEAD, self.size - HEAD, self._whole))
+        lease = Memory(self.address + HEAD, self.size - HEAD, self._whole).as_array()
         self._lease = weakref.ref(lease)
         return lease
 
@@ -419,15 +404,15 @@ class SlabLease:
 
     __slots__ = ("_address", "_lease", "_owner", "_whole")
 
-    def __init__(self, fd: int, size: int) -> None:
-        self._whole = map_shared(fd, size)
+    def __init__(self, fd: int, size: int, mapped: Mapped | None = None) -> None:
+        self._whole = map_shared(fd, size, mapped)
         self._address: int = self._whole.ctypes.data
         self._lease: weakref.ref[Any] | None = None
         self._owner = os.getpid()
 
     def lend(self, nbytes: int, start: int = HEAD) -> memoryview:
         """Return bytes from `start` on; the slab is free when the last view of them dies."""
-        lease = _array(_Memory(self._address + start, nbytes, self._whole))
+        lease = Memory(self._address + start, nbytes, self._whole).as_array()
         self._lease = weakref.ref(lease, self._return)
         return lease.data
 

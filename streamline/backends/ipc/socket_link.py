@@ -426,7 +426,7 @@ class SocketLink(Link):
     def _mapped(self, frame: Frame) -> SlabLease:
         fd = self._socket.descriptors.popleft()
         try:
-            return SlabLease(fd, frame.slab_size)
+            return SlabLease(fd, frame.slab_size, None if frame.slab == ONCE else self.on_mapped)
         finally:
             os.close(fd)
 
