@@ -41,7 +41,6 @@ class SnapshotCoordinator:
     """Takes the snapshots of one run.
 
     Attributes:
-      rank: which rank's part of the plan runs.
       listing: what the source reads, bound into snapshots.
       begun_from: the state that the run began at, as flows write it; None: at the beginning.
     """

@@ -88,7 +88,6 @@ class Files(Source[T]):
 
     @property
     def files(self) -> tuple[FoundObject, ...]:
-        """The files that are read, in order, before any shuffle."""
         return find(self.paths, self.access) if self.found is None else self.found
 
     @property
@@ -219,7 +218,6 @@ class Files(Source[T]):
         return ListsFlow(At(self.name, turns.json() if own is None else own), lists, demand)
 
     def _turns(self, parts: list[FilePart], interleave: int) -> ShardPlace:
-        """Return where a shard that reads several files in turn begins."""
         places = [self.format.begin(part.path) for part in parts if part.path not in self.gone]
         return ShardPlace(tuple(places[:interleave]), tuple(places[interleave:]))
 

@@ -222,5 +222,4 @@ class SseFramer(Framer[ServerSentEvent]):
 
 
 def _too_long(what: str, most: int) -> DataError:
-    """Return the error for an item that is longer than allowed."""
     return DataError(f"expected {what} of at most {most:,} bytes, got a longer one: raise max_item_bytes")

@@ -84,7 +84,6 @@ class _FileSlot(Generic[T]):
         return len(self.items) - self.at
 
     def take(self, place: Place) -> None:
-        """Go on at a place of another file."""
         self._place = place
         self.reached = Reference.to(At(self._name, dict(place)))
 
@@ -106,7 +105,6 @@ class _FileSlot(Generic[T]):
         return True
 
     def deliver(self, count: int) -> Sequence[T]:
-        """Return the next items."""
         start, self.at = self.at, self.at + count
         found = self.items if count == len(self.items) else self.items[start : self.at]
         if not self.ready:

@@ -120,7 +120,6 @@ class _ListReader:
         self.count = 0
 
     def states(self) -> States:
-        """Return the states after the items that come next."""
         if self._marks is None:
             return CountedStates(self._source.name, self.count + 1)
         return _IterableStates(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
@@ -185,7 +184,6 @@ class _ListReader:
         self._marks = Marks(known, json.dumps(state, separators=(",", ":")), self.count)
 
     async def aclose(self) -> None:
-        """Close the iterator, if it can be closed."""
         try:
             if isinstance(self._iterator, AsyncIterator):
                 if (aclose := getattr(self._iterator, "aclose", None)) is not None:

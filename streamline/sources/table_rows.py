@@ -127,7 +127,6 @@ def check_not_table(what: str, iterable: object) -> None:
 
 
 def _known(data: object) -> tuple[str, str] | None:
-    """Return library and class of a table, or of a column."""
     for base in type(data).__mro__:
         library = base.__module__.partition(".")[0]
         if library in LIBRARIES and (library, base.__name__) in KNOWN:

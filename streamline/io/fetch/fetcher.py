@@ -35,10 +35,6 @@ class Fetcher:
     """Opens the files that one flow reads.
 
     Args:
-      name: of the source.
-      site: where the flow runs.
-      access: how files are reached.
-      parts: what the flow reads, in order.
       sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
         be fetched ahead.
     """

@@ -220,11 +220,6 @@ class RequestPool:
     Attributes:
       budget: bytes that all requests may hold.
       window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
-
-    Args:
-      tasks: where the tasks are started.
-      concurrency: requests in flight at the most.
-      budget: see there.
     """
 
     def __init__(self, tasks: Tasks, concurrency: int, budget: Budget) -> None:

@@ -18,8 +18,6 @@ from streamline.sharding.split import contiguous
 
 
 class _BatchDecoder:
-    """Decodes the record batches of a file or a stream."""
-
     def __init__(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
         tops = named(path, schema, schema.names, format.columns)
@@ -53,9 +51,6 @@ class FileTable:
     """The footer of an Arrow file, and a decoder of what is fetched of it.
 
     Args:
-      format: what is wanted.
-      file: which batches, and of what.
-      size: of the file in bytes.
       footer: its end, at least all of the footer.
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
@@ -114,7 +109,6 @@ class FileTable:
 
 
 def _metadata(data: bytes, at: int = 0) -> bytes:
-    """Return the metadata of the message that begins at byte `at`."""
     begin = at + PREFIX_BYTES
     return data[begin : begin + int.from_bytes(data[at + 4 : begin], "little")]
 

@@ -116,9 +116,6 @@ class IndexedStates:
     """A column of states: after item i of a list, `place` with each key of `columns` set to its value i.
 
     Args:
-      name: of the source.
-      place: what all of them share.
-      columns: values by key, one for each item.
       last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 

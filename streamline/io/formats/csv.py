@@ -66,7 +66,6 @@ class CsvFormat(TextFormat[Any]):
 
     Attributes:
       header: as `Header`; False: items are lists.
-      dialect: how fields are told apart.
       max_record_bytes: a longer record is an error.
     """
 
@@ -230,7 +229,6 @@ class Records:
     """Makes items out of slices.
 
     Args:
-      dialect: of the file.
       names: of the columns; None: items are lists.
       width: fields in a record; None: any number.
       max_bytes: a record at the most, without its end.
@@ -294,7 +292,6 @@ class Records:
         return DecodedSlice(items, begin, kept)
 
     def _checks(self, raw: bytes, wrong: UnicodeDecodeError | None) -> Any:
-        """Return what says what is wrong with a record of some lines."""
         bad_line = None if wrong is None else raw.count(b"\n", 0, wrong.start)
         lines = raw.split(b"\n") if len(raw) > self._max_bytes else None
 
@@ -328,7 +325,6 @@ class Records:
 
 
 def too_long(max_record_bytes: int) -> str:
-    """Return what is wrong with a record that doesn't end in time."""
     return (
         f"expected a record of at most {max_record_bytes:,} bytes, found no end of it in them: a quote that isn't "
         "closed, or raise max_record_bytes"

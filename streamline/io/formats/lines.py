@@ -137,12 +137,10 @@ class LineSlice:
     """Some lines of one file, and where they are.
 
     Args:
-      file: as opened.
       shard: " (of shard 2)" where lines are counted from the shard's own start, else "".
       line: lines before it.
       byte: where it begins.
       raw: whole lines.
-      lines: how many.
       successor: the place after the last line, where that is another one: the next file's.
     """
 
@@ -173,7 +171,6 @@ class LineSlice:
         return found
 
     def after(self, index: int) -> Place:
-        """Return the place after line `index` of this slice."""
         if self._ends is not None:
             byte = self._ends[index]
         else:
@@ -301,8 +298,6 @@ class LineFormat(TextFormat[T]):
     """Files of lines.
 
     Attributes:
-      made_by: the public function.
-      decode: makes items of lines.
       max_line_bytes: a longer line is an error.
     """
 

@@ -79,7 +79,6 @@ class ArchivedArray:
 
 
 async def members(file: File) -> list[ArchivedArray]:
-    """Return the arrays of an archive, in its order."""
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
     for info in await _directory(file, size):

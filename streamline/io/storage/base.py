@@ -119,7 +119,6 @@ ADDED: dict[str, Callable[[Any], Storage]] = {}
 
 
 def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
-    """Return blocks as one piece."""
     data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
     if stop is not None and len(data) != stop - start:
         raise ReadError(f"{path} ends at byte {start + len(data):,}, expected {stop:,}: has it been replaced?")

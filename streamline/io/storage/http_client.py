@@ -52,8 +52,6 @@ class HttpClient:
     """Sends requests. One for all flows of one event loop; opens nothing before the first request.
 
     Args:
-      options: how.
-      traffic: counts them.
       timeout: what the user calls `options.timeout_s`, for messages.
     """
 
@@ -106,7 +104,6 @@ class HttpClient:
         )
 
     async def aclose(self) -> None:
-        """Close the session and its connections."""
         session, self._opened = self._opened, None
         with anyio.CancelScope(shield=True):
             if session is not None:

@@ -115,9 +115,6 @@ def understand(
     """Return what an answer to `ask` means.
 
     Args:
-      url: for messages.
-      status: of the answer.
-      headers: likewise, by case-insensitive name.
       position: the first byte that was asked for.
       known: the version that has been read up to there; None: nothing has.
       strict: refuse an object whose versions can't be sent apart.

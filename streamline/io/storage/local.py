@@ -63,7 +63,6 @@ class LocalStorage(Storage):
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` (None: the end) of a file in blocks of at most 1 MiB."""
         file = _LocalFile(path)
         self._open.add(file)  # before it is opened: if this task is cancelled meanwhile, `aclose` closes it
         try:
@@ -101,7 +100,6 @@ class LocalStorage(Storage):
         return await self._call(lambda: _wholes(paths))
 
     async def aclose(self) -> None:
-        """Close the files that are open, and let the thread end."""
         for file in list(self._open):
             await self._close(file)
         self._thread.shutdown()

@@ -205,7 +205,6 @@ class CachedStorage:
             await self._ended(part, path, etag, position if stop is None else None)
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) as one piece; otherwise as `blocks`."""
         etag = etag or await self._etag(path, start, stop)
         if not _strong(etag):
             self.cache.not_kept(path)

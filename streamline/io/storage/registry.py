@@ -46,9 +46,6 @@ class Storages:
 
     Attributes:
       cache: keeps objects on local disk, and counts what that saves; None: they are not kept.
-
-    Args:
-      traffic: counts what they ask of servers; None: not counted.
     """
 
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:

@@ -32,8 +32,6 @@ def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -
 
     Args:
       paths: as `given` has checked them.
-      access: how stores and servers are reached.
-      traffic: counts what they are asked; None: not counted.
 
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
@@ -110,7 +108,6 @@ def _joined(named: list[str | FoundObject], looked_at: list[list[FoundObject]]) 
 
 
 async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[FoundObject]]:
-    """Return the files that each URL or glob means."""
     storages = Storages(access, traffic)
     patterns = [is_pattern(path) for path in paths]
     strict = access.http is not None and access.http.require_validator
