@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -207,18 +208,8 @@ def _not_iterable(found: object) -> PlanTypeError:
 
 def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:
     """Return an iterator that `iter` doesn't reset, as the `__iter__` of many a class does."""
-    if isinstance(getattr(type(iterator), "__iter__", None), FunctionType):
-        return _each(iterator)
-    return iterator
-
-
-def _each(iterator: Iterator[Any]) -> Iterator[Any]:
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
+    reset = isinstance(getattr(type(iterator), "__iter__", None), FunctionType)
+    return map(next, repeat(iterator)) if reset else iterator  # `map` ends where `next` does
 
 
 class _IterableStates:
