@@ -69,19 +69,11 @@ class _ArrowRows(TableRows):
         rows: list[Any] = [None] * len(positions)
         for place in np.unique(places).tolist():
             inside = np.flatnonzero(places == place)
-            found = _of_chunk(self._chunks[place], positions[inside] - self._starts[place])
-            for at, row in zip(inside.tolist(), found, strict=True):
+            chunk, local = self._chunks[place], positions[inside] - self._starts[place]
+            found = chunk.slice(local[0], len(local)) if (np.diff(local) == 1).all() else chunk.take(local)
+            for at, row in zip(inside.tolist(), found.to_pylist(), strict=True):
                 rows[at] = row
         return rows
-
-
-def _of_chunk(chunk: Any, positions: Any) -> list[Any]:
-    first, count = int(positions[0]), len(positions)
-    if int(positions[-1]) - first == count - 1 and (np.diff(positions) == 1).all():
-        found: list[Any] = chunk.slice(first, count).to_pylist()
-    else:
-        found = chunk.take(positions).to_pylist()
-    return found
 
 
 KINDS: dict[tuple[str, str], tuple[str, Callable[[Any, Any], Any]]] = {

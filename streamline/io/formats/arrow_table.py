@@ -98,7 +98,9 @@ class FileTable:
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         if data:
             ((begin, _),) = group.spans
-            group.rows = Message.of(_metadata(data[0], self._found[group.index].start - begin)).rows
+            at = self._found[group.index].start - begin + PREFIX_BYTES
+            length = int.from_bytes(data[0][at - 4 : at], "little")
+            group.rows = Message.of(data[0][at : at + length]).rows
             self._sparse.hold([*self._held, (begin, data[0])])
         batch = self._reader.get_batch(group.index)
         group.rows = batch.num_rows
@@ -106,11 +108,6 @@ class FileTable:
 
     def close(self) -> None:
         self._source.close()
-
-
-def _metadata(data: bytes, at: int = 0) -> bytes:
-    begin = at + PREFIX_BYTES
-    return data[begin : begin + int.from_bytes(data[at + 4 : begin], "little")]
 
 
 class StreamTable:

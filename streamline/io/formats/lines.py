@@ -189,15 +189,13 @@ class LineSlice:
         return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
 
 
+@dataclass(slots=True, eq=False)
 class LineState(State):
     """The state after a line; turned into a place only when it is read."""
 
-    __slots__ = ("_index", "_name", "_slice")
-
-    def __init__(self, name: str, of: LineSlice, index: int) -> None:
-        self._name = name
-        self._slice = of
-        self._index = index
+    _name: str
+    _slice: LineSlice
+    _index: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the other lines."""
@@ -213,15 +211,13 @@ class LineState(State):
         return self._slice.where(self._index)
 
 
+@dataclass(slots=True, eq=False)
 class LineStates:
     """The states after the items of a slice; `kept` are their lines, None: item i is line i."""
 
-    __slots__ = ("_kept", "_name", "_slice")
-
-    def __init__(self, name: str, of: LineSlice, kept: Sequence[int] | None) -> None:
-        self._name = name
-        self._slice = of
-        self._kept = kept
+    _name: str
+    _slice: LineSlice
+    _kept: Sequence[int] | None
 
     def __getitem__(self, index: int, /) -> State:
         return LineState(self._name, self._slice, index if self._kept is None else self._kept[index])

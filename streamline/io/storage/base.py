@@ -125,6 +125,12 @@ def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> 
     return data
 
 
+def too_short(what: str, size: object, start: int) -> ReadError:
+    """Return the error for an object that has no byte `start`; `what` it is, as messages show it."""
+    has = "an unknown number of" if size is None else f"{size:,}"
+    return ReadError(f"{what} has {has} bytes, expected more than {start:,}: has it been replaced?")
+
+
 R = TypeVar("R")
 
 IN_FLIGHT = 64

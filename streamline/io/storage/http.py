@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.io.storage.base import Arrival, FoundObject, Storage, joined
+from streamline.io.storage.base import Arrival, FoundObject, Storage, joined, too_short
 from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
@@ -245,5 +245,4 @@ class _Body:
         if stop is not None and at != stop:
             raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server said")
         if at < self.position:
-            url = shown(str(self.response.url))
-            raise ReadError(f"{url} has {at:,} bytes, expected more than {self.position:,}: has it been replaced?")
+            raise too_short(shown(str(self.response.url)), at, self.position)

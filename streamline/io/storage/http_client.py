@@ -373,7 +373,7 @@ def judged(url: str, error: Exception) -> TransientError:
         return error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         raise ReadError(f"{url}: {_certificate(error)}") from error
-    if isinstance(error, aiohttp.ClientConnectorSSLError) and _reason(error) in NO_TLS:
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", None) in NO_TLS:
         raise ReadError(f"{url}: {error.host}:{error.port} doesn't speak TLS: is it an http:// URL?") from error
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return _name(url, error)
@@ -408,10 +408,6 @@ def _certificate(error: aiohttp.ClientConnectorCertificateError) -> str:
     if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
         return f"{who}: read it by a name that the certificate is for"
     return f'{who}: if it is the right server, give its CA\'s certificate: http=HttpOptions(ca_file="ca.pem")'
-
-
-def _reason(error: aiohttp.ClientConnectorSSLError) -> str:
-    return str(getattr(error.os_error, "reason", "")) if isinstance(error.os_error, ssl.SSLError) else ""
 
 
 def _name(url: str, error: aiohttp.ClientConnectorDNSError) -> TransientError:

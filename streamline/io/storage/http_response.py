@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from streamline.errors import ReadError, printable
-from streamline.io.storage.base import MODIFIED
+from streamline.io.storage.base import MODIFIED, too_short
 from streamline.io.storage.retry import TransientError
 
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
@@ -72,10 +72,6 @@ class Version(NamedTuple):
         if self.total is not None and later.total is not None and self.total != later.total:
             return f"it had {self.total:,} bytes and has {later.total:,}"
         return None
-
-    def named_alike(self, later: Version) -> bool:
-        """Whether both have an ETag, or both a date."""
-        return bool((self.etag and later.etag) or (self.modified and later.modified))
 
     def comparable(self, later: Version) -> bool:
         """Whether there is anything to compare two versions by."""
@@ -140,7 +136,7 @@ def understand(
     if strict and status != 416:
         _check_named(url, known, answer.version)
     if answer.stop is not None and answer.stop < position:
-        raise ReadError(f"{url} has {answer.stop:,} bytes, expected more than {position:,}: has it been replaced?")
+        raise too_short(url, answer.stop, position)
     return answer
 
 
@@ -172,8 +168,7 @@ def _past_end(url: str, headers: Mapping[str, str], position: int) -> Answer:
     match = CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     total = None if match is None else _number(match[3])
     if total != position:
-        size = "an unknown number of" if total is None else f"{total:,}"
-        raise ReadError(f"{url} has {size} bytes, expected more than {position:,}: has it been replaced?")
+        raise too_short(url, total, position)
     return Answer(position, position, Version(None, None, total), whole=True)
 
 
@@ -195,7 +190,7 @@ def _check_named(url: str, known: Version | None, now: Version) -> None:
             "replaced by one of the same length unnoticed, and HttpOptions(require_validator=True) refuses that: "
             "let the server tell one, read a local copy, or leave require_validator out"
         )
-    if known is not None and not known.named_alike(now):
+    if known is not None and not (known.etag and now.etag) and not (known.modified and now.modified):
         before = "an ETag" if known.etag else "a Last-Modified"
         raise ReadError(
             f"{url}: expected {before}, as the server sent before, got none, so the two can't be compared, and "

@@ -20,7 +20,7 @@ from aiofiles.threadpool import wrap
 
 from streamline.core.threads import OneThread
 from streamline.errors import ReadError
-from streamline.io.storage.base import FoundObject, Storage
+from streamline.io.storage.base import FoundObject, Storage, too_short
 from streamline.io.storage.paths import check_regular
 
 R = TypeVar("R")
@@ -156,9 +156,7 @@ class _LocalFile:
         check_regular(self._path, status)
         self.size, self._changed_ns = status.st_size, status.st_mtime_ns
         if start > self.size:
-            raise ReadError(
-                f"{self._path} has {self.size:,} bytes, expected more than {start:,}: has it been replaced?"
-            )
+            raise too_short(self._path, self.size, start)
         self._handle.seek(start)
         return self._handle
 

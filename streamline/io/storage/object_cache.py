@@ -27,8 +27,8 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.core.threads import OneThread
-from streamline.errors import ReadError, printable
-from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined
+from streamline.errors import printable
+from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined, too_short
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
 
 logger = logging.getLogger(__name__)
@@ -240,9 +240,7 @@ class CachedStorage:
         """Return where a read of an open object ends; close the object if it has no byte `start`."""
         if start > kept.size:
             self.cache.close(kept)
-            raise ReadError(
-                f"{printable(path)} has {kept.size:,} bytes, expected more than {start:,}: has it been replaced?"
-            )
+            raise too_short(printable(path), kept.size, start)
         return kept.size if stop is None else min(stop, kept.size)
 
     async def _ended(self, part: CachePart, path: str, etag: str, size: int | None) -> None:

@@ -21,7 +21,7 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
-from streamline.io.storage.base import FoundObject, joined, together
+from streamline.io.storage.base import FoundObject, joined, together, too_short
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
@@ -133,9 +133,7 @@ class ObjectStorage:
         size = (await self.stat(path)).size
         expected = position if known is None or known[1] is None else known[1][0]
         if size is not None and (size < position or size != expected):
-            raise ReadError(
-                f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
-            )
+            raise too_short(printable(path), size, position)
         return size == position
 
     async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
