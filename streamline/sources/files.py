@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -231,13 +230,9 @@ class Files(Source[T]):
         waiting, _ = self._from(parts, following, site)
         return ShardPlace(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
 
-    async def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
-        sequential = self.format.sequential
-        async with aclosing(Fetcher(self.name, demand.site, self.access, parts, sequential=sequential)) as fetcher:
-            chunks = self.format.lists(fetcher, parts, place, self.name, demand)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+    def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
+        fetcher = Fetcher(self.name, demand.site, self.access, parts, sequential=self.format.sequential)
+        return self.format.lists(fetcher, parts, place, self.name, demand)
 
     def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
         """Return the files that a shard has not read to their end."""

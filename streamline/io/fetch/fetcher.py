@@ -32,18 +32,19 @@ Whole = tuple[int, bytes | ReadError]
 
 
 class Fetcher:
-    """Opens the files that one flow reads.
+    """Opens the files that one flow reads, in an `async with`.
 
     Args:
       sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
         be fetched ahead.
     """
 
-    def __init__(
-        self, name: str, site: Site, access: Access, parts: Sequence[FilePart], *, sequential: bool = True
-    ) -> None:
+    _shared: SharedStorages
+
+    def __init__(self, name: str, site: Site, access: Access, parts: Sequence[FilePart], *, sequential: bool) -> None:
+        self._name = name
         self._site = site
-        self._shared = SharedStorages.lent(site.tasks.session, name, access)
+        self._access = access
         self._parts = parts
         self._sequential = sequential
         self._ahead: ReadAhead | None = None
@@ -82,8 +83,11 @@ class Fetcher:
         ahead.poke()
         return found
 
-    async def aclose(self) -> None:
-        """Drop what was read ahead, and give the connections back. To be called once."""
+    async def __aenter__(self) -> None:
+        self._shared = SharedStorages.lent(self._site.tasks.session, self._name, self._access)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Drop what was read ahead, and give the connections back."""
         try:
             if self._ahead is not None:
                 await self._ahead.aclose()

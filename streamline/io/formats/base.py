@@ -57,12 +57,13 @@ class Format(ABC, Generic[T]):
         self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
     ) -> Lists[T]:
         """Yield the items of files, one file after the other, from `place` in the first on. As `chunks`."""
-        for index in range(len(parts)):
-            begin = self.begin(parts[index].path) if index else place
-            after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
-            async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        async with fetcher:
+            for index in range(len(parts)):
+                begin = self.begin(parts[index].path) if index else place
+                after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
+                async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
 
     @abstractmethod
     def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
