@@ -43,13 +43,6 @@ class TableRows:
         """Return a list of the rows of a slice, or at these positions."""
         return KINDS[self._kind][1](self.table, wanted)
 
-    def __eq__(self, other: object) -> bool:
-        """Of the same table, not of an equal one."""
-        return isinstance(other, TableRows) and self.table is other.table
-
-    def __hash__(self) -> int:
-        return id(self.table)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.table, self._kind)
 

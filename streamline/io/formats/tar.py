@@ -64,7 +64,7 @@ class TarFormat(Format[Any]):
             yield Chunk((), (), At(name, dict(after)))
             return
         pace = Pace()
-        async with aclosing(pieces(file, reader.byte)) as blocks:
+        async with aclosing(pieces(file, reader.samples.begin)) as blocks:
             while True:
                 failure: Exception | None = None
                 with Working(meter):
@@ -115,7 +115,7 @@ async def _reader(
             byte, sample = found
     patient = demand.skips is not None and demand.skips.active
     samples = Samples(file.path, byte, stop, format.group, format.max_sample_bytes, patient)
-    return _ArchiveReader(samples, file.path, byte, sample, name, after, demand)
+    return _ArchiveReader(samples, sample, name, after, demand)
 
 
 @dataclass
@@ -123,8 +123,6 @@ class _ArchiveReader:
     """Turns the samples of one archive into chunks."""
 
     samples: Samples
-    path: str
-    byte: int
     sample: int
     name: str
     after: Place
@@ -137,7 +135,7 @@ class _ArchiveReader:
             self.sample += len(found.items)
             first = self.sample - len(found.items) + 1
             columns = {"byte": found.ends, "sample": range(first, self.sample + 1)}
-            states = IndexedStates(self.name, {"file": self.path}, columns, self.after if last else None)
+            states = IndexedStates(self.name, {"file": self.samples.path}, columns, self.after if last else None)
             yield Chunk(found.items, states)
         elif last:
             yield Chunk((), (), At(self.name, dict(self.after)))
@@ -146,7 +144,7 @@ class _ArchiveReader:
         if found.wrong is not None:
             self.sample += 1
             end = found.wrong.end
-            place = dict(self.after) if end is None else {"file": self.path, "byte": end, "sample": self.sample}
+            place = dict(self.after) if end is None else {"file": self.samples.path, "byte": end, "sample": self.sample}
             self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
             yield Chunk((), (), At(self.name, place))
 
